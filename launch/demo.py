@@ -1,0 +1,84 @@
+"""The main job in small: corpus, vocabulary, pretraining, evaluation, summary. `bash launch/demo.sh` calls it.
+
+    CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR bash launch/demo.sh [--gin.NAME=VALUE ...]
+
+CORPUS may be .txt, .jsonl, .csv (column `text`) or .parquet, also .gz; without it, the language reference that
+Python itself brings along is read (PSF licence). Run again, it goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
+VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
+
+
+def _vocabulary(corpus: str, column: str, path: Path) -> None:
+    """Trains the vocabulary on the corpus's training split, unless it is there already."""
+    from limba.data.sources import FileSource
+    from limba.data.vocabulary import train_vocabulary
+
+    if path.exists():
+        return
+
+    def texts():
+        letters = 0
+        for document in FileSource(corpus, column).documents("train", num_epochs=1).as_numpy_iterator():
+            letters += len(document["text"])
+            yield document["text"].decode()
+            if letters > VOCABULARY_LETTERS:
+                return
+
+    count = train_vocabulary(texts(), NUM_PIECES, str(path))
+    print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
+
+
+def run(argv: Sequence[str]) -> None:
+    if "--help" in argv:
+        print(__doc__)
+        return
+    from launch import flags
+
+    given = os.environ.get("CORPUS")
+    name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
+    directory = Path(os.environ.get("MODEL_DIR") or ROOT / "runs" / name)
+    directory.mkdir(parents=True, exist_ok=True)
+    corpus = given or str(directory / "corpus.jsonl")
+    vocabulary = directory / "vocabulary.model"
+    arguments = [
+        "--gin_file=gin/demo.gin",
+        f"--gin.MODEL_DIR={directory}",
+        f"--gin.VOCABULARY={vocabulary}",
+        f"--gin.CORPUS={corpus}",
+    ]
+    if os.environ.get("STEPS"):
+        arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
+    with environment.quiet_imports():
+        config, operative = flags.parse_args([*arguments, *argv])
+        from limba import report, train
+        from limba.data.demo_corpus import pydoc_corpus
+    if given is None:
+        print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
+    _vocabulary(corpus, config.data.column, vocabulary)
+
+    result = train.run(config, operative)
+    if result["interrupted"]:
+        return
+    print("\n" + report.summary(config))
+    print(f"picture             {report.plot_loss(config)}\n")
+    for number, (text, filled) in enumerate(report.infills(config), 1):
+        print(f"{number}. held out, gaps in brackets: {text}\n   as the model fills them:    {filled}\n")
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    environment.use_large_pages()
+    sys.exit(environment.exit_code(run, sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""What must stand before jax and TensorFlow are imported, in one place; and how a program ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from glob import glob
+
+from limba.config import ConfigError
+
+# Read by the libraries when they are imported. What the user has set stays.
+VARIABLES = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes say nothing of use
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; no arithmetic of ours runs in TensorFlow
+    "GRPC_VERBOSITY": "ERROR",
+    "GLOG_minloglevel": "2",
+    "TOKENIZERS_PARALLELISM": "false",
+    "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/limba/compiled"),  # a second start compiles nothing
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "2",
+}
+# Large pages for the arrays of a step on a CPU: a step takes its memory anew each time, and touching it
+# 4 kB at a time cost a fifth of the step. glibc reads this only when a process starts.
+LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+# TensorFlow's notes that no variable silences.
+CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
+
+
+def set_variables() -> None:
+    """Sets VARIABLES where the user has not, and the form of log lines."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every choice it makes
+
+
+def use_large_pages() -> None:
+    """Starts this program once more with LARGE_PAGES set, where it is a CPU's and they are not."""
+    name, value = LARGE_PAGES
+    on_cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu" and not _has_accelerator()
+    if on_cpu and sys.platform == "linux" and name not in os.environ:
+        os.environ[name] = value
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Holds back what is written to stderr inside, and passes on all but TensorFlow's start-up notes."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            held.seek(0)
+            for line in held:
+                if not CHATTER.match(line):
+                    os.write(2, line)
+
+
+def _has_accelerator() -> bool:
+    return bool(glob("/dev/accel*") or glob("/dev/vfio/[0-9]*") or glob("/dev/nvidia[0-9]*"))
+
+
+def join_hosts() -> None:
+    """Joins the processes of a run: by COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID where they are
+    set, by the TPU's own metadata on a pod, else this process is alone. Call it before any array is made."""
+    import jax
+
+    names = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
+    given = [name for name in names if os.environ.get(name)]
+    if given and len(given) < len(names):
+        missing = ", ".join(name for name in names if name not in given)
+        raise ConfigError(f"{', '.join(given)} is set and {missing} is not; set all three, or none.")
+    if given:
+        address, number, index = (os.environ[name] for name in names)
+        if not (number.isdigit() and index.isdigit() and int(index) < int(number)):
+            raise ConfigError(f"PROCESS_ID {index} of NUM_PROCESSES {number}: give whole numbers, the id from 0 up and below the number.")
+        if os.environ.get("JAX_PLATFORMS") == "cpu":
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, int(number), int(index))
+    elif glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"):
+        jax.distributed.initialize()
+
+
+def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
+    """Runs a program; returns 0, or 2 for a choice that cannot work, said in one sentence on stderr."""
+    try:
+        program(argv)
+    except ConfigError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Makes .venv at the repository's root from the pinned requirements.txt, and nothing else on the machine.
+#
+#   bash launch/setup.sh               what training on a CPU needs
+#   bash launch/setup.sh tpu           adds the wheels for Cloud TPUs
+#   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older drivers)
+#   bash launch/setup.sh tests         adds what tests/run.sh needs
+#
+# Takes a minute or two and 4 GB the first time, and no time and no network when all is already right. An
+# installation that was interrupted is done again. PYTHON=/path/to/python3.12 chooses the interpreter.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+stamps=$venv/.limba
+
+fail() { echo "launch/setup.sh: $1" >&2; exit 2; }
+say() { echo "setup: $1"; }
+
+# Prints X.Y of an interpreter that runs, has venv and is one of ours; fails otherwise.
+version_of() {
+  "$1" -c 'import sys, venv, ensurepip
+v = sys.version_info[:2]
+sys.exit(1) if not (3, 11) <= v < (3, 14) else print("%d.%d" % v)' 2>/dev/null
+}
+
+find_python() {
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    version_of "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON is not a Python 3.11, 3.12 or 3.13 with venv; name one that is."
+    echo "$PYTHON"
+    return
+  fi
+  for candidate in python3.11 python3.12 python3.13 python3 python; do
+    if version_of "$candidate" >/dev/null; then echo "$candidate"; return; fi
+  done
+  fail "no Python 3.11, 3.12 or 3.13 with venv was found; install one (apt install python3.12-venv), or set PYTHON=/path/to/python."
+}
+
+# What a part was installed from: the interpreter and the lists of packages that decide it.
+fingerprint() {
+  local files=("$root/requirements.txt")
+  [ "$1" = tests ] && files+=("$root/requirements-test.txt")
+  "$venv/bin/python" -c 'import hashlib, sys
+print(sys.version.split()[0], *(hashlib.sha256(open(name, "rb").read()).hexdigest() for name in sys.argv[1:]))' \
+    "${files[@]}" 2>/dev/null
+}
+
+is_right() {
+  local now
+  [ -f "$stamps/$1" ] && now=$(fingerprint "$1") && [ "$now" = "$(cat "$stamps/$1")" ]
+}
+
+install() {
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    --constraint "$root/requirements.txt" "$@" || fail "pip could not install the packages (its message is above); run this again to go on."
+}
+
+make_core() {
+  local python
+  python=$(find_python)
+  if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
+    fail "$venv exists and is not ours; move it away."
+  fi
+  rm -rf "$venv"
+  mkdir -p "$stamps" # first, so that a half-made .venv is known as ours
+  say "making .venv with Python $(version_of "$python")"
+  "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv package, or set PYTHON to another."
+  say "installing the pinned packages, 4 GB, a minute or two"
+  install --requirement "$root/requirements.txt"
+  fingerprint core >"$stamps/core"
+}
+
+add_part() {
+  local version
+  rm -f "$stamps/$1"
+  say "adding the packages for: $1"
+  case $1 in
+    tests) install --requirement "$root/requirements-test.txt" ;;
+    *)
+      version=$(sed -n 's/^jax==\([^ ]*\).*/\1/p' "$root/requirements.txt")
+      install "jax[${1/%cuda/cuda13}]==$version"
+      ;;
+  esac
+  fingerprint "$1" >"$stamps/$1"
+}
+
+parts=()
+for argument in "$@"; do
+  case $argument in
+    tpu | cuda | cuda12 | tests) parts+=("$argument") ;;
+    cpu) ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12 or tests, or none for a CPU." ;;
+  esac
+done
+
+# Whether PYTHON names another version than .venv has.
+wants_another_python() {
+  [ -n "${PYTHON:-}" ] && [ "$(version_of "$PYTHON" || true)" != "$(version_of "$venv/bin/python" || true)" ]
+}
+
+all_right() {
+  local part
+  if wants_another_python; then return 1; fi
+  for part in core ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
+}
+
+if all_right; then exit 0; fi # needs no lock
+exec 9>"$root/.venv.lock"
+if command -v flock >/dev/null && ! flock -n 9; then
+  say "waiting for another launch/setup.sh to end"
+  flock 9
+fi
+if wants_another_python || ! is_right core; then make_core; fi
+for part in ${parts[@]+"${parts[@]}"}; do
+  is_right "$part" || add_part "$part"
+done
+say "done"

@@ -1,0 +1,315 @@
+"""seqio sources whose order is a pure function of position, so that tf.data can save and restore it.
+
+An epoch is a permutation of units dealt to shards; a shard interleaves 16 of its units and permutes
+the documents inside each chunk. All of it follows from (seed, epoch, unit, chunk): there is no
+shuffle buffer, and a saved position holds indices and not text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.readers import ChunkReader, Unit, list_files, list_units
+
+logger = logging.getLogger(__name__)
+
+INTERLEAVED_UNITS = 16  # with 16 shards and chunks of 300 documents: neighbours lie 75,000 documents apart
+BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
+ENDLESS = 2**62
+
+DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+class UnitSource(seqio.DataSource):
+    """Documents {"text": string} of files that are found when they are first asked for.
+
+    `resolve` returns split -> patterns or addresses. Where it gives no `validation`, that split is
+    carved out of `train` by a hash of each document: equal texts fall on the same side, on every
+    machine and in every later run. Every error is a ConfigError; `failure` keeps the one that a
+    reading thread met, since TensorFlow passes on no more than its text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        resolve: Callable[[], Mapping[str, Sequence[str]]],
+        splits: Sequence[str],
+        column: str = "text",
+        validation_percent: float = 1.0,
+    ):
+        super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
+        self.name = name
+        self.failure: ConfigError | None = None
+        self._resolve = resolve
+        self._validation_percent = validation_percent
+        self._read = ChunkReader(column)
+        self._lock = threading.RLock()
+        self._units: dict[str, list[Unit]] = {}
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return True
+
+    @functools.cached_property
+    def _patterns(self) -> Mapping[str, Sequence[str]]:
+        return self._resolve()
+
+    def _carved(self, split: str) -> bool:
+        return split in ("train", "validation") and "validation" not in self._patterns
+
+    def units(self, split: str) -> list[Unit]:
+        """Returns the split's units in order; ConfigError where the split or its files are not there."""
+        with self._lock:
+            origin = "train" if self._carved(split) else split
+            if origin not in self._patterns:
+                there = ", ".join(self._patterns)
+                raise ConfigError(f"{self.name} has no split {split!r}; it has {there}: set train_split or validation_split.")
+            if origin not in self._units:
+                self._units[origin] = list_units(list_files(self._patterns[origin]))
+            return self._units[origin]
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return [unit.name for unit in self.units(split)]
+
+    def num_input_examples(self, split: str) -> int | None:
+        return None  # counting would read the corpus
+
+    def read(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
+        """Returns the split's documents of one chunk, or None after the unit's last one."""
+        documents = self._read(unit, chunk)
+        if documents is None or not self._carved(split):
+            return documents
+        wanted = split == "validation"
+        return [text for text in documents if _is_held_out(text, self._validation_percent) is wanted]
+
+    def check(self, split: str) -> None:
+        """Reads the beginning of the split (all of it where it is local and small), so that bad files show now.
+
+        Raises ConfigError for files that are not there, cannot be read, hold no document, or lack the column.
+        """
+        units, found, num_bytes = self.units(split), 0, 0
+        remote = any("://" in unit.path for unit in units[:1])
+        for unit in units:
+            chunk = 0
+            while (documents := self.read(split, unit, chunk)) is not None:
+                found += len(documents)
+                num_bytes += sum(map(len, documents))
+                if found and (remote or num_bytes >= BYTES_CHECKED):
+                    return
+                chunk += 1
+        if not found:
+            raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
+
+    def documents(
+        self,
+        split: str,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_epochs: int | None = None,
+    ) -> tf.data.Dataset:
+        """Returns {"text": string} documents of one shard, for ever where `num_epochs` is None.
+
+        Units are dealt to shards; where there are fewer units than shards, every shard reads all of
+        them and keeps its own rows. In an epoch each document comes once, in exactly one shard.
+        """
+        units = self.units(split)
+        dealt_by_row = len(units) < num_shards
+        if dealt_by_row and num_shards > 1:
+            _say_once(
+                f"{self.name} has {len(units)} units in split {split!r} and {num_shards} data shards: every shard "
+                "reads all of them and keeps its own documents. More or larger files would be dealt whole."
+            )
+        count = len(units) if dealt_by_row else len(range(shard, len(units), num_shards))
+        opened = [0]  # units since the last document; only an endless silence needs it
+
+        def unit_at(epoch: int, index: int) -> tuple[int, Unit]:
+            place = int(index) if dealt_by_row else shard + int(index) * num_shards
+            number = int(unit_order(seed, int(epoch), len(units))[place]) if shuffle else place
+            return number, units[number]
+
+        def is_there(epoch: int, index: int, chunk: int) -> np.bool_:
+            with self._failures():
+                number, unit = unit_at(epoch, index)
+                if chunk == 0:
+                    opened[0] += 1
+                    if num_epochs is None and opened[0] > 2 * count + INTERLEAVED_UNITS:
+                        raise ConfigError(
+                            f"{self.name} has no document for data shard {shard} of {num_shards} in split {split!r}; "
+                            "set a smaller num_data_shards, or give more documents."
+                        )
+                return np.bool_(self._read(unit, int(chunk)) is not None)
+
+        def texts(epoch: int, index: int, chunk: int) -> np.ndarray:
+            with self._failures():
+                number, unit = unit_at(epoch, index)
+                rows = self.read(split, unit, int(chunk)) or []
+                if dealt_by_row:
+                    rows = [text for row, text in enumerate(rows) if (row + number + chunk) % num_shards == shard]
+                if rows:
+                    opened[0] = 0
+                if shuffle:
+                    order = _generator("rows", seed, int(epoch), number, int(chunk)).permutation(len(rows))
+                    rows = [rows[row] for row in order]
+                return np.array(rows, dtype=object)
+
+        def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
+            chunks = tf.data.Dataset.range(ENDLESS)
+            chunks = chunks.take_while(lambda chunk: _call(is_there, tf.bool, [], epoch, index, chunk))
+            # flat_map saves its argument, the chunk's number, and reads again when it is restored.
+            return chunks.flat_map(
+                lambda chunk: tf.data.Dataset.from_tensor_slices(
+                    {"text": _call(texts, tf.string, [None], epoch, index, chunk)}
+                )
+            )
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            width = min(INTERLEAVED_UNITS, max(count, 1)) if shuffle else 1
+            return tf.data.Dataset.range(count).interleave(
+                lambda index: of_unit(epoch, index), cycle_length=width, block_length=1
+            )
+
+        if count == 0:
+            if num_epochs is None:
+                raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
+            return tf.data.Dataset.from_tensor_slices({"text": tf.zeros([0], tf.string)})
+        return tf.data.Dataset.range(ENDLESS if num_epochs is None else num_epochs).flat_map(of_epoch)
+
+    def get_dataset(
+        self,
+        split: str = "train",
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        *,
+        sequence_length: Mapping[str, int] | None = None,
+        use_cached: bool = False,
+        num_epochs: int | None = 1,
+    ) -> tf.data.Dataset:
+        """Returns seqio's view of the documents, for an ordinary `task.get_dataset`."""
+        del sequence_length, use_cached
+        index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
+        return self.documents(
+            split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
+        )
+
+    def _failures(self) -> _Failures:
+        return _Failures(self)
+
+
+class _Failures:
+    """Keeps a ConfigError of a reading thread with its source."""
+
+    def __init__(self, source: UnitSource):
+        self._source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigError):
+            self._source.failure = error
+
+
+class FileSource(UnitSource):
+    """Documents of files: .txt (a document a line), .jsonl, .csv, each also .gz, and .parquet.
+
+    `data_files` is a path or pattern, several of them, comma separated or in a sequence, or a mapping
+    from split to these; any address that fsspec knows: local, gs://, hf://, http://.
+    """
+
+    def __init__(self, data_files: DataFiles, column: str = "text", validation_percent: float = 1.0):
+        patterns = (
+            {split: _patterns(value) for split, value in data_files.items()}
+            if isinstance(data_files, Mapping)
+            else {"train": _patterns(data_files)}
+        )
+        splits = [*patterns, *(["validation"] if "train" in patterns and "validation" not in patterns else [])]
+        name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
+        super().__init__(name, lambda: patterns, splits, column, validation_percent)
+
+
+class HubSource(UnitSource):
+    """Documents of a Hugging Face data set, by hub id or local directory, read where they lie.
+
+    Nothing is downloaded whole and no script of the data set runs: its list of files is resolved
+    when it is first needed, with the token in HF_TOKEN if there is one.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        revision: str | None = None,
+        column: str = "text",
+        splits: Sequence[str] = ("train", "validation"),
+        validation_percent: float = 1.0,
+    ):
+        self.path, self.config_name, self.revision = path, name, revision
+        super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent)
+
+    def _hub_files(self) -> Mapping[str, Sequence[str]]:
+        import datasets
+
+        try:
+            builder = datasets.load_dataset_builder(
+                self.path, self.config_name, revision=self.revision, token=os.environ.get("HF_TOKEN") or None
+            )
+        except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are among these
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError(
+                f"{self.name} cannot be opened ({reason}); check the name, the network, and HF_TOKEN if it is private."
+            ) from error
+        files = builder.config.data_files
+        if not files:
+            raise ConfigError(f"{self.name} has no data files of its own; give its files as data_files.")
+        return {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+
+
+def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
+    several = value.split(",") if isinstance(value, str) else value
+    patterns = tuple(pattern.strip() for pattern in several if pattern.strip())
+    if not patterns:
+        raise ConfigError(f"DataConfig.data_files is {value!r}; give a path or a pattern.")
+    return patterns
+
+
+def _call(function: Callable, dtype: tf.DType, shape: list, *arguments: tf.Tensor) -> tf.Tensor:
+    # Declared stateless: what it returns follows from its arguments, so tf.data may save and restore around it.
+    result = tf.numpy_function(function, arguments, dtype, stateful=False)
+    result.set_shape(shape)
+    return result
+
+
+def _generator(purpose: str, *numbers: int) -> np.random.RandomState:
+    # RandomState, whose numbers numpy promises never to change: an upgrade may not change a run's order.
+    digest = hashlib.blake2b(repr((purpose, *numbers)).encode(), digest_size=16).digest()
+    return np.random.RandomState(np.frombuffer(digest, "<u4"))  # noqa: NPY002
+
+
+@functools.lru_cache(maxsize=16)
+def unit_order(seed: int, epoch: int, num_units: int) -> np.ndarray:
+    """Returns the permutation of the units in this epoch, int64 [num_units]."""
+    return _generator("units", seed, epoch).permutation(num_units)
+
+
+def _is_held_out(text: bytes, percent: float) -> bool:
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return number % 1_000_000 < percent * 10_000
+
+
+@functools.lru_cache(maxsize=64)
+def _say_once(message: str) -> None:
+    logger.warning(message)

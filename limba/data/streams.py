@@ -1,0 +1,398 @@
+"""Global batches from seqio tasks: resumable to the row, and the same whatever the number of hosts.
+
+A run has `num_data_shards` logical shards for life. Each is its own pipeline with its own seed; a
+global batch takes `batch_size / num_data_shards` rows from each, in the order of the shards. A host
+reads the shards whose rows lie on its devices and saves their positions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import io
+import json
+import logging
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError, DataConfig
+from limba.data.objectives import derive_lengths
+from limba.data.sources import FileSource, UnitSource
+from limba.data.vocabulary import load_vocabulary
+
+__all__ = [
+    "TrainStream", "check_sources", "derive_lengths", "global_batch", "model_features", "place_batch", "resolve_task",
+    "shards_of_this_process", "validation_batches",
+]
+
+logger = logging.getLogger(__name__)
+
+Provider = seqio.Task | seqio.Mixture
+Rows = dict[str, np.ndarray]  # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded
+
+FEATURES = ("inputs", "targets")
+BATCHES_AHEAD = 2  # made while the device computes; they are part of the saved position
+VALIDATION_SEED = 0
+
+
+def resolve_task(config: DataConfig) -> Provider:
+    """Returns the registered task or mixture with the config's vocabulary and files put in.
+
+    Raises ConfigError for a name that is not registered, a vocabulary that cannot be read, and
+    `data_files` for a mixture, which has as many corpora as tasks.
+    """
+    name = config.mixture_or_task_name
+    if name in seqio.TaskRegistry.names():
+        return _replaced(seqio.TaskRegistry.get(name), config)
+    if name in seqio.MixtureRegistry.names():
+        mixture = seqio.MixtureRegistry.get(name)
+        if config.data_files is not None:
+            raise ConfigError(f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out.")
+        # The rates are taken here: replaced tasks are others to the mixture.
+        return seqio.Mixture(name, [(_replaced(task, config), mixture.get_rate(task)) for task in mixture.tasks])
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    close = difflib.get_close_matches(name, known, n=3) or known[:10]
+    raise ConfigError(
+        f"No task or mixture is called {name!r}; did you mean {', '.join(close) or 'one of a module that is not imported'}? "
+        "MIXTURE_OR_TASK_NAME must be registered by a module of tasks/ that the gin file imports."
+    )
+
+
+def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
+    missing = [feature for feature in FEATURES if feature not in task.output_features]
+    if missing:
+        raise ConfigError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
+    if config.vocabulary is not None:
+        vocabulary = load_vocabulary(config.vocabulary, config.extra_ids)
+        features = {
+            name: seqio.Feature(
+                vocabulary, add_eos=feature.add_eos, required=feature.required, dtype=feature.dtype, rank=feature.rank
+            )
+            for name, feature in task.output_features.items()
+        }
+        task = task.replace(output_features=features)
+    if config.data_files is not None:
+        task = task.replace(source=FileSource(config.data_files, config.column, config.validation_percent))
+    return task
+
+
+def check_sources(task: Provider, config: DataConfig) -> None:
+    """Reads the beginning of every corpus, so that a wrong path, column or file costs a second; ConfigError."""
+    for part in _tasks(task):
+        if isinstance(part.source, UnitSource):
+            part.source.check(config.train_split)
+        elif config.train_split not in part.splits:
+            raise ConfigError(
+                f"Task {part.name} has no split {config.train_split!r}; it has {', '.join(part.splits)}: set train_split."
+            )
+
+
+def _tasks(task: Provider) -> list[seqio.Task]:
+    return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+
+
+def _seed(*parts: Any) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFF_FFFF
+
+
+def _examples(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    dataset = task.preprocess_precache(documents, seed=seed)
+    return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
+
+
+def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
+    """Returns one task's endless examples in one shard; masks and the like are the shard's own."""
+    own_seed = _seed(config.seed, task.name, shard)
+    num_shards = config.num_data_shards
+    if isinstance(task.source, UnitSource):
+        # One seed for all shards here: they deal one permutation among them.
+        documents = task.source.documents(
+            config.train_split, shard=shard, num_shards=num_shards, seed=_seed(config.seed, task.name), shuffle=config.shuffle
+        )
+        return _examples(task, lengths, documents, own_seed)
+    try:
+        return task.get_dataset(
+            sequence_length=lengths, split=config.train_split, shuffle=config.shuffle, seed=own_seed,
+            shard_info=seqio.ShardInfo(shard, num_shards), num_epochs=None, try_in_mem_cache=False,
+        )
+    except ValueError as error:
+        raise ConfigError(f"Task {task.name} cannot be read ({str(error).strip()}); mend the task.") from error
+
+
+def _batched(dataset: tf.data.Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"} int32 [num_rows, L], cut and zero-padded."""
+    spec = dataset.element_spec
+    for feature in FEATURES:
+        if feature not in spec or spec[feature].shape.rank != 1:
+            raise ConfigError(f"The task's preprocessors give no token vector {feature!r}; add the step that makes it.")
+    widths = {feature: lengths[feature] for feature in FEATURES}
+    dataset = dataset.map(
+        lambda example: {feature: tf.cast(example[feature][:width], tf.int32) for feature, width in widths.items()}
+    )
+    return dataset.padded_batch(num_rows, padded_shapes={name: [width] for name, width in widths.items()}, drop_remainder=whole)
+
+
+def _alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options)
+
+
+def _shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
+    parts = [_train_examples(part, lengths, config, shard) for part in _tasks(task)]
+    dataset = parts[0]
+    if isinstance(task, seqio.Mixture):
+        keep = [part.map(lambda example: {name: example[name] for name in FEATURES}) for part in parts]
+        rates = np.array([task.get_rate(part) for part in _tasks(task)])
+        dataset = tf.data.Dataset.sample_from_datasets(
+            keep, (rates / rates.sum()).tolist(), seed=_seed(config.seed, task.name, "mix", shard)
+        )
+    batches = _batched(dataset, lengths, config.batch_size // config.num_data_shards, whole=True)
+    return _alone(batches.prefetch(BATCHES_AHEAD))
+
+
+class TrainStream:
+    """Endless rows of the logical shards that this host reads; `next` gives {shard: rows}.
+
+    Positions are bytes per shard and belong to the batches that `next` has given out, not to those
+    made ahead. Raises ConfigError where the corpus turns out bad while it is read. Close it before
+    the interpreter ends: TensorFlow aborts when an iterator is left.
+    """
+
+    def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int]):
+        self._task, self._lengths, self._config = task, dict(lengths), config
+        self._exact = all(isinstance(part.source, UnitSource) for part in _tasks(task))
+        if not self._exact:
+            logger.warning(
+                "%s reads a source that cannot save its position: a resumed run reads again what it has read. "
+                "Give the files as data_files, or use a source of limba.data.sources.", task.name,
+            )
+        self._datasets = {shard: _shard_dataset(task, lengths, config, shard) for shard in shards}
+        self._iterators: dict[int, Any] = {shard: iter(dataset) for shard, dataset in self._datasets.items()}
+        self._num_batches = dict.fromkeys(shards, 0)
+        self._pool = ThreadPoolExecutor(max_workers=max(1, min(len(self._datasets), 8)))
+
+    def __iter__(self) -> Iterator[dict[int, Rows]]:
+        return self
+
+    def __next__(self) -> dict[int, Rows]:
+        rows = dict(zip(self._iterators, self._pool.map(self._next_of, self._iterators), strict=True))
+        for shard in rows:
+            self._num_batches[shard] += 1
+        return rows
+
+    def _next_of(self, shard: int) -> Rows:
+        with _clear_errors(self._task):
+            return {name: value.numpy() for name, value in next(self._iterators[shard]).items()}
+
+    def positions(self) -> dict[int, bytes]:
+        """Returns each shard's position behind the batches given out so far."""
+        return {shard: self._position(shard) for shard in self._iterators}
+
+    def _position(self, shard: int) -> bytes:
+        about = {**self._identity(shard), "num_batches": self._num_batches[shard], "exact": self._exact}
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
+            archive.writestr("about.json", json.dumps(about))
+            if self._exact:
+                tf.train.Checkpoint(iterator=self._iterators[shard]).write(f"{directory}/position")
+                for path in sorted(Path(directory).iterdir()):
+                    archive.write(path, path.name)
+        return packed.getvalue()
+
+    def _identity(self, shard: int) -> dict[str, Any]:
+        """What a position depends on; restoring under another choice would go on with other text unnoticed."""
+        corpora = [
+            part.source.list_shards(self._config.train_split) if isinstance(part.source, UnitSource) else part.name
+            for part in _tasks(self._task)
+        ]
+        return {
+            "task": self._task.name,
+            "seed": self._config.seed,
+            "shuffle": self._config.shuffle,
+            "shard": shard,
+            "num_data_shards": self._config.num_data_shards,
+            "batch_size": self._config.batch_size,
+            "task_feature_lengths": self._lengths,
+            "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,
+            "corpus": hashlib.blake2b(repr(corpora).encode(), digest_size=8).hexdigest(),
+        }
+
+    def restore(self, positions: Mapping[int, bytes]) -> None:
+        """Goes on behind the given positions; ConfigError where one is missing or belongs to other data."""
+        missing = sorted(set(self._iterators) - set(positions))
+        if missing:
+            raise ConfigError(f"The checkpoint holds no data position for shard {missing[0]}; set num_data_shards as it was.")
+        list(self._pool.map(lambda shard: self._restore(shard, positions[shard]), list(self._iterators)))
+
+    def _restore(self, shard: int, position: bytes) -> None:
+        with zipfile.ZipFile(io.BytesIO(position)) as archive, tempfile.TemporaryDirectory() as directory:
+            about = json.loads(archive.read("about.json"))
+            for name, now in self._identity(shard).items():
+                if about.get(name) != now:
+                    raise ConfigError(
+                        f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; set it "
+                        "back, or start a new MODEL_DIR with INITIAL_CHECKPOINT_PATH to begin the data anew."
+                    )
+            self._num_batches[shard] = about["num_batches"]
+            if about["exact"]:
+                archive.extractall(directory)
+                with _clear_errors(self._task):
+                    tf.train.Checkpoint(iterator=self._iterators[shard]).read(f"{directory}/position").assert_consumed()
+            else:
+                self._iterators[shard] = iter(self._datasets[shard].skip(about["num_batches"]))
+
+    def close(self) -> None:
+        """Drops the iterators and their threads."""
+        self._pool.shutdown(wait=True)
+        self._iterators.clear()
+        self._datasets.clear()
+
+
+class _clear_errors:  # noqa: N801  reads as a statement
+    """Puts the source's own sentence in place of TensorFlow's report of it."""
+
+    def __init__(self, task: Provider):
+        self._task = task
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, tf.errors.OpError):
+            for part in _tasks(self._task):
+                failure = getattr(part.source, "failure", None)
+                if failure is not None:
+                    raise failure from None
+
+
+def validation_batches(
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int
+) -> list[dict[str, np.ndarray]]:
+    """Returns the held-out split, read once in order, as at most `num_batches` batches of model features.
+
+    Every host and every run of this corpus and objective gets the same. The last batch is filled up
+    with rows of zeros; an empty split gives no batch, and a warning.
+    """
+    parts = []
+    for part in _tasks(task):
+        if isinstance(part.source, UnitSource):
+            documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
+            parts.append(_examples(part, lengths, documents, VALIDATION_SEED))
+        elif config.validation_split in part.splits:
+            parts.append(
+                part.get_dataset(
+                    lengths, config.validation_split, shuffle=False, seed=VALIDATION_SEED, num_epochs=1, try_in_mem_cache=False
+                )
+            )
+    batches: list[dict[str, np.ndarray]] = []
+    left = num_batches
+    for number, part in enumerate(parts):
+        share = -(-left // (len(parts) - number))
+        taken = _alone(_batched(part, lengths, config.batch_size, whole=False).take(share))
+        with _clear_errors(task):
+            rows = [_filled(batch, config.batch_size) for batch in taken.as_numpy_iterator()]
+        batches += map(model_features, rows)
+        left -= len(rows)
+    if not batches:
+        logger.warning(
+            "The split %r of %s holds no text: nothing is evaluated. A larger validation_percent takes more from the "
+            "training text.", config.validation_split, task.name,
+        )
+    return batches
+
+
+def _filled(rows: Rows, num_rows: int) -> Rows:
+    return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
+
+
+def model_features(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns what the model reads, int32 [B, L], under the names of seqio's feature converters.
+
+    The decoder's inputs are its targets shifted right behind a 0; padding has weight 0.
+    """
+    targets = np.asarray(rows["targets"], np.int32)
+    return {
+        "encoder_input_tokens": np.asarray(rows["inputs"], np.int32),
+        "decoder_target_tokens": targets,
+        "decoder_input_tokens": np.pad(targets[:, :-1], [(0, 0), (1, 0)]),
+        "decoder_loss_weights": (targets != 0).astype(np.int32),
+    }
+
+
+def shards_of_this_process(sharding: jax.sharding.Sharding, config: DataConfig) -> list[int]:
+    """Returns the logical shards whose rows lie on this process's devices, in order.
+
+    Raises ConfigError where the devices cut the batch unevenly, or a shard lies on two processes.
+    """
+    rows = _local_rows(sharding, config.batch_size)
+    rows_per_shard = config.batch_size // config.num_data_shards
+    shards = sorted({row // rows_per_shard for row in rows})
+    if len(rows) != len(shards) * rows_per_shard:
+        whole = int(np.gcd.reduce([*rows, config.batch_size][1:] or [config.batch_size]))
+        starts = [row for row in rows if row - 1 not in rows]
+        whole = int(np.gcd.reduce([*starts, len(rows), config.batch_size]))
+        raise ConfigError(
+            f"num_data_shards {config.num_data_shards} gives shards of {rows_per_shard} rows, which the processes' devices cut; "
+            f"set DataConfig.num_data_shards to {config.batch_size // whole} or a multiple of it that divides BATCH_SIZE."
+        )
+    return shards
+
+
+def _local_rows(sharding: jax.sharding.Sharding, num_rows: int) -> list[int]:
+    try:
+        indices = sharding.addressable_devices_indices_map((num_rows, 1))
+    except ValueError as error:
+        raise ConfigError(
+            f"BATCH_SIZE {num_rows} does not divide over the mesh's data and fsdp axes; make it a multiple of their product."
+        ) from error
+    return sorted({row for index in indices.values() for row in range(*index[0].indices(num_rows))})
+
+
+def global_batch(
+    rows_by_shard: Mapping[int, Rows], sharding: jax.sharding.Sharding, config: DataConfig
+) -> dict[str, jax.Array]:
+    """Returns the model features int32 [batch_size, L] as global arrays, from this host's shards.
+
+    Row r belongs to shard r // (batch_size / num_data_shards), so the batch does not depend on how
+    many hosts made it.
+    """
+    rows_per_shard = config.batch_size // config.num_data_shards
+    shards = sorted(rows_by_shard)
+    place_of = {shard: place for place, shard in enumerate(shards)}
+    features = [model_features(rows_by_shard[shard]) for shard in shards]
+
+    def place(name: str) -> jax.Array:
+        local = np.concatenate([rows[name] for rows in features])
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(config.batch_size)
+            numbers = np.arange(start, stop)
+            places = np.array([place_of[shard] for shard in numbers // rows_per_shard]) * rows_per_shard
+            return local[places + numbers % rows_per_shard][:, index[1]]
+
+        return jax.make_array_from_callback((config.batch_size, local.shape[1]), sharding, part)
+
+    return {name: place(name) for name in features[0]}
+
+
+def place_batch(batch: Mapping[str, np.ndarray], sharding: jax.sharding.Sharding) -> dict[str, jax.Array]:
+    """Returns a whole batch, which every host holds, as global arrays."""
+    return {
+        name: jax.make_array_from_callback(value.shape, sharding, lambda index, value=value: value[index])
+        for name, value in batch.items()
+    }

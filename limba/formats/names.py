@@ -1,0 +1,69 @@
+"""One table between our parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …
+
+A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Ours stacks a stack's
+layers on axis 0; T5X (examples/t5) keeps one array per layer, with the same name otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+_STACKED = re.compile(r"(^|/)layers/")
+_NUMBERED = re.compile(r"(^|/)layers_(\d+)/")
+
+
+def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns T5X's tree: each array under `layers/` cut along axis 0 into `layers_i/`."""
+    result: dict[str, np.ndarray] = {}
+    for name, array in tree.items():
+        if not _STACKED.search(name):
+            result[name] = array
+            continue
+        for i in range(array.shape[0]):
+            result[_STACKED.sub(rf"\g<1>layers_{i}/", name)] = array[i]
+    return result
+
+
+def stack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns our tree from T5X's. ValueError where a layer's number is missing."""
+    result: dict[str, np.ndarray] = {}
+    layers: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    for name, array in tree.items():
+        match = _NUMBERED.search(name)
+        if match is None:
+            result[name] = array
+        else:
+            layers[_NUMBERED.sub(r"\g<1>layers/", name)][int(match.group(2))] = array
+    for name, arrays in layers.items():
+        if sorted(arrays) != list(range(len(arrays))):
+            raise ValueError(f"{name} has layers {sorted(arrays)}; all from 0 up are needed.")
+        result[name] = np.stack([arrays[i] for i in range(len(arrays))])
+    return result
+
+
+def flatten(tree: Mapping, prefix: str = "") -> dict[str, np.ndarray]:
+    """Returns {"a/b/c": leaf} of a nested dict."""
+    flat: dict[str, np.ndarray] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, name + "/"))
+        else:
+            flat[name] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, np.ndarray]) -> dict:
+    """Returns the nested dict of {"a/b/c": leaf}."""
+    tree: dict = {}
+    for name, value in flat.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree

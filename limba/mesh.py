@@ -1,0 +1,64 @@
+"""The device mesh and what lies where on it: logical axis -> mesh axis, and a batch's split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from limba.config import MeshConfig
+
+Tree = Any
+
+# T5X's logical axis names. Matrices are cut over `model` along heads, mlp and vocabulary, and over
+# `fsdp` along the model width, gathered when used (arXiv:1910.02054, stage 3). Stacked layers and
+# relative position buckets stay whole.
+LOGICAL_AXIS_RULES = {
+    "batch": ("data", "fsdp"),
+    "vocab": "model",
+    "embed": "fsdp",
+    "mlp": "model",
+    "heads": "model",
+    "joined_kv": "model",
+    "relpos_buckets": None,
+    "layers": None,
+}
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """Returns the mesh (data, fsdp, model) over all devices of all hosts; ConfigError if sizes do not fit."""
+    sizes = config.sizes(jax.device_count())
+    return jax.make_mesh(sizes, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp, whole along the rest."""
+    return NamedSharding(mesh, PartitionSpec(LOGICAL_AXIS_RULES["batch"]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
+    """Returns a NamedSharding per parameter; an axis that does not divide stays whole."""
+
+    def one(axes: PartitionSpec, shape: jax.ShapeDtypeStruct) -> NamedSharding:
+        spec = []
+        for axis, size in zip(axes, shape.shape, strict=True):
+            mesh_axis = LOGICAL_AXIS_RULES[axis]
+            divides = mesh_axis is not None and size % mesh.shape[mesh_axis] == 0
+            spec.append(mesh_axis if divides else None)
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree.map(one, logical_axes, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
+    """Returns the sorted indices of a global batch's rows that lie on this process's devices."""
+    rows: set[int] = set()
+    for (index, *_) in sharding.addressable_devices_indices_map((num_rows,)).values():
+        rows.update(range(*index.indices(num_rows)))
+    return np.array(sorted(rows))

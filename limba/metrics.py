@@ -1,0 +1,143 @@
+"""What is logged, in which unit, and where: console, TensorBoard, JSON lines in the run directory.
+
+Units: loss and cross entropy in nats per target token, seconds, tokens per second over all devices
+(padding not counted), bits per byte of the text that the targets spell.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from etils import epath
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+
+def duration(seconds: float) -> str:
+    """Returns a length of time for people.
+
+    >>> duration(7), duration(200), duration(10_000), duration(400_000)
+    ('7 s', '3 min 20 s', '2 h 46 min', '4 d 15 h')
+    """
+    seconds = int(seconds)
+    for unit, size, part, part_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // part_size} {part}"
+    return f"{seconds} s"
+
+
+class Metrics:
+    """Writes one run's figures; only the first process writes, the others are silent.
+
+    `start` is the step the run goes on from. Use as a context manager: leaving it flushes all files.
+    """
+
+    def __init__(self, model_dir: str, start: int, train_steps: int, writes: bool):
+        self.train_steps, self.writes = train_steps, writes
+        self._bar = self._board = self._lines = None
+        if writes:
+            directory = epath.Path(model_dir)
+            self._board = SummaryWriter(logdir=str(directory / "tensorboard"))
+            self._lines = _JsonLines(directory)
+            self._bar = tqdm(
+                total=train_steps, initial=start, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True
+            )
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writes:
+            self._bar.close()
+            self._board.close()
+            self._lines.close()
+
+    def say(self, text: str) -> None:
+        """Prints a line of the run's story, above the progress bar where there is one."""
+        if self.writes:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def advance(self, step: int) -> None:
+        if self.writes:
+            self._bar.update(step - self._bar.n)
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Records scalars under `kind` ("train" or "validation") at a step."""
+        if not self.writes:
+            return
+        for name, value in values.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lines.append({"kind": kind, "step": step, "time": now, **values})
+
+    def train_line(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes and prints the figures of the steps up to `step`."""
+        self.write("train", step, values)
+        parts = [
+            f"step {step:,}/{self.train_steps:,}",
+            f"loss {values['loss']:.4f}",
+            f"lr {values['learning_rate']:.2e}",
+            f"|grad| {values['gradient_norm']:.3g}",
+            f"|param| {values['parameter_norm']:.4g}",
+            f"|update| {values['update_norm']:.3g}",
+            f"{values['tokens_per_second']:,.0f} tokens/s",
+            f"data wait {values['data_wait']:.0%}",
+        ]
+        if "mfu" in values:
+            parts.append(f"MFU {values['mfu']:.1%}")
+        left = (self.train_steps - step) * values["seconds_per_step"]
+        self.say(" | ".join([*parts, f"ETA {duration(left)}"]))
+
+    def validation_line(self, step: int, values: Mapping[str, float]) -> None:
+        self.write("validation", step, values)
+        self.say(
+            f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
+            f" | {values['bits_per_byte']:.3f} bits per byte | {values['seconds']:.1f} s"
+        )
+
+
+class _JsonLines:
+    """metrics.jsonl. A bucket's objects cannot grow, so there each start writes a file of its own,
+    whole again at most once a minute."""
+
+    def __init__(self, directory: epath.Path):
+        self._local = "://" not in str(directory)
+        name = "metrics.jsonl" if self._local else f"metrics-{int(time.time())}.jsonl"
+        self._path = directory / name
+        self._file = open(self._path, "a", encoding="utf-8") if self._local else None
+        self._written, self._records = time.monotonic(), []
+
+    def append(self, record: dict) -> None:
+        line = json.dumps(record) + "\n"
+        if self._file is not None:
+            self._file.write(line)
+            self._file.flush()
+            return
+        self._records.append(line)
+        if time.monotonic() - self._written > 60:
+            self._upload()
+
+    def _upload(self) -> None:
+        self._path.write_text("".join(self._records))
+        self._written = time.monotonic()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        elif self._records:
+            self._upload()
+
+
+def read_metrics(model_dir: str) -> list[dict]:
+    """Returns all records of a run in the order of steps; where a resumed run wrote a step again, the last one."""
+    records: dict[tuple[str, int], dict] = {}
+    for path in sorted(epath.Path(model_dir).glob("metrics*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            records[record["kind"], record["step"]] = record
+    return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))

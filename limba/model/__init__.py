@@ -1,0 +1,5 @@
+"""The networks, behind a wall: `Model.init(key) -> params`, `Model.apply(params, batch, …) -> logits`."""
+
+from limba.model.transformer import Model
+
+__all__ = ["Model"]

@@ -1,0 +1,275 @@
+"""The encoder-decoder: T5 1.0, T5 1.1, mT5, umT5 and ByT5 (Raffel et al. 2020, arXiv:1910.10683).
+
+One tree for every way to run it: a stack's parameters lie stacked on axis 0 under `layers`, and the
+stack runs as one `lax.scan` (compiles once for all layers) or as a loop over its slices (faster
+steps, longer compile). `limba/formats/names.py` unstacks to T5X's `layers_0`, `layers_1`, ….
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+from jaxtyping import Array, Bool, Float, Int
+
+from limba.config import ModelConfig
+from limba.model.attention import Attention
+from limba.model.layers import Dense, Dropout, Embed, MlpBlock, RMSNorm
+from limba.model.masks import causal_mask, padding_mask, segment_mask
+from limba.model.relative_bias import RelativeBias
+
+Parameters = Mapping[str, Any]
+Batch = Mapping[str, Array]
+
+
+def _norm(config: ModelConfig, name: str) -> RMSNorm:
+    return RMSNorm(config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name)
+
+
+def _attention(config: ModelConfig, name: str) -> Attention:
+    return Attention(config.num_heads, config.head_dim, config.dropout_rate, jnp.dtype(config.dtype), name=name)
+
+
+def _relative_bias(config: ModelConfig, bidirectional: bool) -> RelativeBias:
+    return RelativeBias(
+        config.num_heads,
+        config.num_relpos_buckets,
+        config.relpos_max_distance,
+        bidirectional,
+        name="relpos_bias",
+    )
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B L D"],
+        bias: Float[Array, "H L L"] | None,
+        mask: Bool[Array, "B L L"],
+        deterministic: bool,
+    ) -> Float[Array, "B L D"]:
+        config = self.config
+        drop = Dropout(config.dropout_rate)
+        if config.relative_bias_per_layer:
+            bias = _relative_bias(config, True)(x.shape[1], x.shape[1])
+        y = _norm(config, "pre_attention_layer_norm")(x)
+        x = x + drop(_attention(config, "attention")(y, y, bias, mask, deterministic), deterministic)
+        y = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic), deterministic)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output, MLP; each on the normed stream."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B Q D"],
+        encoded: Float[Array, "B K D"],
+        bias: Float[Array, "H Q Q"] | None,
+        mask: Bool[Array, "B Q Q"],
+        cross_mask: Bool[Array, "B Q K"],
+        deterministic: bool,
+    ) -> Float[Array, "B Q D"]:
+        config = self.config
+        drop = Dropout(config.dropout_rate)
+        if config.relative_bias_per_layer:
+            bias = _relative_bias(config, False)(x.shape[1], x.shape[1])
+        y = _norm(config, "pre_self_attention_layer_norm")(x)
+        x = x + drop(_attention(config, "self_attention")(y, y, bias, mask, deterministic), deterministic)
+        y = _norm(config, "pre_cross_attention_layer_norm")(x)
+        cross = _attention(config, "encoder_decoder_attention")(y, encoded, None, cross_mask, deterministic)
+        x = x + drop(cross, deterministic)
+        y = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic), deterministic)
+
+
+def _mlp(config: ModelConfig) -> MlpBlock:
+    return MlpBlock(
+        config.mlp_dim, config.mlp_activations, config.dropout_rate, jnp.dtype(config.dtype), name="mlp"
+    )
+
+
+def run_layers(
+    owner: nn.Module,
+    layer_type: type[nn.Module],
+    num_layers: int,
+    x: Float[Array, "B L D"],
+    inputs: tuple[Array | None, ...],
+    deterministic: bool,
+) -> Float[Array, "B L D"]:
+    """Runs a stack of equal layers over parameters stacked on axis 0 in `owner`'s `layers`.
+
+    Scanned and unrolled give the same numbers: layer i draws its dropout from the stack's key
+    folded with i.
+    """
+    config = owner.config
+    layer = layer_type(config, parent=None)
+
+    def init(key: Array) -> Parameters:
+        def init_one(layer_key: Array) -> Parameters:
+            return layer.init(layer_key, x, *inputs, True)["params"]
+
+        stacked = jax.vmap(init_one)(jax.random.split(key, num_layers))
+        return meta.add_axis(stacked, 0, {meta.PARTITION_NAME: "layers"})
+
+    stacked = owner.param("layers", init)
+    drops = config.dropout_rate > 0 and not deterministic
+    dropout_key = owner.make_rng("dropout") if drops else None
+
+    def step(x: Array, parameters: Parameters, index: Array | int) -> Array:
+        rngs = {"dropout": jax.random.fold_in(dropout_key, index)} if drops else {}
+        return layer.apply({"params": parameters}, x, *inputs, deterministic, rngs=rngs)
+
+    if config.scan_layers:
+        step = _rematerialized(step, config.remat, prevent_cse=False)
+        indices = jnp.arange(num_layers)
+        x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, indices))
+        return x
+    step = _rematerialized(step, config.remat, prevent_cse=True)
+    for i, parameters in enumerate(_unstack(stacked, num_layers)):
+        x = step(x, parameters, i)
+    return x
+
+
+def _unstack(stacked: Parameters, num_layers: int) -> list[Parameters]:
+    """Returns the layers' trees. `split` and not indexing: its gradient is one concatenation."""
+    leaves, structure = jax.tree.flatten(stacked)
+    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
+    return [structure.unflatten([parts[i][0] for parts in split]) for i in range(num_layers)]
+
+
+def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
+    """Wraps a layer so that its backward pass recomputes what `remat` does not save."""
+    if remat == "none":
+        return step
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "minimal" else None
+    return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
+
+
+class Encoder(nn.Module):
+    """Embedded tokens to the memory that the decoder reads."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B L D"], mask: Bool[Array, "B L L"], deterministic: bool
+    ) -> Float[Array, "B L D"]:
+        config = self.config
+        length = x.shape[1]
+        bias = None if config.relative_bias_per_layer else _relative_bias(config, True)(length, length)
+        x = Dropout(config.dropout_rate)(x, deterministic)
+        x = run_layers(self, EncoderLayer, config.num_encoder_layers, x, (bias, mask), deterministic)
+        return Dropout(config.dropout_rate)(_norm(config, "encoder_norm")(x), deterministic)
+
+
+class Decoder(nn.Module):
+    """Embedded, shifted targets and the encoder's output to logits, or, with a tied head, hidden states."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B Q D"],
+        encoded: Float[Array, "B K D"],
+        mask: Bool[Array, "B Q Q"],
+        cross_mask: Bool[Array, "B Q K"],
+        deterministic: bool,
+    ) -> Float[Array, "B Q DorV"]:
+        config = self.config
+        length = x.shape[1]
+        bias = None if config.relative_bias_per_layer else _relative_bias(config, False)(length, length)
+        x = Dropout(config.dropout_rate)(x, deterministic)
+        inputs = (encoded, bias, mask, cross_mask)
+        x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
+        x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm")(x), deterministic)
+        if config.logits_via_embedding:
+            return x
+        head = Dense(
+            config.vocab_size,
+            ("embed", "vocab"),
+            jnp.dtype(config.dtype),
+            output_dtype=jnp.dtype("float32"),
+            name="logits_dense",
+        )
+        return head(x)
+
+
+class Transformer(nn.Module):
+    """The whole network over a batch of features (seqio's names).
+
+    `encoder_input_tokens` [B, K], `decoder_input_tokens` and `decoder_target_tokens` [B, Q]; packed
+    batches also carry `encoder_segment_ids` and `decoder_segment_ids` of the same shapes.
+    """
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.token_embedder = Embed(config.vocab_size, config.emb_dim, jnp.dtype(config.dtype))
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def encode(self, batch: Batch, deterministic: bool) -> Float[Array, "B K D"]:
+        tokens = batch["encoder_input_tokens"]
+        mask = padding_mask(tokens, tokens)
+        if "encoder_segment_ids" in batch:
+            segments = batch["encoder_segment_ids"]
+            mask = mask & segment_mask(segments, segments)
+        return self.encoder(self.token_embedder(tokens), mask, deterministic)
+
+    def __call__(self, batch: Batch, deterministic: bool) -> Float[Array, "B Q V"]:
+        inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
+        encoded = self.encode(batch, deterministic)
+        mask = padding_mask(targets, targets) & causal_mask(targets.shape[1])
+        cross_mask = padding_mask(targets, inputs)
+        if "decoder_segment_ids" in batch:
+            segments = batch["decoder_segment_ids"]
+            mask = mask & segment_mask(segments, segments)
+            cross_mask = cross_mask & segment_mask(segments, batch["encoder_segment_ids"])
+        x = self.token_embedder(batch["decoder_input_tokens"])
+        x = self.decoder(x, encoded, mask, cross_mask, deterministic)
+        if self.config.logits_via_embedding:
+            # Tied logits are scaled by D^-1/2, since the embeddings start at variance 1 (T5 1.0).
+            return self.token_embedder.attend(x) / jnp.sqrt(jnp.float32(self.config.emb_dim))
+        return x
+
+
+class Model:
+    """A network as two pure functions; Flax stays behind this wall."""
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        self._module = Transformer(config)
+
+    def _boxed(self, key: Array) -> Parameters:
+        # Shapes of parameters do not depend on the batch's: the smallest batch will do.
+        ones = jnp.ones((1, 1), jnp.int32)
+        names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+        return self._module.init(key, dict.fromkeys(names, ones), True)["params"]
+
+    def init(self, key: Array) -> Parameters:
+        """Returns float32 parameters, nested by T5X's names with the layers stacked on axis 0."""
+        return meta.unbox(self._boxed(key))
+
+    def logical_axes(self) -> Parameters:
+        """Returns the same tree with a `PartitionSpec` of logical axis names at each parameter."""
+        return nn.get_partition_spec(jax.eval_shape(self._boxed, jax.random.key(0)))
+
+    def apply(self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None) -> Float[Array, "B Q V"]:
+        """Returns float32 logits; dropout is off without a key."""
+        rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        return self._module.apply({"params": parameters}, batch, dropout_key is None, rngs=rngs)

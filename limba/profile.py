@@ -1,0 +1,54 @@
+"""What a step costs: the formula of the useful FLOPs, and the chips' peaks.
+
+Only matrix products count, at the objective's exact lengths; recomputation, padding beyond them and
+one-hot products do not. MFU is this over time over peak (Chowdhery et al. 2022, arXiv:2204.02311, B).
+"""
+
+from __future__ import annotations
+
+import jax
+
+from limba.config import ModelConfig
+
+# Dense bf16 TFLOP/s of one chip, by a part of jax's `device_kind`, the longer name first.
+PEAK_TFLOPS = {
+    "TPU v6": 918.0,
+    "TPU v5p": 459.0,
+    "TPU v5 lite": 197.0,
+    "TPU v5e": 197.0,
+    "TPU v5": 459.0,
+    "TPU v4": 275.0,
+    "TPU v3": 61.5,  # jax counts v2's and v3's two cores as two devices
+    "TPU v2": 23.0,
+    "A100": 312.0,
+    "H100": 989.0,
+    "H200": 989.0,
+}
+
+
+def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: int) -> float:
+    """Returns the FLOPs that training takes for one sequence: three times the forward pass's.
+
+    >>> base = ModelConfig(32128, 768, 12, 64, 2048, 12, 12)
+    >>> round(flops_per_sequence(base, 512, 114) / 1e9)
+    425
+    """
+    d, inner = config.emb_dim, config.num_heads * config.head_dim
+    matrices = len(config.mlp_activations) + 1
+    mlp = matrices * d * config.mlp_dim
+    encoder_token = 2 * (4 * d * inner + mlp)
+    encoder = inputs_length * encoder_token + 4 * inputs_length**2 * inner
+    # The cross-attention's keys and values are projected from the encoder's output.
+    decoder = targets_length * 2 * (6 * d * inner + mlp) + 4 * inputs_length * d * inner
+    decoder += 2 * targets_length**2 * inner + 4 * targets_length * inputs_length * inner
+    logits = 2 * targets_length * d * config.vocab_size
+    return 3.0 * (config.num_encoder_layers * encoder + config.num_decoder_layers * decoder + logits)
+
+
+def peak_flops_per_device() -> float | None:
+    """Returns the peak bf16 FLOP/s of one device here, or None where it is not known (CPUs)."""
+    kind = jax.devices()[0].device_kind
+    for name, tflops in PEAK_TFLOPS.items():
+        if name in kind:
+            return tflops * 1e12
+    return None

@@ -1,0 +1,100 @@
+"""What a run ended with, for a person: a summary, a picture of the loss, gaps that the model filled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from limba.checkpoint import load_initial, run_directory
+from limba.config import RunConfig
+from limba.data import streams
+from limba.data.vocabulary import sentinel_ids
+from limba.infer import greedy, join_infill
+from limba.mesh import make_mesh
+from limba.metrics import duration, read_metrics
+from limba.model import Model
+from limba.optimizer import make_optimizer
+from limba.state import abstract_state
+
+
+def summary(config: RunConfig) -> str:
+    """Returns first and last figures of the run in MODEL_DIR, from its metrics."""
+    records = read_metrics(config.model_dir)
+    train = [record for record in records if record["kind"] == "train"]
+    held_out = [record for record in records if record["kind"] == "validation"]
+    lines = []
+    if train:
+        first, last = train[0], train[-1]
+        steady = [record["tokens_per_second"] for record in train[1:]] or [last["tokens_per_second"]]
+        lines += [
+            f"steps               {last['step']:,}",
+            f"training loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end (nats a token)",
+            f"tokens per second   {np.median(steady):,.0f} (median of the lines after the first)",
+            f"time in steps       {duration(sum(_seconds(train)))}",
+        ]
+    if held_out:
+        first, last = held_out[0], held_out[-1]
+        lines += [
+            f"held-out loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end",
+            f"bits per byte       {last['bits_per_byte']:.3f} of the text in the gaps, held out",
+            f"token accuracy      {last['accuracy']:.1%}, held out",
+        ]
+    directory = run_directory(config.model_dir)
+    lines += [
+        f"checkpoints         {directory / 'checkpoints'}",
+        f"figures             {directory / 'metrics.jsonl'}, {directory / 'tensorboard'}",
+    ]
+    return "\n".join(lines)
+
+
+def _seconds(train: Sequence[Mapping[str, Any]]) -> list[float]:
+    steps = np.diff([0, *(record["step"] for record in train)])
+    return [float(n * record["seconds_per_step"]) for n, record in zip(steps, train, strict=True)]
+
+
+def plot_loss(config: RunConfig) -> Path:
+    """Draws training and held-out loss over steps; returns MODEL_DIR/loss.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    records = read_metrics(config.model_dir)
+    path = Path(config.model_dir) / "loss.png"
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="constrained")
+    for kind, label, style in (("train", "training", "-"), ("validation", "held out", "o--")):
+        chosen = [record for record in records if record["kind"] == kind]
+        axes.plot([record["step"] for record in chosen], [record["loss"] for record in chosen], style, label=label)
+    axes.set(xlabel="step", ylabel="loss (nats per target token)", title=config.data.mixture_or_task_name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
+def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str]]:
+    """Returns (text with its gaps [as they were], the same with the gaps [as the model fills them])."""
+    task = streams.resolve_task(config.data)
+    lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
+    batches = streams.validation_batches(task, lengths, config.data, 1)
+    if not batches:
+        return []
+    model = Model(config.model)
+    optimizer = make_optimizer(config.optimizer, config.train_steps)
+    state = load_initial(config.model_dir, abstract_state(model, optimizer, make_mesh(config.mesh)))
+    inputs = batches[0]["encoder_input_tokens"]
+    chosen = np.flatnonzero(inputs.any(axis=1))[:num]
+    vocabulary = task.output_features["targets"].vocabulary
+    filled = np.asarray(greedy(model, state.params, inputs[chosen], lengths["targets"], vocabulary.vocab_size))
+    sentinels = np.array(sentinel_ids(vocabulary, 100))
+    return [
+        tuple(
+            join_infill(inputs[row], targets, sentinels, vocabulary)
+            for targets in (batches[0]["decoder_target_tokens"][row], filled[i])
+        )
+        for i, row in enumerate(chosen)
+    ]

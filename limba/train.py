@@ -1,0 +1,250 @@
+"""READ ME FIRST. One training run, from a frozen config to a saved model, as a straight line.
+
+The path of a batch: tasks/<corpus>.py -> limba/data/streams.py -> here -> limba/train_step.py ->
+limba/model/transformer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from limba.checkpoint import Checkpoints, load_initial, run_directory
+from limba.config import ConfigError, RunConfig
+from limba.data import streams
+from limba.data.vocabulary import check_vocabulary, piece_bytes
+from limba.mesh import batch_sharding, make_mesh
+from limba.metrics import Metrics
+from limba.model import Model
+from limba.optimizer import make_optimizer, make_schedule
+from limba.profile import flops_per_sequence, peak_flops_per_device
+from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
+from limba.train_step import compile_ready_evaluation, compile_ready_step
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is no longer a number; the batch is written down, nothing is saved after it."""
+
+
+def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
+    """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
+
+    Returns {"step", "interrupted", "train": last figures, "validation": last figures}. Raises
+    ConfigError for what cannot work, before anything is compiled, and NonFiniteError.
+    """
+    _check_writable(config.model_dir)
+    mesh = make_mesh(config.mesh)
+    sharding = batch_sharding(mesh)
+    shards = streams.shards_of_this_process(sharding, config.data)
+    task = streams.resolve_task(config.data)
+    lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
+    vocabulary = task.output_features["targets"].vocabulary
+    check_vocabulary(vocabulary, config.model.vocab_size)
+    streams.check_sources(task, config.data)
+
+    model = Model(config.model)
+    optimizer = make_optimizer(config.optimizer, config.train_steps)
+    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
+    abstract = abstract_state(model, optimizer, mesh)
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
+    with checkpoints, contextlib.closing(streams.TrainStream(task, lengths, config.data, shards)) as stream:
+        restored = checkpoints.restore_latest(abstract)
+        if restored is not None:
+            state, positions = restored
+            stream.restore({shard: positions[shard] for shard in shards})
+        elif config.initial_checkpoint_path:
+            state = load_initial(config.initial_checkpoint_path, abstract)
+        else:
+            state = create_state(model, optimizer, mesh, config.random_seed)
+        start = int(state.step)
+
+        held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
+        evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
+        step_function = compile_ready_step(
+            model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
+        )
+        with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
+            _introduce(config, metrics, abstract, lengths, start, operative_config)
+            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate)
+            return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
+
+
+class _Loop:
+    """The steps of a run between its start and its end, and what happens at intervals."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        lengths: Mapping[str, int],
+        num_devices: int,
+        metrics: Metrics,
+        checkpoints: Checkpoints,
+        stream: streams.TrainStream,
+        evaluate: Callable[[TrainState], dict[str, float]] | None,
+    ):
+        self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
+        self.stream, self.evaluate = stream, evaluate
+        peak = peak_flops_per_device()
+        flops = flops_per_sequence(config.model, lengths["inputs"], lengths["targets"])
+        self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
+        self.figures: dict[str, Any] = {"train": {}, "validation": {}}
+
+    def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
+        config, metrics = self.config, self.metrics
+        key = jax.random.key(config.random_seed + 1)
+        recent: list[tuple[int, Any, Any]] = []  # (step, rows, metrics on the device) since the last line
+        interrupted, saved = False, start if start in self.checkpoints.steps() else None
+        waited, began = 0.0, time.monotonic()
+        with _termination() as stop_requested:
+            for step in range(start + 1, config.train_steps + 1):
+                asked = time.monotonic()
+                rows = next(self.stream)
+                waited += time.monotonic() - asked
+                state, step_metrics = step_function(state, place(rows), key)
+                recent.append((step, rows, step_metrics))
+                metrics.advance(step)
+                last, interrupted = step == config.train_steps, stop_requested(step)
+                saves = last or interrupted or step % config.checkpoint.every_steps == 0
+                evaluates = not interrupted and (last or step % config.evaluation.every_steps == 0)
+                if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
+                    self._log(recent, waited, began)
+                    recent, waited, began = [], 0.0, time.monotonic()
+                if evaluates and self.evaluate is not None:
+                    self.figures["validation"] = self.evaluate(state)
+                    metrics.validation_line(step, self.figures["validation"])
+                    began = time.monotonic()
+                if saves:
+                    self.checkpoints.save(step, state, self.stream.positions())
+                    saved, began = step, time.monotonic()
+                    metrics.say(f"step {step:,} saved in {self.checkpoints.directory}")
+                if interrupted:
+                    metrics.say(f"Asked to stop: saved step {step:,}. The same command goes on from there.")
+                    break
+        return {"step": saved, "interrupted": interrupted, **self.figures}
+
+    def _log(self, recent: list[tuple[int, Any, Any]], waited: float, began: float) -> None:
+        """Waits for the device, checks that all is finite, and writes one line for the steps since the last."""
+        fetched = jax.device_get([step_metrics for _, _, step_metrics in recent])
+        seconds = time.monotonic() - began
+        for (step, rows, _), values in zip(recent, fetched, strict=True):
+            if not all(map(math.isfinite, (values["loss"], values["gradient_norm"], values["update_norm"]))):
+                raise NonFiniteError(_write_down(self.config, step, rows, values))
+        tokens = np.array([values["target_tokens"] for values in fetched])
+        weights = tokens / max(tokens.sum(), 1.0)
+        averaged = {
+            name: float(np.dot([values[name] for values in fetched], weights))
+            for name in ("loss", "cross_entropy", "accuracy")
+        }
+        norms = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")
+        all_tokens = float(tokens.sum()) + sum(float(values["input_tokens"]) for values in fetched)
+        figures = {
+            **averaged,
+            **{name: float(fetched[-1][name]) for name in norms},
+            "seconds_per_step": seconds / len(recent),
+            "tokens_per_second": all_tokens / seconds,
+            "sequences_per_second": self.config.data.batch_size * len(recent) / seconds,
+            "data_wait": waited / seconds,
+        }
+        if self.peak_seconds_per_step is not None:
+            figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
+        self.figures["train"] = figures
+        self.metrics.train_line(recent[-1][0], figures)
+
+
+def _evaluator(
+    model: Model, config: RunConfig, held_out: list[dict[str, np.ndarray]], sharding: Any, bytes_of_piece: np.ndarray
+) -> Callable[[TrainState], dict[str, float]] | None:
+    """Returns a function from the state to held-out figures, or None without held-out text.
+
+    Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
+    models with different vocabularies compare.
+    """
+    if not held_out:
+        return None
+    sums_of = compile_ready_evaluation(model, config.loss)
+    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        began = time.monotonic()
+        sums = [sums_of(state.params, streams.place_batch(batch, sharding)) for batch in held_out]
+        total = jax.tree.map(lambda *parts: float(np.sum(parts, dtype=np.float64)), *jax.device_get(sums))
+        return {
+            "loss": total["loss"] / total["tokens"],
+            "cross_entropy": total["nats"] / total["tokens"],
+            "accuracy": total["correct"] / total["tokens"],
+            "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
+            "target_tokens": total["tokens"],
+            "seconds": time.monotonic() - began,
+        }
+
+    return evaluate
+
+
+def _introduce(
+    config: RunConfig, metrics: Metrics, abstract: TrainState, lengths: Mapping[str, int], start: int, operative: str
+) -> None:
+    """Says what this run is, and writes its operative config beside its metrics."""
+    if operative and metrics.writes:
+        (run_directory(config.model_dir) / "config.gin").write_text(operative)
+    devices = jax.devices()
+    metrics.say(
+        f"{count_parameters(abstract.params):,} parameters on {len(devices)} x {devices[0].device_kind}"
+        f" in {jax.process_count()} process(es)"
+    )
+    metrics.say(
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {lengths['inputs']} inputs and"
+        f" {lengths['targets']} targets a step, {config.data.num_data_shards} data shards"
+    )
+    where = f"goes on from step {start:,}" if start else "starts"
+    metrics.say(f"{config.model_dir} {where}, to step {config.train_steps:,}")
+    if start < config.train_steps:
+        metrics.say("Compiling the step; the first line follows it.")
+
+
+def _check_writable(model_dir: str) -> None:
+    probe = run_directory(model_dir) / f".writable-{jax.process_index()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"MODEL_DIR {model_dir} cannot be written ({error.strerror or error}); give a directory that can."
+        ) from None
+
+
+def _write_down(config: RunConfig, step: int, rows: Mapping[int, Mapping[str, np.ndarray]], values: Mapping) -> str:
+    """Saves the rows that this process fed to a bad step; returns the sentence about it."""
+    path = run_directory(config.model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
+    with path.open("wb") as file:
+        np.savez(file, **{f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()})
+    return (
+        f"Step {step} gave loss {float(values['loss'])} and gradient norm {float(values['gradient_norm'])}. Its batch is"
+        f" in {path}; the last checkpoint is good. Lower the learning rate, or look at the batch."
+    )
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[Callable[[int], bool]]:
+    """Yields a function that says, after a step, whether SIGTERM asks all processes to save and stop.
+
+    With several processes jax's preemption service carries one process's SIGTERM to all of them and
+    names the step at which all stop; alone, a flag does.
+    """
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        yield lambda step: bool(received)
+    finally:
+        signal.signal(signal.SIGTERM, before)

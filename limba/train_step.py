@@ -1,0 +1,140 @@
+"""One optimizer update: pure and traced, no logging, no input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from limba.config import LossConfig
+from limba.losses import cross_entropy, is_correct
+from limba.model import Model
+from limba.state import TrainState
+
+Batch = Mapping[str, Array]
+Sums = dict[str, Float[Array, ""]]
+Metrics = dict[str, Float[Array, ""]]
+
+
+def loss_sums(model: Model, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None) -> Sums:
+    """Returns sums over the batch's real target tokens: never means, so that they can be added up.
+
+    `loss` is what is trained (nats, z-loss and smoothing included), `nats` the plain cross entropy,
+    `correct` and `tokens` counts.
+    """
+    logits = model.apply(params, batch, dropout_key)
+    trained, plain = cross_entropy(logits, batch["decoder_target_tokens"], loss)
+    correct = is_correct(logits, batch["decoder_target_tokens"])
+    weights = batch["decoder_loss_weights"].astype(jnp.float32)
+    return {
+        "loss": jnp.sum(trained * weights),
+        "nats": jnp.sum(plain * weights),
+        "correct": jnp.sum(correct * weights),
+        "tokens": jnp.sum(weights),
+    }
+
+
+def gradients(
+    model: Model, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None, num_microbatches: int
+) -> tuple[Any, Sums]:
+    """Returns the gradient of the loss *sum* and the sums, added up over micro-batches."""
+
+    def trained_loss(params: Any, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
+        sums = loss_sums(model, loss, params, batch, key)
+        return sums["loss"], sums
+
+    gradient = jax.grad(trained_loss, has_aux=True)
+    if num_microbatches == 1:
+        return gradient(params, batch, dropout_key)
+
+    def add_one(total: tuple[Any, Sums], xs: tuple[Batch, Array]) -> tuple[tuple[Any, Sums], None]:
+        micro, index = xs
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+        return jax.tree.map(jnp.add, total, gradient(params, micro, key)), None
+
+    micro = jax.tree.map(lambda x: _strided(x, num_microbatches), dict(batch))
+    zeros = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype),
+        jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), dropout_key),
+    )
+    total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(num_microbatches)))
+    return total
+
+
+def _strided(x: Array, num_microbatches: int) -> Array:
+    """Returns [M, B / M, …], micro-batch m being rows m, m + M, …: each device then keeps its own
+    rows, where contiguous blocks would have to be gathered from a share of the devices."""
+    rows = x.reshape(x.shape[0] // num_microbatches, num_microbatches, *x.shape[1:])
+    return jnp.swapaxes(rows, 0, 1)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    key: Array,
+    *,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    loss: LossConfig,
+    num_microbatches: int,
+) -> tuple[TrainState, Metrics]:
+    """Returns the next state and this step's metrics.
+
+    The key is the run's own and never advances: the step's number is folded in, so that a resumed
+    run repeats exactly. The loss sum and its gradient are divided once, by the real target tokens.
+    """
+    dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
+    grads, sums = gradients(model, loss, state.params, batch, dropout_key, num_microbatches)
+    tokens = jnp.maximum(sums["tokens"], 1.0)
+    grads = jax.tree.map(lambda g: g / tokens, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {
+        "loss": sums["loss"] / tokens,
+        "cross_entropy": sums["nats"] / tokens,
+        "accuracy": sums["correct"] / tokens,
+        "target_tokens": sums["tokens"],
+        "input_tokens": jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32),
+        "learning_rate": schedule(state.step),
+        "gradient_norm": optax.tree.norm(grads),
+        "parameter_norm": optax.tree.norm(state.params),
+        "update_norm": optax.tree.norm(updates),
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def compile_ready_step(
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    loss: LossConfig,
+    num_microbatches: int,
+    shardings: TrainState,
+) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
+    """Returns `train_step` jitted: state donated and kept in place, metrics whole on every device."""
+
+    def step(state: TrainState, batch: Batch, key: Array) -> tuple[TrainState, Metrics]:
+        return train_step(
+            state,
+            batch,
+            key,
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            loss=loss,
+            num_microbatches=num_microbatches,
+        )
+
+    whole = NamedSharding(shardings.step.mesh, PartitionSpec())
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole))
+
+
+def compile_ready_evaluation(model: Model, loss: LossConfig) -> Callable[[Any, Batch], Sums]:
+    """Returns the jitted sums of one held-out batch: dropout off, nothing changed."""
+    return jax.jit(lambda params, batch: loss_sums(model, loss, params, batch, None))

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Sets up .venv, then checks the style and runs the tests; arguments go to pytest: bash tests/run.sh -k config.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash launch/setup.sh tests
+.venv/bin/python -m ruff check .
+exec .venv/bin/python -m pytest -q tests "$@"

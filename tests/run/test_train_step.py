@@ -1,0 +1,133 @@
+"""One update: recorded T5X runs, micro-batches, meshes, layers stacked or not, collectives."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.replay import replay
+from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.formats.names import flatten, unflatten, unstack_layers
+from limba.mesh import batch_sharding, make_mesh
+from limba.model import Model
+from limba.optimizer import make_optimizer, make_schedule
+from limba.state import abstract_state, state_shardings
+from limba.train_step import compile_ready_step
+from tests import tiny
+
+CURVE = str(Path(__file__).parent.parent / "golden" / "curve_t5_1_1")
+ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_replays_a_recorded_t5x_run(scan_layers: bool) -> None:
+    result = replay(CURVE, scan_layers, num_microbatches=1 if scan_layers else 2, mesh=MeshConfig(fsdp=2))
+    assert result["max_relative_difference_first_10"] < 2e-5
+    assert result["max_relative_difference"] < 1e-4
+    assert result["final_rms_max_relative_difference"] < 1e-4
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(1, 8, 1), MeshConfig(1, 1, 8), MeshConfig(8, 1, 1)])
+def test_every_mesh_trains_like_one_device(mesh: MeshConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharded, _ = tiny.train(mesh_config=mesh)
+    one = [jax.devices()[0]]
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr(jax, "make_mesh", lambda sizes, names, axis_types: jax.sharding.Mesh(np.array(one).reshape(sizes), names, axis_types=axis_types))
+    alone, _ = tiny.train()
+    np.testing.assert_allclose(sharded, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
+def test_number_of_microbatches_does_not_change_the_update(name: str) -> None:
+    schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
+    config = OptimizerConfig(name=name, schedule=schedule, epsilon=1e-4)
+    losses, state = tiny.train(optimizer_config=config, mesh_config=MeshConfig(2, 1, 4))
+    for parts in (2, 4):
+        other_losses, other = tiny.train(optimizer_config=config, mesh_config=MeshConfig(2, 1, 4), num_microbatches=parts)
+        np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+        for a, b in zip(jax.tree.leaves(other.params), jax.tree.leaves(state.params), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
+def test_stacked_layers_update_like_single_ones(name: str) -> None:
+    config = OptimizerConfig(name=name, weight_decay=0.01, schedule=ScheduleConfig(base_learning_rate=0.5))
+    params = Model(tiny.MODEL).init(jax.random.key(0))
+    single = unflatten(unstack_layers(flatten(jax.device_get(params))))
+    optimizer = make_optimizer(config, 10)
+    states = {"stacked": optimizer.init(params), "single": optimizer.init(single)}
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        grads = jax.tree.map(lambda p: random.standard_normal(p.shape, np.float32) * 3, params)
+        updates, states["stacked"] = optimizer.update(grads, states["stacked"], params)
+        params = optax.apply_updates(params, updates)
+        grads = unflatten(unstack_layers(flatten(grads)))
+        updates, states["single"] = optimizer.update(grads, states["single"], single)
+        single = optax.apply_updates(single, updates)
+    unstacked = unstack_layers(flatten(jax.device_get(params)))
+    for path, array in flatten(single).items():
+        np.testing.assert_allclose(array, unstacked[path], atol=1e-6, err_msg=path)
+
+
+def test_adafactor_factors_matrices_from_128_on() -> None:
+    state = jax.eval_shape(make_optimizer(OptimizerConfig(), 1).init, Model(tiny.MODEL).init(jax.random.key(0)))
+    shapes = {jax.tree_util.keystr(p, simple=True, separator="/"): s.shape for p, s in jax.tree.leaves_with_path(state)}
+    (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
+    (whole,) = [s for n, s in shapes.items() if n.split("/")[-1] == "scale" and "/v/" in n and "encoder_norm" in n]
+    assert rows == (2, 128) and whole == (128,)
+
+
+def test_loss_is_what_t5x_defines_with_smoothing() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((2, 3, 50), np.float32) * 2
+    targets = rng.integers(0, 50, (2, 3))
+    config = LossConfig(z_loss=1e-2, label_smoothing=0.1)
+    from limba.losses import cross_entropy
+
+    trained, plain = cross_entropy(logits, targets, config)
+    z = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    log_p = logits - z[..., None]
+    soft = np.full((2, 3, 50), 0.1 / 49)
+    np.put_along_axis(soft, targets[..., None], 0.9, -1)
+    entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1 / 49))
+    np.testing.assert_allclose(trained, -(soft * log_p).sum(-1) - entropy + 1e-2 * z**2, rtol=1e-5)
+    np.testing.assert_allclose(plain, -np.take_along_axis(log_p, targets[..., None], -1)[..., 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["factors", "linear", "cosine", "warmup_stable_decay"])
+def test_schedules_rise_to_the_peak_and_end_low(name: str) -> None:
+    factors = "constant * linear_warmup * rsqrt_normalized_decay"
+    schedule = make_schedule(ScheduleConfig(name, 0.3, factors, warmup_steps=10), 100)
+    rates = np.array([float(schedule(step)) for step in range(101)])
+    assert rates.argmax() == 10 and abs(rates[10] - 0.3) < 1e-6 and rates[1] < 0.05
+    assert abs(rates[100] - (0.3 * np.sqrt(10 / 100) if name == "factors" else 0.0)) < 1e-6
+
+
+def test_published_schedule_is_flat_then_rsqrt() -> None:
+    schedule = make_schedule(ScheduleConfig(), 2_000_000)
+    np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)
+
+
+def test_collectives_of_the_compiled_step() -> None:
+    """Data parallelism reduces gradients and gathers nothing, also with micro-batches."""
+    model, optimizer, schedule = Model(tiny.MODEL), make_optimizer(tiny.OPTIMIZER, 1), make_schedule(ScheduleConfig(), 1)
+    mesh = make_mesh(MeshConfig())
+    sharding = batch_sharding(mesh)
+    batch = {n: jax.ShapeDtypeStruct((16, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
+    for parts in (1, 2):
+        step = compile_ready_step(model, optimizer, schedule, LossConfig(), parts, state_shardings(model, optimizer, mesh))
+        text = step.lower(abstract_state(model, optimizer, mesh), batch, jax.random.key(0)).compile().as_text()
+        assert re.search(r"all-reduce", text)
+        assert not re.search(r"all-gather|all-to-all|collective-permute", text), parts
+
+
+def test_dropout_differs_between_steps_and_repeats_with_the_key() -> None:
+    config = dataclasses.replace(tiny.MODEL, dropout_rate=0.2)
+    first, _ = tiny.train(config)
+    second, _ = tiny.train(config)
+    assert first == second
+    assert first != tiny.train()[0]
