@@ -101,6 +101,14 @@ def _build(text: str) -> RunConfig:
         raise ConfigError(str(error).partition("\n  In call to configurable")[0]) from None
 
 
+def model_config(gin_file: str, overrides: Sequence[str]) -> config.ModelConfig:
+    """Returns the network of a file of gin/models, with `NAME=VALUE` overrides; for programs without a run."""
+    source = gin_files.read([gin_file], overrides, [Path.cwd(), ROOT, ROOT / "gin"])
+    gin.clear_config()
+    gin.parse_config(source.text)
+    return gin.get_configurable(config.ModelConfig)()
+
+
 def _operative_config(modules: Sequence[str]) -> str:
     """Returns a gin file that makes the same run again: every value used, defaults included."""
     names = [module.rpartition(".") for module in modules]

@@ -227,8 +227,9 @@ def _write_down(config: RunConfig, step: int, rows: Mapping[int, Mapping[str, np
     with path.open("wb") as file:
         np.savez(file, **{f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()})
     return (
-        f"Step {step} gave loss {float(values['loss'])} and gradient norm {float(values['gradient_norm'])}. Its batch is"
-        f" in {path}; the last checkpoint is good. Lower the learning rate, or look at the batch."
+        f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
+        f" {values['update_norm']:.6g}. Its batch is in {path}; the last checkpoint is good. Lower the learning rate, or"
+        " look at the batch."
     )
 
 

@@ -1,16 +1,43 @@
-"""Eight CPU devices, strict flags, the repository on the path: set before anything imports jax."""
+"""Eight CPU devices, strict flags, one compile cache for the whole session: set before anything imports jax."""
 
+import atexit
+import json
 import os
-import sys
+import shutil
+import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CACHE = tempfile.mkdtemp(prefix="limba-compiled-")
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real English prose, as the demo writes it."""
+    from limba.data.demo_corpus import pydoc_corpus
+
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    assert pydoc_corpus(path) > 300
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocabulary(corpus: Path) -> Path:
+    """A SentencePiece model of 800 pieces, trained on the corpus."""
+    from limba.data.vocabulary import train_vocabulary
+
+    path = corpus.parent / "vocabulary.model"
+    texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())
+    assert train_vocabulary(texts, 800, str(path)) == 800
+    return path

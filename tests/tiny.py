@@ -6,9 +6,9 @@ import dataclasses
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh
 
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
-from limba.mesh import make_mesh
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.state import TrainState, create_state, state_shardings
@@ -46,6 +46,12 @@ def batch(rows: int = 8, inputs: int = 24, targets: int = 10, seed: int = 0) -> 
     }
 
 
+def mesh_of(config: MeshConfig, num_devices: int) -> Mesh:
+    """A mesh over the first devices; fewer of them compile sooner."""
+    devices = np.array(jax.devices()[:num_devices]).reshape(config.sizes(num_devices))
+    return Mesh(devices, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+
+
 def train(
     config: ModelConfig = MODEL,
     optimizer_config: OptimizerConfig = OPTIMIZER,
@@ -54,12 +60,13 @@ def train(
     num_microbatches: int = 1,
     steps: int = 3,
     loss: LossConfig | None = None,
+    num_devices: int = 1,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
     network = Model(config)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    mesh = make_mesh(mesh_config or MeshConfig())
+    mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
     state = create_state(network, optimizer, mesh, seed=0)
     shardings = state_shardings(network, optimizer, mesh)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)

@@ -66,7 +66,8 @@ def file_format(path: str) -> tuple[str, bool]:
         if plain.endswith(suffix) and not (zipped and name == "parquet"):
             return name, zipped
     raise ConfigError(
-        f"{path} has a suffix that is not known; give .txt, .jsonl, .json or .csv files, each also with .gz, or .parquet."
+        f"{path} has a suffix that is not known; "
+        "give .txt, .jsonl, .json or .csv files, each also with .gz, or .parquet."
     )
 
 
@@ -95,7 +96,9 @@ def _matches(pattern: str) -> list[File]:
     elif system.exists(path):
         entries = [system.info(path)]
         if entries[0]["type"] == "directory":
-            raise ConfigError(f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl.")
+            raise ConfigError(
+                f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl."
+            )
     else:
         entries = []
     address = str if local else system.unstrip_protocol
@@ -142,7 +145,9 @@ def read_chunks(unit: Unit, column: str) -> Iterator[list[bytes]]:
                 rows = _text(unit, gzip.open(raw) if zipped else raw)
             yield from _in_chunks(rows)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{unit.path} cannot be read ({_reason(error)}); check the file and its permissions.") from error
+        raise ConfigError(
+            f"{unit.path} cannot be read ({_reason(error)}); check the file and its permissions."
+        ) from error
 
 
 def _in_chunks(rows: Iterator[bytes]) -> Iterator[list[bytes]]:
@@ -259,7 +264,8 @@ def _csv(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
                 yield row[place].encode()
             elif row:
                 raise ConfigError(
-                    f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; mend the line."
+                    f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
+                    "mend the line."
                 )
     except csv.Error as error:
         raise ConfigError(f"{unit.path} line {reader.line_num} is not csv ({_reason(error)}); mend the line.") from None
@@ -308,7 +314,8 @@ def _encoded(value: Any, path: str, column: str) -> bytes:
 
 
 def _no_column(path: str, column: str, there: Sequence[str]) -> str:
-    return f"{path} has no column {column!r}; it has {', '.join(map(repr, there)) or 'none'}: set DataConfig.column to one."
+    names = ", ".join(map(repr, there)) or "none"
+    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one."
 
 
 class ChunkReader:

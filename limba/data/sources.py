@@ -7,12 +7,13 @@ shuffle buffer, and a saved position holds indices and not text.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import seqio
@@ -73,7 +74,9 @@ class UnitSource(seqio.DataSource):
             origin = "train" if self._carved(split) else split
             if origin not in self._patterns:
                 there = ", ".join(self._patterns)
-                raise ConfigError(f"{self.name} has no split {split!r}; it has {there}: set train_split or validation_split.")
+                raise ConfigError(
+                    f"{self.name} has no split {split!r}; it has {there}: set train_split or validation_split."
+                )
             if origin not in self._units:
                 self._units[origin] = list_units(list_files(self._patterns[origin]))
             return self._units[origin]
@@ -92,22 +95,25 @@ class UnitSource(seqio.DataSource):
         wanted = split == "validation"
         return [text for text in documents if _is_held_out(text, self._validation_percent) is wanted]
 
-    def check(self, split: str) -> None:
+    def check(self, split: str, may_be_empty: bool = False) -> None:
         """Reads the beginning of the split (all of it where it is local and small), so that bad files show now.
 
-        Raises ConfigError for files that are not there, cannot be read, hold no document, or lack the column.
+        Raises ConfigError for files that are not there, cannot be read, lack the column, or hold no document
+        (unless `may_be_empty`: a small corpus may give nothing to a carved split).
         """
         units, found, num_bytes = self.units(split), 0, 0
+        if may_be_empty and self._carved(split):
+            return  # its files are those of `train`
         remote = any("://" in unit.path for unit in units[:1])
         for unit in units:
             chunk = 0
             while (documents := self.read(split, unit, chunk)) is not None:
                 found += len(documents)
                 num_bytes += sum(map(len, documents))
-                if found and (remote or num_bytes >= BYTES_CHECKED):
+                if num_bytes >= BYTES_CHECKED or (remote and (found or may_be_empty)):
                     return
                 chunk += 1
-        if not found:
+        if not found and not may_be_empty:
             raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
 
     def documents(
@@ -142,7 +148,7 @@ class UnitSource(seqio.DataSource):
 
         def is_there(epoch: int, index: int, chunk: int) -> np.bool_:
             with self._failures():
-                number, unit = unit_at(epoch, index)
+                _, unit = unit_at(epoch, index)
                 if chunk == 0:
                     opened[0] += 1
                     if num_epochs is None and opened[0] > 2 * count + INTERLEAVED_UNITS:
@@ -205,22 +211,14 @@ class UnitSource(seqio.DataSource):
             split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
         )
 
-    def _failures(self) -> _Failures:
-        return _Failures(self)
-
-
-class _Failures:
-    """Keeps a ConfigError of a reading thread with its source."""
-
-    def __init__(self, source: UnitSource):
-        self._source = source
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ConfigError):
-            self._source.failure = error
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Keeps a ConfigError of a reading thread."""
+        try:
+            yield
+        except ConfigError as error:
+            self.failure = error
+            raise
 
 
 class FileSource(UnitSource):
@@ -296,7 +294,7 @@ def _call(function: Callable, dtype: tf.DType, shape: list, *arguments: tf.Tenso
 def _generator(purpose: str, *numbers: int) -> np.random.RandomState:
     # RandomState, whose numbers numpy promises never to change: an upgrade may not change a run's order.
     digest = hashlib.blake2b(repr((purpose, *numbers)).encode(), digest_size=16).digest()
-    return np.random.RandomState(np.frombuffer(digest, "<u4"))  # noqa: NPY002
+    return np.random.RandomState(np.frombuffer(digest, "<u4"))
 
 
 @functools.lru_cache(maxsize=16)

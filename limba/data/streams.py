@@ -7,7 +7,9 @@ reads the shards whose rows lie on its devices and saves their positions.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import hashlib
 import io
 import json
@@ -30,8 +32,15 @@ from limba.data.sources import FileSource, UnitSource
 from limba.data.vocabulary import load_vocabulary
 
 __all__ = [
-    "TrainStream", "check_sources", "derive_lengths", "global_batch", "model_features", "place_batch", "resolve_task",
-    "shards_of_this_process", "validation_batches",
+    "TrainStream",
+    "check_sources",
+    "derive_lengths",
+    "global_batch",
+    "model_features",
+    "place_batch",
+    "resolve_task",
+    "shards_of_this_process",
+    "validation_batches",
 ]
 
 logger = logging.getLogger(__name__)
@@ -56,13 +65,22 @@ def resolve_task(config: DataConfig) -> Provider:
     if name in seqio.MixtureRegistry.names():
         mixture = seqio.MixtureRegistry.get(name)
         if config.data_files is not None:
-            raise ConfigError(f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out.")
+            raise ConfigError(
+                f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out."
+            )
         # The rates are taken here: replaced tasks are others to the mixture.
-        return seqio.Mixture(name, [(_replaced(task, config), mixture.get_rate(task)) for task in mixture.tasks])
+        parts = [(_replaced(task, config), mixture.get_rate(task)) for task in mixture.tasks]
+        first, *others = [part.output_features["targets"].vocabulary for part, _ in parts]
+        if any(other != first for other in others):
+            raise ConfigError(
+                f"The tasks of mixture {name} have different vocabularies; set VOCABULARY, which replaces them all."
+            )
+        return seqio.Mixture(name, parts)
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     close = difflib.get_close_matches(name, known, n=3) or known[:10]
     raise ConfigError(
-        f"No task or mixture is called {name!r}; did you mean {', '.join(close) or 'one of a module that is not imported'}? "
+        f"No task or mixture is called {name!r}; "
+        f"did you mean {', '.join(close) or 'one of a module that is not imported'}? "
         "MIXTURE_OR_TASK_NAME must be registered by a module of tasks/ that the gin file imports."
     )
 
@@ -90,9 +108,11 @@ def check_sources(task: Provider, config: DataConfig) -> None:
     for part in _tasks(task):
         if isinstance(part.source, UnitSource):
             part.source.check(config.train_split)
+            part.source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
             raise ConfigError(
-                f"Task {part.name} has no split {config.train_split!r}; it has {', '.join(part.splits)}: set train_split."
+                f"Task {part.name} has no split {config.train_split!r}; "
+                f"it has {', '.join(part.splits)}: set train_split."
             )
 
 
@@ -111,22 +131,33 @@ def _examples(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.D
 
 
 def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
-    """Returns one task's endless examples in one shard; masks and the like are the shard's own."""
-    own_seed = _seed(config.seed, task.name, shard)
-    num_shards = config.num_data_shards
+    """Returns one task's endless examples in one shard.
+
+    The order of documents comes from a seed that all shards share, since they deal one order among
+    them; masks and whatever else the preprocessors draw come from the shard's own.
+    """
+    shared_seed, own_seed = _seed(config.seed, task.name), _seed(config.seed, task.name, shard)
+    split, num_shards = config.train_split, config.num_data_shards
     if isinstance(task.source, UnitSource):
-        # One seed for all shards here: they deal one permutation among them.
         documents = task.source.documents(
-            config.train_split, shard=shard, num_shards=num_shards, seed=_seed(config.seed, task.name), shuffle=config.shuffle
+            split, shard=shard, num_shards=num_shards, seed=shared_seed, shuffle=config.shuffle
         )
         return _examples(task, lengths, documents, own_seed)
     try:
-        return task.get_dataset(
-            sequence_length=lengths, split=config.train_split, shuffle=config.shuffle, seed=own_seed,
-            shard_info=seqio.ShardInfo(shard, num_shards), num_epochs=None, try_in_mem_cache=False,
+        by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
+        documents = task.source.get_dataset(
+            split,
+            shuffle=config.shuffle,
+            seed=shared_seed,
+            shard_info=seqio.ShardInfo(shard, num_shards) if by_source else None,
         )
     except ValueError as error:
         raise ConfigError(f"Task {task.name} cannot be read ({str(error).strip()}); mend the task.") from error
+    documents = (documents if by_source else documents.shard(num_shards, shard)).repeat()
+    examples = _examples(task, lengths, documents, own_seed)
+    if config.shuffle and task.shuffle_buffer_size:
+        examples = examples.shuffle(task.shuffle_buffer_size, seed=own_seed)
+    return examples
 
 
 def _batched(dataset: tf.data.Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool) -> tf.data.Dataset:
@@ -139,7 +170,9 @@ def _batched(dataset: tf.data.Dataset, lengths: Mapping[str, int], num_rows: int
     dataset = dataset.map(
         lambda example: {feature: tf.cast(example[feature][:width], tf.int32) for feature, width in widths.items()}
     )
-    return dataset.padded_batch(num_rows, padded_shapes={name: [width] for name, width in widths.items()}, drop_remainder=whole)
+    return dataset.padded_batch(
+        num_rows, padded_shapes={name: [width] for name, width in widths.items()}, drop_remainder=whole
+    )
 
 
 def _alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -179,12 +212,14 @@ class TrainStream:
         if not self._exact:
             logger.warning(
                 "%s reads a source that cannot save its position: a resumed run reads again what it has read. "
-                "Give the files as data_files, or use a source of limba.data.sources.", task.name,
+                "Give the files as data_files, or use a source of limba.data.sources.",
+                task.name,
             )
         self._datasets = {shard: _shard_dataset(task, lengths, config, shard) for shard in shards}
-        self._iterators: dict[int, Any] = {shard: iter(dataset) for shard, dataset in self._datasets.items()}
         self._num_batches = dict.fromkeys(shards, 0)
         self._pool = ThreadPoolExecutor(max_workers=max(1, min(len(self._datasets), 8)))
+        iterators = self._pool.map(iter, self._datasets.values())
+        self._iterators: dict[int, Any] = dict(zip(self._datasets, iterators, strict=True))
 
     def __iter__(self) -> Iterator[dict[int, Rows]]:
         return self
@@ -201,7 +236,7 @@ class TrainStream:
 
     def positions(self) -> dict[int, bytes]:
         """Returns each shard's position behind the batches given out so far."""
-        return {shard: self._position(shard) for shard in self._iterators}
+        return dict(zip(self._iterators, self._pool.map(self._position, self._iterators), strict=True))
 
     def _position(self, shard: int) -> bytes:
         about = {**self._identity(shard), "num_batches": self._num_batches[shard], "exact": self._exact}
@@ -216,10 +251,6 @@ class TrainStream:
 
     def _identity(self, shard: int) -> dict[str, Any]:
         """What a position depends on; restoring under another choice would go on with other text unnoticed."""
-        corpora = [
-            part.source.list_shards(self._config.train_split) if isinstance(part.source, UnitSource) else part.name
-            for part in _tasks(self._task)
-        ]
         return {
             "task": self._task.name,
             "seed": self._config.seed,
@@ -229,14 +260,25 @@ class TrainStream:
             "batch_size": self._config.batch_size,
             "task_feature_lengths": self._lengths,
             "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,
-            "corpus": hashlib.blake2b(repr(corpora).encode(), digest_size=8).hexdigest(),
+            "corpus": self._corpus,
         }
+
+    @functools.cached_property
+    def _corpus(self) -> str:
+        """Names the files and how they are cut, in a few letters."""
+        units = [
+            part.source.list_shards(self._config.train_split) if isinstance(part.source, UnitSource) else part.name
+            for part in _tasks(self._task)
+        ]
+        return hashlib.blake2b(repr(units).encode(), digest_size=8).hexdigest()
 
     def restore(self, positions: Mapping[int, bytes]) -> None:
         """Goes on behind the given positions; ConfigError where one is missing or belongs to other data."""
         missing = sorted(set(self._iterators) - set(positions))
         if missing:
-            raise ConfigError(f"The checkpoint holds no data position for shard {missing[0]}; set num_data_shards as it was.")
+            raise ConfigError(
+                f"The checkpoint holds no data position for shard {missing[0]}; set num_data_shards as it was."
+            )
         list(self._pool.map(lambda shard: self._restore(shard, positions[shard]), list(self._iterators)))
 
     def _restore(self, shard: int, position: bytes) -> None:
@@ -263,21 +305,17 @@ class TrainStream:
         self._datasets.clear()
 
 
-class _clear_errors:  # noqa: N801  reads as a statement
+@contextlib.contextmanager
+def _clear_errors(task: Provider) -> Iterator[None]:
     """Puts the source's own sentence in place of TensorFlow's report of it."""
-
-    def __init__(self, task: Provider):
-        self._task = task
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, tf.errors.OpError):
-            for part in _tasks(self._task):
-                failure = getattr(part.source, "failure", None)
-                if failure is not None:
-                    raise failure from None
+    try:
+        yield
+    except tf.errors.OpError:
+        failures = (getattr(part.source, "failure", None) for part in _tasks(task))
+        failure = next(filter(None, failures), None)
+        if failure is None:
+            raise
+        raise failure from None
 
 
 def validation_batches(
@@ -296,7 +334,12 @@ def validation_batches(
         elif config.validation_split in part.splits:
             parts.append(
                 part.get_dataset(
-                    lengths, config.validation_split, shuffle=False, seed=VALIDATION_SEED, num_epochs=1, try_in_mem_cache=False
+                    lengths,
+                    config.validation_split,
+                    shuffle=False,
+                    seed=VALIDATION_SEED,
+                    num_epochs=1,
+                    try_in_mem_cache=False,
                 )
             )
     batches: list[dict[str, np.ndarray]] = []
@@ -311,7 +354,9 @@ def validation_batches(
     if not batches:
         logger.warning(
             "The split %r of %s holds no text: nothing is evaluated. A larger validation_percent takes more from the "
-            "training text.", config.validation_split, task.name,
+            "training text.",
+            config.validation_split,
+            task.name,
         )
     return batches
 
@@ -343,12 +388,13 @@ def shards_of_this_process(sharding: jax.sharding.Sharding, config: DataConfig) 
     rows_per_shard = config.batch_size // config.num_data_shards
     shards = sorted({row // rows_per_shard for row in rows})
     if len(rows) != len(shards) * rows_per_shard:
-        whole = int(np.gcd.reduce([*rows, config.batch_size][1:] or [config.batch_size]))
         starts = [row for row in rows if row - 1 not in rows]
         whole = int(np.gcd.reduce([*starts, len(rows), config.batch_size]))
         raise ConfigError(
-            f"num_data_shards {config.num_data_shards} gives shards of {rows_per_shard} rows, which the processes' devices cut; "
-            f"set DataConfig.num_data_shards to {config.batch_size // whole} or a multiple of it that divides BATCH_SIZE."
+            f"num_data_shards {config.num_data_shards} gives shards of {rows_per_shard} rows, which the "
+            "processes' devices cut; "
+            f"set DataConfig.num_data_shards to {config.batch_size // whole} or a multiple of it that divides "
+            "BATCH_SIZE."
         )
     return shards
 
@@ -358,7 +404,8 @@ def _local_rows(sharding: jax.sharding.Sharding, num_rows: int) -> list[int]:
         indices = sharding.addressable_devices_indices_map((num_rows, 1))
     except ValueError as error:
         raise ConfigError(
-            f"BATCH_SIZE {num_rows} does not divide over the mesh's data and fsdp axes; make it a multiple of their product."
+            f"BATCH_SIZE {num_rows} does not divide over the mesh's data and fsdp axes; "
+            "make it a multiple of their product."
         ) from error
     return sorted({row for index in indices.values() for row in range(*index[0].indices(num_rows))})
 

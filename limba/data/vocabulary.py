@@ -60,7 +60,8 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int) -> None:
         )
     if not num_sentinels(vocabulary):
         raise ConfigError(
-            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); set DataConfig.extra_ids to {NUM_SENTINELS}."
+            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); "
+            f"set DataConfig.extra_ids to {NUM_SENTINELS}."
         )
 
 
@@ -86,7 +87,9 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, …; ConfigError where there are fewer than `count`."""
     there = num_sentinels(vocabulary)
     if count > there:
-        raise ConfigError(f"The vocabulary has {there} sentinels and {count} are needed; set DataConfig.extra_ids higher.")
+        raise ConfigError(
+            f"The vocabulary has {there} sentinels and {count} are needed; set DataConfig.extra_ids higher."
+        )
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
 
 
@@ -106,7 +109,12 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> np.ndarray:
         piece = pieces.IdToPiece(number)
         if pieces.IsByte(number):
             counts[number] = 1
-        elif not (pieces.IsControl(number) or pieces.IsUnknown(number) or pieces.IsUnused(number) or _SENTINEL.fullmatch(piece)):
+        elif not (
+            pieces.IsControl(number)
+            or pieces.IsUnknown(number)
+            or pieces.IsUnused(number)
+            or _SENTINEL.fullmatch(piece)
+        ):
             counts[number] = len(piece.replace(SPACE, " ").encode())
     return counts
 
@@ -156,7 +164,9 @@ def train_vocabulary(
         if not counted.count:
             raise ConfigError("There is no text to train a vocabulary on; check the corpus path and column.") from None
         reason = str(error).strip().split("\n")[-1]
-        raise ConfigError(f"No vocabulary of {size} pieces can be trained on this text ({reason}); change the size.") from error
+        raise ConfigError(
+            f"No vocabulary of {size} pieces can be trained on this text ({reason}); change the size."
+        ) from error
     _write(path, model.getvalue())
     trained = sentencepiece.SentencePieceProcessor()
     trained.LoadFromSerializedProto(model.getvalue())
@@ -209,7 +219,9 @@ def _write(path: str, data: bytes) -> None:
             file.write(data)
         os.replace(unfinished, stripped)
     except OSError as error:
-        raise ConfigError(f"The vocabulary cannot be written to {path} ({error.strerror or error}); give another path.") from error
+        raise ConfigError(
+            f"The vocabulary cannot be written to {path} ({error.strerror or error}); give another path."
+        ) from error
 
 
 def _read_model(path: str) -> Any:
@@ -220,16 +232,22 @@ def _read_model(path: str) -> Any:
         with fsspec.open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
-        raise ConfigError(f"The vocabulary {path} is not there; set VOCABULARY to a SentencePiece model's path, or 'byte'.") from None
-    except Exception as error:  # noqa: BLE001  a bucket's library raises its own kinds
+        raise ConfigError(
+            f"The vocabulary {path} is not there; set VOCABULARY to a SentencePiece model's path, or 'byte'."
+        ) from None
+    except Exception as error:  # a bucket's library raises its own kinds
         reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConfigError(f"The vocabulary {path} cannot be read ({reason}); check the path and its permissions.") from error
+        raise ConfigError(
+            f"The vocabulary {path} cannot be read ({reason}); check the path and its permissions."
+        ) from error
     try:
         model = sentencepiece_model_pb2.ModelProto.FromString(data)
     except Exception:  # noqa: BLE001  protobuf's error is not public
         model = None
     if model is None or not len(model.pieces):
-        raise ConfigError(f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer.")
+        raise ConfigError(
+            f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer."
+        )
     return model
 
 

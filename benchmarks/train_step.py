@@ -1,0 +1,113 @@
+"""Times the training step of a model on random tokens, alone on this machine's devices.
+
+    python -m benchmarks.train_step --size=small --batch=8 --inputs=512 --targets=114 --dtype=float32 --json
+
+Prints seconds per step (median), tokens per second (inputs and targets), peak resident memory in MB,
+compile seconds, and the MFU where the device's peak is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from launch import environment
+from limba.config import ConfigError, ModelConfig
+
+
+def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]:
+    """Returns the figures of `args.steps` timed steps after one that compiles and one that warms up."""
+    import jax
+    import numpy as np
+
+    from limba.config import LossConfig, MeshConfig, OptimizerConfig
+    from limba.data.streams import model_features, place_batch
+    from limba.mesh import batch_sharding, make_mesh
+    from limba.model import Model
+    from limba.optimizer import make_optimizer, make_schedule
+    from limba.profile import flops_per_sequence, peak_flops_per_device
+    from limba.state import create_state, state_shardings
+    from limba.train_step import compile_ready_step
+
+    model, choice = Model(config), OptimizerConfig(name=args.optimizer)
+    optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
+    mesh = make_mesh(MeshConfig())
+    state = create_state(model, optimizer, mesh, seed=0)
+    shardings = state_shardings(model, optimizer, mesh)
+    step = compile_ready_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)
+    random = np.random.default_rng(0)
+    lengths = {"inputs": args.inputs, "targets": args.targets}
+    rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
+    batch = place_batch(model_features(rows), batch_sharding(mesh))
+    key = jax.random.key(0)
+
+    began = time.perf_counter()
+    compiled = step.lower(state, batch, key).compile()
+    compile_seconds = time.perf_counter() - began
+    seconds = []
+    for _ in range(args.steps + 1):
+        began = time.perf_counter()
+        state, metrics = compiled(state, batch, key)
+        jax.block_until_ready((state, metrics))
+        seconds.append(time.perf_counter() - began)
+    typical = statistics.median(seconds[1:])
+    figures = {
+        "seconds_per_step": typical,
+        "seconds_per_step_min": min(seconds[1:]),
+        "seconds_per_step_max": max(seconds[1:]),
+        "tokens_per_second": args.batch * (args.inputs + args.targets) / typical,
+        "sequences_per_second_per_device": args.batch / typical / mesh.size,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "compile_seconds": compile_seconds,
+        "loss": float(metrics["loss"]),
+    }
+    peak = peak_flops_per_device()
+    if peak:
+        flops = flops_per_sequence(config, args.inputs, args.targets) * args.batch
+        figures["mfu"] = flops / typical / (peak * mesh.size)
+    return figures
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
+    parser.add_argument("--size", default="small", help="file of that folder")
+    parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all devices")
+    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--targets", type=int, default=114)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
+    parser.add_argument("--optimizer", default="adafactor")
+    parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--scan", action="store_true", help="scan the layers instead of unrolling them")
+    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"])
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    args = parser.parse_args(argv)
+    if min(args.batch, args.inputs, args.targets, args.steps, args.microbatches) < 1 or args.batch % args.microbatches:
+        raise ConfigError("Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch.")
+
+    from launch.flags import model_config
+
+    overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
+    if args.vocab:
+        overrides.append(f"VOCAB_SIZE={args.vocab}")
+    with environment.quiet_imports():
+        config = model_config(f"gin/models/{args.family}/{args.size}.gin", overrides)
+        import limba.data.streams  # noqa: F401  TensorFlow's notes, held back
+    figures = time_step(config, args)
+    if args.json:
+        print(json.dumps({**vars(args), **figures}))
+    else:
+        print("\n".join(f"{name:34}{value:,.4g}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    environment.use_large_pages()
+    sys.exit(environment.exit_code(main, sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""Each document of a file is read once, by exactly one unit, in chunks that do not depend on what was read before."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from limba.config import ConfigError
+from limba.data import readers
+
+TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
+
+
+def write(path: Path, texts: list[str] = TEXTS, column: str = "text") -> Path:
+    """Writes the texts in the format of the path's suffix."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), column: texts}), path, row_group_size=70)
+        return path
+    with opened(path, "wt", encoding="utf-8", newline="") as file:
+        if name.endswith(".txt"):
+            file.write("".join(f"{text}\n" for text in texts))
+        elif name.endswith(".csv"):
+            rows = csv.writer(file)
+            rows.writerow(["id", column])
+            rows.writerows(enumerate(texts))
+        else:
+            file.write("".join(json.dumps({"id": i, column: text}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def read_all(units: list[readers.Unit], column: str = "text") -> list[str]:
+    return [text.decode() for unit in units for chunk in readers.read_chunks(unit, column) for text in chunk]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".json", ".csv", ".parquet", ".txt.gz", ".jsonl.gz", ".csv.gz"])
+def test_every_format_gives_every_document_once(tmp_path, suffix):
+    path = write(tmp_path / f"corpus{suffix}")
+    assert read_all(readers.list_units(readers.list_files([str(path)]))) == TEXTS
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 1 << 20])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_byte_ranges_part_the_lines(tmp_path, size, ending):
+    lines = ["first", "", "a", "é" * 40, " ", "last without an end"]
+    path = tmp_path / "lines.txt"
+    path.write_bytes(ending.join(lines).encode())
+    total = path.stat().st_size
+    units = [readers.Unit(str(path), start, min(start + size, total)) for start in range(0, total, size)]
+    assert read_all(units) == [line for line in lines if line.strip()]
+
+
+def test_csv_keeps_newlines_and_long_fields(tmp_path):
+    texts = ["one\ntwo, three", 'a "quoted" word', "x" * 200_000]
+    assert read_all([readers.Unit(str(write(tmp_path / "c.csv", texts)))]) == texts
+
+
+def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('\ufeff{"text": "a"}\n\n{"text": ""}\n{"text": null}\n{"text": "b"}\n', encoding="utf-8")
+    assert read_all([readers.Unit(str(path))]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".parquet"])
+def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(readers.ChunkReader, "MOST_KEPT", 2)
+    monkeypatch.setattr(readers.ChunkReader, "MOST_OPEN", 2)
+    unit = readers.list_units(readers.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
+    forward, anyhow = readers.ChunkReader("text"), readers.ChunkReader("text")
+    chunks = []
+    while (documents := forward(unit, len(chunks))) is not None:
+        chunks.append(documents)
+    assert len(chunks) > 5
+    for number in np.random.default_rng(0).permutation(len(chunks)):
+        assert anyhow(unit, int(number)) == chunks[number]
+    assert anyhow(unit, len(chunks)) is None
+
+
+def test_patterns_are_expanded_sorted_and_joined(tmp_path):
+    for name in ("b.txt", "a.txt", "c.jsonl"):
+        write(tmp_path / name)
+    files = readers.list_files([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt", f"{tmp_path}/c.*"])
+    assert [Path(file.path).name for file in files] == ["a.txt", "b.txt", "c.jsonl"]
+
+
+def test_bad_files_are_named_with_the_place(tmp_path):
+    def message(name: str, content: bytes, column: str = "text") -> str:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            read_all(readers.list_units(readers.list_files([str(path)])), column)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "not UTF-8 at byte 8 (line 2)" in message("a.txt", b"good\nbad\xff\n")
+    assert "line 2 is not JSON" in message("b.jsonl", b'{"text": "a"}\n{"text": \n')
+    assert "one JSON array" in message("c.json", b'[{"text": "a"},\n')
+    assert "'title', 'body'" in message("d.jsonl", b'{"title": "a", "body": "b"}\n')
+    assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n")
+    assert "int" in message("f.jsonl", b'{"text": 3}\n')
+    assert "line 2 has 1 fields" in message("g.csv", b"id,text\n1\n")
+    assert "cannot be read" in message("h.txt.gz", b"no gzip")
+    assert "parquet" in message("i.parquet", b"no parquet")
+    assert "suffix" in message("j.doc", b"?")
+    parquet = write(tmp_path / "k.parquet")
+    with pytest.raises(ConfigError, match="'id', 'text'"):
+        read_all(readers.list_units(readers.list_files([str(parquet)])), "body")
+
+
+def test_paths_that_give_nothing_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="matches no file"):
+        readers.list_files([f"{tmp_path}/*.txt"])
+    with pytest.raises(ConfigError, match="matches no file"):
+        readers.list_files([f"{tmp_path}/absent.txt"])
+    with pytest.raises(ConfigError, match="is a directory"):
+        readers.list_files([str(tmp_path)])

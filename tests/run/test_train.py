@@ -1,0 +1,172 @@
+"""Whole runs: the loss falls, a stopped run goes on as if it had not stopped, bad checkpoints are met with sense."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import tasks.demo  # noqa: F401  registers the task
+from limba import report, train
+from limba.config import (
+    CheckpointConfig,
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+from limba.metrics import read_metrics
+from tests import tiny
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
+    data = DataConfig(
+        "demo_span_corruption",
+        {"inputs": 48},
+        batch_size=16,
+        vocabulary=str(vocabulary),
+        data_files=str(corpus),
+        validation_percent=5.0,
+        num_data_shards=4,
+    )
+    return RunConfig(
+        model=tiny.model(vocab_size=1024, emb_dim=64, num_heads=2, mlp_dim=128, num_decoder_layers=2),
+        data=data,
+        model_dir=str(tmp_path / "run"),
+        train_steps=100,
+        optimizer=OptimizerConfig(schedule=ScheduleConfig(warmup_steps=100, base_learning_rate=0.3)),
+        mesh=MeshConfig(2, 2, 2),
+        checkpoint=CheckpointConfig(every_steps=25, keep=3),
+        evaluation=EvaluationConfig(every_steps=50, num_batches=2),
+        log_every_steps=1,
+    )
+
+
+def losses(config: RunConfig) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
+
+
+def changed(config: RunConfig, **changes: object) -> RunConfig:
+    return dataclasses.replace(config, **changes)
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
+    result = train.run(config)
+    expected = losses(config)
+    assert result["step"] == 100 and not result["interrupted"]
+    assert abs(expected[1] - math.log(1024)) < 1 and expected[100] < expected[1] - 1.5
+    assert result["validation"]["loss"] < expected[1] - 1.0
+    assert 1.0 < result["validation"]["bits_per_byte"] < 8.0
+    assert sorted(int(p.name) for p in (Path(config.model_dir) / "checkpoints").iterdir() if p.name.isdigit()) == [50, 75, 100]
+
+    stopped = changed(config, model_dir=str(tmp_path / "stopped"))
+    train.run(changed(stopped, train_steps=50))
+    train.run(stopped)
+    assert losses(stopped) == expected  # bit for bit, the shuffle on
+
+    text = report.summary(config)
+    assert "100" in text and "bits per byte" in text
+    assert report.plot_loss(config).stat().st_size > 5_000
+    (text, filled), *_ = report.infills(config)
+    assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
+
+
+def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
+    config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000))
+    started = threading.Event()
+
+    def stop() -> None:
+        while not losses(config) if Path(config.model_dir, "metrics.jsonl").exists() else True:
+            started.wait(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    result = train.run(config)
+    thread.join()
+    assert result["interrupted"] and result["step"] == max(losses(config))
+    again = train.run(changed(config, train_steps=result["step"] + 2))
+    assert again["step"] == result["step"] + 2
+
+
+def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+    config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
+    train.run(config)
+    expected = losses(config)
+    directory = Path(config.model_dir) / "checkpoints"
+
+    wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
+    with pytest.raises(ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"):
+        train.run(wider)
+    with pytest.raises(ConfigError, match="num_data_shards 4, and this run has 8"):
+        train.run(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
+
+    for path in (directory / "4").rglob("*"):  # the newest is broken: the one before is taken
+        if path.is_file():
+            path.write_bytes(b"\0" * 7)
+    train.run(config)
+    assert "step 4 cannot be read" in caplog.text
+    assert losses(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
+
+    for step in ("2", "4"):
+        shutil.rmtree(directory / step / "state")
+    with pytest.raises(ConfigError, match="None of the checkpoints"):
+        train.run(config)
+
+
+def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path) -> None:
+    short = changed(config, train_steps=2)
+    train.run(short)
+    on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=config.model_dir, train_steps=3)
+    train.run(on)
+    assert set(losses(on)) == {3}
+    with pytest.raises(ConfigError, match="holds no checkpoints"):
+        train.run(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig) -> None:
+    schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
+    config = changed(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=10)
+    with pytest.raises(train.NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf") as caught:
+        train.run(config)
+    (written,) = Path(config.model_dir).glob("non_finite_step_*.npz")
+    assert str(written) in str(caught.value)
+    assert np.load(written)["inputs/0"].shape == (4, 48)
+
+
+def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
+
+    def fails(match: str, **data: object) -> None:
+        with pytest.raises(ConfigError, match=match):
+            train.run(changed(config, data=dataclasses.replace(config.data, **data)))
+
+    fails("No task or mixture is called 'demo_span'", mixture_or_task_name="demo_span")
+    fails("nothing.txt", data_files=str(tmp_path / "nothing.txt"))
+    fails("nothing.model", vocabulary=str(tmp_path / "nothing.model"))
+    fails("column", column="texte")
+    fails("targets", task_feature_lengths={"inputs": 48, "targets": 3})
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    fails("empty.jsonl", data_files=str(empty))
+    with pytest.raises(ConfigError, match="rows|vocab_size"):
+        train.run(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
+    with pytest.raises(ConfigError, match="does not divide"):
+        train.run(changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8)))
+    with pytest.raises(ConfigError, match="does not fit 8 devices"):
+        train.run(changed(config, mesh=MeshConfig(3, 1, 1)))
+    file = tmp_path / "file"
+    file.write_text(json.dumps({}))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        train.run(changed(config, model_dir=str(file / "run")))
