@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from launch import environment
+from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.mesh import make_mesh
 from limba.model import Model
@@ -32,23 +35,47 @@ def model_config(recorded: dict, scan_layers: bool) -> ModelConfig:
     return ModelConfig(**fields, scan_layers=scan_layers)
 
 
+def optimizer_config(recorded: dict) -> OptimizerConfig:
+    """Returns the recorded optimizer: T5X's Adafactor under base * rsqrt_decay, what is not said as T5X has it.
+
+    Raises ConfigError for another optimizer or schedule.
+    """
+    rule = recorded.get("optimizer", "Adafactor")
+    rate = str(recorded.get("learning_rate", "rsqrt_decay"))
+
+    def number(text: str, name: str, default: float) -> float:
+        found = re.search(rf"{name}[ =:]+(\d[\d.]*(?:e-?\d+)?)", text)
+        return float(found[1].rstrip(".")) if found else default
+
+    if "adafactor" not in rule.lower() or "rsqrt_decay" not in rate:
+        raise ConfigError(f"{rule} at {rate} is not replayed here; give a recording of Adafactor at rsqrt_decay.")
+    schedule = ScheduleConfig(
+        base_learning_rate=number(rate, "base", 1.0), warmup_steps=int(number(rate, "warmup", 10_000))
+    )
+    return OptimizerConfig(
+        schedule=schedule,
+        decay_rate=number(rule, "decay_rate", 0.8),
+        clipping_threshold=number(rule, "clipping_threshold", 1.0),
+    )
+
+
 def replay(golden: str, scan_layers: bool = True, num_microbatches: int = 1, mesh: MeshConfig | None = None) -> dict:
     """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}."""
     recorded = json.loads(Path(golden + ".json").read_text())
     arrays = np.load(golden + ".npz")
     model = Model(model_config(recorded["config"], scan_layers))
-    optimizer_config = OptimizerConfig(schedule=ScheduleConfig(base_learning_rate=1.0, warmup_steps=10_000))
-    optimizer = make_optimizer(optimizer_config, recorded["steps"])
-    schedule = make_schedule(optimizer_config.schedule, recorded["steps"])
+    choice = optimizer_config(recorded)
+    optimizer = make_optimizer(choice, recorded["steps"])
+    schedule = make_schedule(choice.schedule, recorded["steps"])
 
     init = {name.removeprefix("init/"): arrays[name] for name in arrays.files if name.startswith("init/")}
     params = jax.tree.map(jnp.asarray, unflatten(stack_layers(init)))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if jax.tree.structure(shapes) != jax.tree.structure(params):
-        raise SystemExit(f"{golden}: the recorded parameters are not those of this network.")
+        raise ConfigError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
-    loss = LossConfig(z_loss=recorded["z_loss"])
+    loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0))
     step = compile_ready_step(model, optimizer, schedule, loss, num_microbatches, shardings)
 
     losses = []
@@ -74,19 +101,18 @@ def replay(golden: str, scan_layers: bool = True, num_microbatches: int = 1, mes
     }
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--golden", required=True, help="path of the pair of files, without .json or .npz")
     parser.add_argument("--unrolled", action="store_true", help="run the layers in a loop instead of a scan")
     parser.add_argument("--microbatches", type=int, default=1)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for ending in (".json", ".npz"):
         if not Path(args.golden + ending).is_file():
-            print(f"{args.golden}{ending} is not there; give the path of the pair without its ending.", file=sys.stderr)
-            return 2
+            raise ConfigError(f"{args.golden}{ending} is not there; give the path of the pair without its ending.")
     print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches), indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    environment.set_variables()
+    sys.exit(environment.exit_code(main, sys.argv[1:]))

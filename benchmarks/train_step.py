@@ -90,7 +90,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.batch, args.inputs, args.targets, args.steps, args.microbatches) < 1 or args.batch % args.microbatches:
-        raise ConfigError("Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch.")
+        raise ConfigError(
+            "Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
+        )
 
     from launch.flags import model_config
 

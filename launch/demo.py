@@ -31,9 +31,9 @@ def _vocabulary(corpus: str, column: str, path: Path) -> None:
 
     def texts():
         letters = 0
-        for document in FileSource(corpus, column).documents("train", num_epochs=1).as_numpy_iterator():
-            letters += len(document["text"])
-            yield document["text"].decode()
+        for text in FileSource(corpus, column).texts("train"):
+            letters += len(text)
+            yield text
             if letters > VOCABULARY_LETTERS:
                 return
 

@@ -83,7 +83,9 @@ def join_hosts() -> None:
     if given:
         address, number, index = (os.environ[name] for name in names)
         if not (number.isdigit() and index.isdigit() and int(index) < int(number)):
-            raise ConfigError(f"PROCESS_ID {index} of NUM_PROCESSES {number}: give whole numbers, the id from 0 up and below the number.")
+            raise ConfigError(
+                f"PROCESS_ID is {index} and NUM_PROCESSES {number}; give whole numbers, the id below the number."
+            )
         if os.environ.get("JAX_PLATFORMS") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(address, int(number), int(index))

@@ -68,18 +68,22 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 _check_parameters(self._manager, step, abstract, self.directory)
-                items = ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
-                )
+                items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
                 restored = self._manager.restore(step, args=items)
                 positions = self._positions(restored["data"], step)
             except ConfigError:
                 raise
             except Exception as error:  # whatever a broken file makes the reader raise
+                if _passes(error):
+                    raise
                 reason = str(error).strip().split("\n")[0][:200]
                 logger.warning(
                     "The checkpoint at step %d cannot be read (%s: %s); it is put aside as %s.broken and the one"
-                    " before it is taken.", step, type(error).__name__, reason, self.directory / str(step)
+                    " before it is taken.",
+                    step,
+                    type(error).__name__,
+                    reason,
+                    self.directory / str(step),
                 )
                 self._put_aside(step)
                 continue
@@ -114,6 +118,16 @@ class Checkpoints:
             broken.rename(aside)
         _barrier(f"put_aside_{step}")
         self._manager.reload()
+
+
+# What a reader says when the storage, the machine or the rights fail, and not the checkpoint.
+_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
+
+
+def _passes(error: Exception) -> bool:
+    """True for an error that may be gone at the next start: no reason to put a checkpoint aside."""
+    kinds = (ConnectionError, TimeoutError, PermissionError, MemoryError)
+    return isinstance(error, kinds) or any(word in str(error) for word in _PASSING)
 
 
 def run_directory(model_dir: str) -> epath.Path:
@@ -153,9 +167,7 @@ def _manager(directory: epath.Path, keep: int | None, create: bool) -> ocp.Check
     return ocp.CheckpointManager(directory, item_names=tuple(handlers), item_handlers=handlers, options=options)
 
 
-def _check_parameters(
-    manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path
-) -> None:
+def _check_parameters(manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path) -> None:
     """Raises ConfigError naming the parameters that differ in name or shape from this run's model."""
     saved_tree = manager.item_metadata(step)["state"]
     saved_tree = getattr(saved_tree, "tree", saved_tree)
@@ -196,11 +208,7 @@ def _gather(positions: Positions) -> dict[int, bytes]:
         content[row, : len(position)] = np.frombuffer(position, np.uint8)
     numbers = np.asarray(multihost_utils.process_allgather(numbers)).reshape(-1, 2)
     content = np.asarray(multihost_utils.process_allgather(content)).reshape(-1, size)
-    return {
-        int(shard): content[row, :length].tobytes()
-        for row, (shard, length) in enumerate(numbers)
-        if shard >= 0
-    }
+    return {int(shard): content[row, :length].tobytes() for row, (shard, length) in enumerate(numbers) if shard >= 0}
 
 
 def _barrier(name: str) -> None:

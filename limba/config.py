@@ -144,12 +144,14 @@ class DataConfig:
     validation_split: str = "validation"
     shuffle: bool = True
     seed: int = 0
-    num_data_shards: int | None = None  # fixed for the life of a run; None: 16, or the largest power of two that divides batch_size
+    num_data_shards: int | None = (
+        None  # fixed for the life of a run; None: 16, or the largest power of two that divides batch_size
+    )
 
     def __post_init__(self) -> None:
         _require(
             isinstance(self.mixture_or_task_name, str) and bool(self.mixture_or_task_name),
-            f"DataConfig.mixture_or_task_name is {self.mixture_or_task_name!r}; set MIXTURE_OR_TASK_NAME to a registered task.",
+            f"MIXTURE_OR_TASK_NAME is {self.mixture_or_task_name!r}; give the name of a registered task.",
         )
         lengths = self.task_feature_lengths
         _require(
@@ -176,7 +178,8 @@ class DataConfig:
         _positive(self, "num_data_shards")
         _require(
             self.batch_size % self.num_data_shards == 0,
-            f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards}; make it a multiple.",
+            f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards};"
+            " make it a multiple.",
         )
 
 
@@ -242,10 +245,15 @@ class OptimizerConfig:
             _require(value >= 0, f"OptimizerConfig.{name} is {value!r}; give 0 or more.")
         for name in ("clip_global_norm", "clipping_threshold"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"OptimizerConfig.{name} is {value!r}; give a number above 0, or None.")
+            _require(
+                value is None or value > 0, f"OptimizerConfig.{name} is {value!r}; give a number above 0, or None."
+            )
         for name in ("beta1", "beta2", "momentum"):
             value = getattr(self, name)
-            _require(value is None or 0 <= value < 1, f"OptimizerConfig.{name} is {value!r}; give a number from 0 up to, not including, 1.")
+            _require(
+                value is None or 0 <= value < 1,
+                f"OptimizerConfig.{name} is {value!r}; give a number from 0 up to, not including, 1.",
+            )
 
 
 @dataclass(frozen=True)
@@ -284,7 +292,10 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "every_steps")
-        _require(self.keep is None or self.keep > 0, f"CheckpointConfig.keep is {self.keep!r}; give a number above 0, or None for all.")
+        _require(
+            self.keep is None or self.keep > 0,
+            f"CheckpointConfig.keep is {self.keep!r}; give a number above 0, or None for all.",
+        )
 
 
 @dataclass(frozen=True)
@@ -324,5 +335,6 @@ class RunConfig:
         _positive(self, "train_steps", "num_microbatches", "log_every_steps")
         _require(
             self.data.batch_size % self.num_microbatches == 0,
-            f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches}; make it a multiple.",
+            f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches};"
+            " make it a multiple.",
         )

@@ -59,6 +59,6 @@ def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
 def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
     """Returns the sorted indices of a global batch's rows that lie on this process's devices."""
     rows: set[int] = set()
-    for (index, *_) in sharding.addressable_devices_indices_map((num_rows,)).values():
+    for index, *_ in sharding.addressable_devices_indices_map((num_rows,)).values():
         rows.update(range(*index.indices(num_rows)))
     return np.array(sorted(rows))

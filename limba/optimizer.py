@@ -133,13 +133,15 @@ def _factors(config: ScheduleConfig, step: jax.Array | int) -> jax.Array:
     values = {
         "constant": lambda: base,
         "linear_warmup": lambda: jnp.minimum(1.0, step / max(warmup, 1.0)),
-        "linear_decay": lambda: base
-        * jnp.minimum(step / max(warmup, 1.0), 1.0 + config.decay_factor * (warmup - step)),
+        "linear_decay": lambda: (
+            base * jnp.minimum(step / max(warmup, 1.0), 1.0 + config.decay_factor * (warmup - step))
+        ),
         "rsqrt_decay": lambda: jax.lax.rsqrt(after_warmup),
         "rsqrt_normalized_decay": lambda: jnp.sqrt(max(warmup, 1.0)) * jax.lax.rsqrt(after_warmup),
         "decay_every": lambda: config.decay_factor ** (step // config.steps_per_decay),
-        "cosine_decay": lambda: 0.5
-        * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, step - warmup) / config.steps_per_cycle % 1.0))),
+        "cosine_decay": lambda: (
+            0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, step - warmup) / config.steps_per_cycle % 1.0)))
+        ),
     }
     rate = jnp.float32(1.0)
     for name in config.factor_names:

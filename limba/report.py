@@ -31,7 +31,7 @@ def summary(config: RunConfig) -> str:
         steady = [record["tokens_per_second"] for record in train[1:]] or [last["tokens_per_second"]]
         lines += [
             f"steps               {last['step']:,}",
-            f"training loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end (nats a token)",
+            f"training loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end",
             f"tokens per second   {np.median(steady):,.0f} (median of the lines after the first)",
             f"time in steps       {duration(sum(_seconds(train)))}",
         ]

@@ -225,11 +225,13 @@ def _write_down(config: RunConfig, step: int, rows: Mapping[int, Mapping[str, np
     """Saves the rows that this process fed to a bad step; returns the sentence about it."""
     path = run_directory(config.model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
     with path.open("wb") as file:
-        np.savez(file, **{f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()})
+        np.savez(
+            file, **{f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
+        )
     return (
         f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
-        f" {values['update_norm']:.6g}. Its batch is in {path}; the last checkpoint is good. Lower the learning rate, or"
-        " look at the batch."
+        f" {values['update_norm']:.6g}. Its batch is in {path}; the last checkpoint is good."
+        " Lower the learning rate, or look at the batch."
     )
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from limba.config import LossConfig
-from limba.losses import cross_entropy, is_correct
+from limba.losses import cross_entropy
 from limba.model import Model
 from limba.state import TrainState
 
@@ -28,8 +28,7 @@ def loss_sums(model: Model, loss: LossConfig, params: Any, batch: Batch, dropout
     `correct` and `tokens` counts.
     """
     logits = model.apply(params, batch, dropout_key)
-    trained, plain = cross_entropy(logits, batch["decoder_target_tokens"], loss)
-    correct = is_correct(logits, batch["decoder_target_tokens"])
+    trained, plain, correct = cross_entropy(logits, batch["decoder_target_tokens"], loss)
     weights = batch["decoder_loss_weights"].astype(jnp.float32)
     return {
         "loss": jnp.sum(trained * weights),

@@ -22,7 +22,9 @@ WALLS = {  # library: where it may be imported
     "transformers": ("tests/", "benchmarks/"),
 }
 SOURCES = sorted(
-    p for folder in ("limba", "tasks", "launch", "convert", "benchmarks", "tests") for p in (ROOT / folder).rglob("*.py")
+    p
+    for folder in ("limba", "tasks", "launch", "convert", "benchmarks", "tests")
+    for p in (ROOT / folder).rglob("*.py")
 )
 
 

@@ -144,7 +144,9 @@ def read_chunks(unit: Unit, column: str) -> Iterator[list[bytes]]:
             else:
                 rows = _text(unit, gzip.open(raw) if zipped else raw)
             yield from _in_chunks(rows)
-    except (OSError, EOFError, zlib.error) as error:
+    except ConfigError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: a server without ranged reads
         raise ConfigError(
             f"{unit.path} cannot be read ({_reason(error)}); check the file and its permissions."
         ) from error

@@ -95,6 +95,14 @@ class UnitSource(seqio.DataSource):
         wanted = split == "validation"
         return [text for text in documents if _is_held_out(text, self._validation_percent) is wanted]
 
+    def texts(self, split: str) -> Iterator[str]:
+        """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
+        for unit in self.units(split):
+            chunk = 0
+            while (documents := self.read(split, unit, chunk)) is not None:
+                yield from (text.decode() for text in documents)
+                chunk += 1
+
     def check(self, split: str, may_be_empty: bool = False) -> None:
         """Reads the beginning of the split (all of it where it is local and small), so that bad files show now.
 

@@ -279,24 +279,33 @@ class TrainStream:
             raise ConfigError(
                 f"The checkpoint holds no data position for shard {missing[0]}; set num_data_shards as it was."
             )
-        list(self._pool.map(lambda shard: self._restore(shard, positions[shard]), list(self._iterators)))
+        about = {shard: self._about(shard, positions[shard]) for shard in self._iterators}
+        self._num_batches = {shard: about[shard]["num_batches"] for shard in about}
+        if self._exact:
+            list(self._pool.map(lambda shard: self._read_position(shard, positions[shard]), about))
+            return
+        for shard in about:
+            # A data set that was read before shuffles otherwise the second time, so it is made anew; one
+            # after the other, since seqio hands out seeds through a global.
+            anew = _shard_dataset(self._task, self._lengths, self._config, shard)
+            self._iterators[shard] = iter(anew.skip(self._num_batches[shard]))
 
-    def _restore(self, shard: int, position: bytes) -> None:
-        with zipfile.ZipFile(io.BytesIO(position)) as archive, tempfile.TemporaryDirectory() as directory:
+    def _about(self, shard: int, position: bytes) -> dict[str, Any]:
+        """Returns what the position says of itself; ConfigError where it belongs to other data."""
+        with zipfile.ZipFile(io.BytesIO(position)) as archive:
             about = json.loads(archive.read("about.json"))
-            for name, now in self._identity(shard).items():
-                if about.get(name) != now:
-                    raise ConfigError(
-                        f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; set it "
-                        "back, or start a new MODEL_DIR with INITIAL_CHECKPOINT_PATH to begin the data anew."
-                    )
-            self._num_batches[shard] = about["num_batches"]
-            if about["exact"]:
-                archive.extractall(directory)
-                with _clear_errors(self._task):
-                    tf.train.Checkpoint(iterator=self._iterators[shard]).read(f"{directory}/position").assert_consumed()
-            else:
-                self._iterators[shard] = iter(self._datasets[shard].skip(about["num_batches"]))
+        for name, now in {**self._identity(shard), "exact": self._exact}.items():
+            if about.get(name) != now:
+                raise ConfigError(
+                    f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; set it "
+                    "back, or start a new MODEL_DIR with INITIAL_CHECKPOINT_PATH to begin the data anew."
+                )
+        return about
+
+    def _read_position(self, shard: int, position: bytes) -> None:
+        with tempfile.TemporaryDirectory() as directory, _clear_errors(self._task):
+            zipfile.ZipFile(io.BytesIO(position)).extractall(directory)
+            tf.train.Checkpoint(iterator=self._iterators[shard]).read(f"{directory}/position").assert_consumed()
 
     def close(self) -> None:
         """Drops the iterators and their threads."""

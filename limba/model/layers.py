@@ -43,9 +43,7 @@ class Embed(nn.Module):
 
     def attend(self, x: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
         """Returns float32 logits against the embeddings: the tied head of T5 1.0."""
-        return jnp.einsum(
-            "bld,vd->blv", x, self.embedding.astype(self.dtype), preferred_element_type=jnp.float32
-        )
+        return jnp.einsum("bld,vd->blv", x, self.embedding.astype(self.dtype), preferred_element_type=jnp.float32)
 
 
 class Dense(nn.Module):

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from limba.config import ModelConfig
 from limba.model.attention import Attention
@@ -96,9 +96,7 @@ class DecoderLayer(nn.Module):
 
 
 def _mlp(config: ModelConfig) -> MlpBlock:
-    return MlpBlock(
-        config.mlp_dim, config.mlp_activations, config.dropout_rate, jnp.dtype(config.dtype), name="mlp"
-    )
+    return MlpBlock(config.mlp_dim, config.mlp_activations, config.dropout_rate, jnp.dtype(config.dtype), name="mlp")
 
 
 def run_layers(

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-import seqio
 import sentencepiece
+import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import ConfigError
@@ -89,7 +89,7 @@ def test_bad_vocabularies_are_refused(tmp_path, vocabulary):
         (tmp_path / "wrong.model").write_bytes(content)
         with pytest.raises(ConfigError, match="not a SentencePiece model"):
             load_vocabulary(str(tmp_path / "wrong.model"), 100)
-    with pytest.raises(ConfigError, match="900 ids.* 800 rows.* 1024 "):
+    with pytest.raises(ConfigError, match=r"900 ids.* 800 rows.* 1024 "):
         check_vocabulary(load_vocabulary(str(vocabulary), 100), 800)
     with pytest.raises(ConfigError, match="no sentinels"):
         check_vocabulary(load_vocabulary(str(vocabulary), 0), 1024)

@@ -11,7 +11,15 @@ from limba.formats.names import flatten, stack_layers, unflatten
 from limba.model import Model
 from limba.model.relative_bias import relative_position_buckets
 
-SIZES = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4, "num_layers": 3, "num_decoder_layers": 2, "vocab_size": 256}
+SIZES = {
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_heads": 4,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "vocab_size": 256,
+}
 FAMILIES = {
     "t5_1_0": (transformers.T5Config, transformers.T5ForConditionalGeneration, "relu", True),
     "t5_1_1": (transformers.T5Config, transformers.T5ForConditionalGeneration, "gated-gelu", False),
@@ -64,7 +72,10 @@ def copied_parameters(model: torch.nn.Module, config: ModelConfig) -> dict:
     if not config.logits_via_embedding:
         tree["decoder/logits_dense/kernel"] = weights["lm_head.weight"].T
     sublayers = {
-        "encoder": [("SelfAttention", "attention", "pre_attention_layer_norm"), ("DenseReluDense", "mlp", "pre_mlp_layer_norm")],
+        "encoder": [
+            ("SelfAttention", "attention", "pre_attention_layer_norm"),
+            ("DenseReluDense", "mlp", "pre_mlp_layer_norm"),
+        ],
         "decoder": [
             ("SelfAttention", "self_attention", "pre_self_attention_layer_norm"),
             ("EncDecAttention", "encoder_decoder_attention", "pre_cross_attention_layer_norm"),

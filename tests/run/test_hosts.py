@@ -36,7 +36,9 @@ def start(arguments: list[str], processes: int, devices: int) -> list[subprocess
             environment |= {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": str(processes), "PROCESS_ID": str(index)}
         command = [sys.executable, "-m", "launch.train", *arguments]
         started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            )
         )
     return started
 
@@ -85,7 +87,9 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
 
 def test_sigterm_to_one_process_saves_the_same_step_on_all(arguments: list[str], tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    started = start([*arguments, f"--gin.MODEL_DIR={directory}", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=100000"], 2, 2)
+    started = start(
+        [*arguments, f"--gin.MODEL_DIR={directory}", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=100000"], 2, 2
+    )
     deadline = time.monotonic() + 200
     while len(losses(directory)) < 3:
         assert time.monotonic() < deadline and all(process.poll() is None for process in started)

@@ -68,7 +68,11 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert abs(expected[1] - math.log(1024)) < 1 and expected[100] < expected[1] - 1.5
     assert result["validation"]["loss"] < expected[1] - 1.0
     assert 1.0 < result["validation"]["bits_per_byte"] < 8.0
-    assert sorted(int(p.name) for p in (Path(config.model_dir) / "checkpoints").iterdir() if p.name.isdigit()) == [50, 75, 100]
+    assert sorted(int(p.name) for p in (Path(config.model_dir) / "checkpoints").iterdir() if p.name.isdigit()) == [
+        50,
+        75,
+        100,
+    ]
 
     stopped = changed(config, model_dir=str(tmp_path / "stopped"))
     train.run(changed(stopped, train_steps=50))
@@ -107,7 +111,9 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
     directory = Path(config.model_dir) / "checkpoints"
 
     wider = changed(config, model=dataclasses.replace(config.model, mlp_dim=256))
-    with pytest.raises(ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"):
+    with pytest.raises(
+        ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"
+    ):
         train.run(wider)
     with pytest.raises(ConfigError, match="num_data_shards 4, and this run has 8"):
         train.run(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
@@ -160,10 +166,12 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     fails("empty.jsonl", data_files=str(empty))
-    with pytest.raises(ConfigError, match="rows|vocab_size"):
+    with pytest.raises(ConfigError, match="ids.* 512 rows"):
         train.run(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
     with pytest.raises(ConfigError, match="does not divide"):
-        train.run(changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8)))
+        train.run(
+            changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8))
+        )
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
         train.run(changed(config, mesh=MeshConfig(3, 1, 1)))
     file = tmp_path / "file"

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.replay import replay
 from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
-from limba.losses import cross_entropy
 from limba.formats.names import flatten, unflatten, unstack_layers
+from limba.losses import cross_entropy
 from limba.mesh import batch_sharding
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
@@ -45,7 +45,9 @@ def test_number_of_microbatches_does_not_change_the_update(name: str) -> None:
     config = OptimizerConfig(name=name, schedule=schedule, epsilon=1e-4)
     losses, state = tiny.train(optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2)
     for parts in (2, 4):
-        other_losses, other = tiny.train(optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2, num_microbatches=parts)
+        other_losses, other = tiny.train(
+            optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2, num_microbatches=parts
+        )
         np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
         for a, b in zip(jax.tree.leaves(other.params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5)
@@ -60,7 +62,7 @@ def test_stacked_layers_update_like_single_ones(name: str) -> None:
     states = {"stacked": optimizer.init(params), "single": optimizer.init(single)}
     for seed in range(3):
         random = np.random.default_rng(seed)
-        grads = jax.tree.map(lambda p: random.standard_normal(p.shape, np.float32) * 3, params)
+        grads = jax.tree.map(lambda p, random=random: random.standard_normal(p.shape, np.float32) * 3, params)
         updates, states["stacked"] = optimizer.update(grads, states["stacked"], params)
         params = optax.apply_updates(params, updates)
         grads = unflatten(unstack_layers(flatten(grads)))
@@ -84,13 +86,14 @@ def test_loss_is_what_t5x_defines_with_smoothing() -> None:
     logits = rng.standard_normal((2, 3, 50), np.float32) * 2
     targets = rng.integers(0, 50, (2, 3))
     config = LossConfig(z_loss=1e-2, label_smoothing=0.1)
-    trained, plain = cross_entropy(logits, targets, config)
+    trained, plain, correct = cross_entropy(logits, targets, config)
     z = np.log(np.exp(logits.astype(np.float64)).sum(-1))
     log_p = logits - z[..., None]
     soft = np.full((2, 3, 50), 0.1 / 49)
     np.put_along_axis(soft, targets[..., None], 0.9, -1)
     entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1 / 49))
     np.testing.assert_allclose(trained, -(soft * log_p).sum(-1) - entropy + 1e-2 * z**2, rtol=1e-5)
+    np.testing.assert_array_equal(correct, logits.argmax(-1) == targets)
     np.testing.assert_allclose(plain, -np.take_along_axis(log_p, targets[..., None], -1)[..., 0], rtol=1e-5)
 
 
@@ -110,12 +113,18 @@ def test_published_schedule_is_flat_then_rsqrt() -> None:
 
 def test_collectives_of_the_compiled_step() -> None:
     """Data parallelism reduces gradients and gathers nothing, also with micro-batches."""
-    model, optimizer, schedule = Model(tiny.MODEL), make_optimizer(tiny.OPTIMIZER, 1), make_schedule(ScheduleConfig(), 1)
+    model, optimizer, schedule = (
+        Model(tiny.MODEL),
+        make_optimizer(tiny.OPTIMIZER, 1),
+        make_schedule(ScheduleConfig(), 1),
+    )
     mesh = tiny.mesh_of(MeshConfig(), 4)
     sharding = batch_sharding(mesh)
     batch = {n: jax.ShapeDtypeStruct((16, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
     for parts in (1, 2):
-        step = compile_ready_step(model, optimizer, schedule, LossConfig(), parts, state_shardings(model, optimizer, mesh))
+        step = compile_ready_step(
+            model, optimizer, schedule, LossConfig(), parts, state_shardings(model, optimizer, mesh)
+        )
         text = step.lower(abstract_state(model, optimizer, mesh), batch, jax.random.key(0)).compile().as_text()
         assert re.search(r"all-reduce", text)
         assert not re.search(r"all-gather|all-to-all|collective-permute", text), parts

@@ -1,0 +1,270 @@
+"""Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is said."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import tasks.demo  # noqa: F401  registers demo_span_corruption
+from limba.config import ConfigError, DataConfig
+from limba.data import readers, streams
+from limba.data.objectives import span_corruption, tokenize_documents
+from tests.data.test_readers import write
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def config(corpus, vocabulary) -> DataConfig:
+    return DataConfig(
+        "demo_span_corruption",
+        {"inputs": 64},
+        batch_size=8,
+        num_data_shards=4,
+        vocabulary=str(vocabulary),
+        data_files=str(corpus),
+        validation_percent=5.0,
+        seed=1,
+    )
+
+
+def opened(config: DataConfig, shards=range(4)) -> tuple[seqio.Task, dict[str, int], streams.TrainStream]:
+    task = streams.resolve_task(config)
+    lengths = streams.derive_lengths(task, config.task_feature_lengths)
+    return task, lengths, streams.TrainStream(task, lengths, config, shards)
+
+
+def flat(rows: dict[int, dict[str, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([np.concatenate(list(rows[shard].values()), 1) for shard in sorted(rows)])
+
+
+def taken(stream: streams.TrainStream, count: int) -> np.ndarray:
+    return np.stack([flat(next(stream)) for _ in range(count)])
+
+
+IN_A_FRESH_PROCESS = """
+import json, sys, numpy as np
+from limba.config import DataConfig
+from tests.data.test_streams import opened, taken
+config, path = DataConfig(**json.loads(sys.argv[1])), sys.argv[2]
+with np.load(path + "/positions.npz") as saved:
+    positions = {int(shard): saved[shard].tobytes() for shard in saved}
+_, _, stream = opened(config)
+stream.restore(positions)
+np.save(path + "/again.npy", taken(stream, 60))
+stream.close()
+"""
+
+
+def test_a_fresh_process_goes_on_bit_for_bit(config, tmp_path):
+    """Over several epochs, with shuffling, interleaving, and batches made ahead."""
+    _, lengths, stream = opened(config)
+    assert lengths == {"inputs": 64, "targets": 14}
+    taken(stream, 200)
+    positions = stream.positions()
+    expected = taken(stream, 60)
+    stream.close()
+    assert all(len(position) < 500_000 for position in positions.values())
+    np.savez(
+        tmp_path / "positions.npz",
+        **{str(shard): np.frombuffer(position, np.uint8) for shard, position in positions.items()},
+    )
+    choices = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    command = [sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps(choices), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    np.testing.assert_array_equal(np.load(tmp_path / "again.npy"), expected)
+
+
+def test_positions_of_other_data_are_refused(config):
+    _, _, stream = opened(config, [0, 1])
+    positions = stream.positions()
+    with pytest.raises(ConfigError, match="shard 1"):
+        stream.restore({0: positions[0]})
+    with pytest.raises(ConfigError, match="shard"):
+        stream.restore({0: positions[1], 1: positions[0]})
+    stream.close()
+    _, _, other = opened(dataclasses.replace(config, task_feature_lengths={"inputs": 32}), [0])
+    with pytest.raises(ConfigError, match="task_feature_lengths"):
+        other.restore(positions)
+    other.close()
+
+
+def test_rows_fill_their_lengths_and_shards_do_not_share_masks(config):
+    task, _, stream = opened(config)
+    rows = next(stream)
+    stream.close()
+    top = task.output_features["inputs"].vocabulary.vocab_size - 1
+    masks = set()
+    for shard in range(4):
+        assert rows[shard]["inputs"].shape == (2, 64)
+        assert rows[shard]["targets"].shape == (2, 14)
+        assert rows[shard]["inputs"].dtype == np.int32
+        assert rows[shard]["inputs"].all()
+        assert rows[shard]["targets"].all()
+        masks |= {tuple(np.flatnonzero(row > top - 100)) for row in rows[shard]["inputs"]}
+    assert len(masks) == 8
+
+
+def test_a_batch_is_the_same_on_any_number_of_hosts(config):
+    """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""
+    _, _, whole = opened(config)
+    parts = [opened(config, shards)[2] for shards in ([0, 1], [2, 3])]
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    assert streams.shards_of_this_process(sharding, config) == [0, 1, 2, 3]
+    for _ in range(3):
+        rows = next(whole)
+        together = {shard: part for stream in parts for shard, part in next(stream).items()}
+        np.testing.assert_array_equal(flat(rows), flat(together))
+        batch = streams.global_batch(rows, sharding, config)
+        expected = np.concatenate([rows[shard]["targets"] for shard in range(4)])
+        np.testing.assert_array_equal(batch["decoder_target_tokens"], expected)
+        assert batch["encoder_input_tokens"].sharding == sharding
+    for stream in (whole, *parts):
+        stream.close()
+
+
+def test_model_features_shift_right_and_weigh_no_padding():
+    rows = {"inputs": np.array([[5, 1, 0]]), "targets": np.array([[7, 8, 1, 0]])}
+    features = streams.model_features(rows)
+    assert features["encoder_input_tokens"].tolist() == [[5, 1, 0]]
+    assert features["decoder_target_tokens"].tolist() == [[7, 8, 1, 0]]
+    assert features["decoder_input_tokens"].tolist() == [[0, 7, 8, 1]]
+    assert features["decoder_loss_weights"].tolist() == [[1, 1, 1, 0]]
+    assert {value.dtype for value in features.values()} == {np.dtype(np.int32)}
+
+
+class Sharded:
+    """Stands for the sharding of one process among several: its rows of a batch."""
+
+    def __init__(self, *rows: slice):
+        self.rows = rows
+
+    def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> dict:
+        return {number: (rows, slice(None)) for number, rows in enumerate(self.rows)}
+
+
+def test_shards_of_a_process(config):
+    assert streams.shards_of_this_process(Sharded(slice(0, 2), slice(2, 4)), config) == [0, 1]
+    assert streams.shards_of_this_process(Sharded(slice(4, 8)), config) == [2, 3]
+    with pytest.raises(ConfigError, match="to 8 or a multiple"):
+        streams.shards_of_this_process(Sharded(slice(1, 2), slice(6, 7)), config)
+
+
+def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
+    task, lengths, stream = opened(config)
+    stream.close()
+    batches = streams.validation_batches(task, lengths, config, 100)
+    again = streams.validation_batches(task, lengths, config, 2)
+    assert len(again) == 2
+    for batch, same in zip(batches, again, strict=False):
+        assert all(np.array_equal(batch[name], same[name]) for name in batch)
+    assert all(batch["decoder_target_tokens"].shape == (8, 14) for batch in batches)
+    vocabulary = task.output_features["inputs"].vocabulary
+    documents = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    held_out = list(task.source.texts("validation"))
+    assert held_out == [text for text in documents if text in set(held_out)]
+    num_rows = -(-sum(len(vocabulary.encode(text)) for text in held_out) // 70)
+    assert sum(int(batch["encoder_input_tokens"].any(1).sum()) for batch in batches) == num_rows
+    empty = dataclasses.replace(config, validation_percent=1e-4)
+    assert streams.validation_batches(streams.resolve_task(empty), lengths, empty, 5) == []
+    assert "nothing is evaluated" in caplog.text
+
+
+def test_unknown_names_and_bad_corpora_are_refused(config, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean demo_span_corruption"):
+        streams.resolve_task(dataclasses.replace(config, mixture_or_task_name="demo_span_coruption"))
+    absent = dataclasses.replace(config, data_files=f"{tmp_path}/*.txt")
+    with pytest.raises(ConfigError, match="matches no file"):
+        streams.check_sources(streams.resolve_task(absent), absent)
+    absent = dataclasses.replace(config, vocabulary=str(tmp_path / "absent.model"))
+    with pytest.raises(ConfigError, match="not there"):
+        streams.resolve_task(absent)
+
+
+def test_a_bad_line_met_in_training_is_said_in_the_sources_words(config, tmp_path, monkeypatch):
+    path = write(tmp_path / "c.jsonl", ["good text " * 20] * 500)
+    with path.open("a") as file:
+        file.write('{"other": 1}\n')
+    bad = dataclasses.replace(config, data_files=str(path), batch_size=4, num_data_shards=1)
+    _, _, stream = opened(bad, [0])
+    with pytest.raises(ConfigError, match="no column 'text'; it has 'other'"):
+        taken(stream, 3000)
+    stream.close()
+
+
+def _features() -> dict[str, seqio.Feature]:
+    return {name: seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32) for name in ("inputs", "targets")}
+
+
+def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
+    for name, letter in (("mixed_a", "a"), ("mixed_b", "b")):
+        seqio.TaskRegistry.add(
+            name,
+            source=streams.FileSource(str(write(tmp_path / f"{letter}.txt", [letter * 40] * 200))),
+            preprocessors=[tokenize_documents, span_corruption],
+            output_features=_features(),
+            shuffle_buffer_size=None,
+        )
+    seqio.MixtureRegistry.add("mixed", [("mixed_a", 3.0), ("mixed_b", 1.0)])
+    mixed = dataclasses.replace(
+        config, mixture_or_task_name="mixed", vocabulary="byte", data_files=None, batch_size=32, num_data_shards=2
+    )
+    task, lengths, stream = opened(mixed, [0, 1])
+    streams.check_sources(task, mixed)
+    first = taken(stream, 20)
+    share = (first[:, :, 0] == ord("a") + 3).mean()
+    assert 0.68 < share < 0.82
+    assert ((first[:, :, 0] == ord("a") + 3) | (first[:, :, 0] == ord("b") + 3)).all()
+    positions = stream.positions()
+    expected = taken(stream, 10)
+    stream.close()
+    again = streams.TrainStream(task, lengths, mixed, [0, 1])
+    again.restore(positions)
+    np.testing.assert_array_equal(taken(again, 10), expected)
+    again.close()
+    with pytest.raises(ConfigError, match="is a mixture"):
+        streams.resolve_task(dataclasses.replace(mixed, data_files="c.txt"))
+
+
+def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
+    def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        del split, shuffle_files, seed
+        return tf.data.Dataset.from_generator(
+            lambda: ({"text": f"document {number} " * 9} for number in range(100)),
+            output_signature={"text": tf.TensorSpec([], tf.string)},
+        )
+
+    seqio.TaskRegistry.add(
+        "from_a_function",
+        source=seqio.FunctionDataSource(dataset_fn, ["train"]),
+        preprocessors=[tokenize_documents, span_corruption],
+        output_features=_features(),
+        shuffle_buffer_size=10,
+    )
+    legacy = dataclasses.replace(
+        config, mixture_or_task_name="from_a_function", vocabulary="byte", data_files=None, num_data_shards=2
+    )
+    task, lengths, stream = opened(legacy, [0, 1])
+    streams.check_sources(task, legacy)
+    assert caplog.text.count("cannot save its position") == 1
+    taken(stream, 7)
+    positions = stream.positions()
+    expected = taken(stream, 5)
+    stream.close()
+    again = streams.TrainStream(task, lengths, legacy, [0, 1])
+    again.restore(positions)
+    np.testing.assert_array_equal(taken(again, 5), expected)
+    again.close()
+    assert streams.validation_batches(task, lengths, legacy, 3) == []
+    with pytest.raises(ConfigError, match="it has train"):
+        streams.check_sources(task, dataclasses.replace(legacy, train_split="test"))
