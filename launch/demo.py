@@ -11,32 +11,35 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launch import environment
+from limba.config import ConfigError, DataConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
-def _vocabulary(corpus: str, column: str, path: Path) -> None:
+def _vocabulary(data: DataConfig) -> None:
     """Trains the vocabulary on the corpus's training split, unless it is there already."""
     from limba.data.sources import FileSource
     from limba.data.vocabulary import train_vocabulary
 
+    path = Path(data.vocabulary)
     if path.exists():
         return
 
-    def texts():
+    def texts() -> Iterator[str]:
         letters = 0
-        for text in FileSource(corpus, column).texts("train"):
+        for text in FileSource(data.data_files, data.column, data.validation_percent).texts("train"):
             letters += len(text)
             yield text
             if letters > VOCABULARY_LETTERS:
                 return
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     count = train_vocabulary(texts(), NUM_PIECES, str(path))
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
@@ -47,16 +50,16 @@ def run(argv: Sequence[str]) -> None:
         return
     from launch import flags
 
-    given = os.environ.get("CORPUS")
+    given = os.environ.get("CORPUS") or None
     name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
-    directory = Path(os.environ.get("MODEL_DIR") or ROOT / "runs" / name)
-    directory.mkdir(parents=True, exist_ok=True)
-    corpus = given or str(directory / "corpus.jsonl")
-    vocabulary = directory / "vocabulary.model"
+    directory = os.environ.get("MODEL_DIR") or str(ROOT / "runs" / name)
+    if "://" in directory:
+        raise ConfigError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
+    corpus = given or f"{directory}/corpus.jsonl"
     arguments = [
         "--gin_file=gin/demo.gin",
         f"--gin.MODEL_DIR={directory}",
-        f"--gin.VOCABULARY={vocabulary}",
+        f"--gin.VOCABULARY={directory}/vocabulary.model",
         f"--gin.CORPUS={corpus}",
     ]
     if os.environ.get("STEPS"):
@@ -65,9 +68,9 @@ def run(argv: Sequence[str]) -> None:
         config, operative = flags.parse_args([*arguments, *argv])
         from limba import report, train
         from limba.data.demo_corpus import pydoc_corpus
-    if given is None:
+    if given is None and config.data.data_files == corpus:
         print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
-    _vocabulary(corpus, config.data.column, vocabulary)
+    _vocabulary(config.data)
 
     result = train.run(config, operative)
     if result["interrupted"]:

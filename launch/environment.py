@@ -10,8 +10,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from glob import glob
+from pathlib import Path
 
-from limba.config import ConfigError
+from limba.config import ConfigError, NonFiniteError
 
 # Read by the libraries when they are imported. What the user has set stays.
 VARIABLES = {
@@ -67,37 +68,63 @@ def quiet_imports() -> Iterator[None]:
 
 
 def _has_accelerator() -> bool:
-    return bool(glob("/dev/accel*") or glob("/dev/vfio/[0-9]*") or glob("/dev/nvidia[0-9]*"))
+    return _is_tpu_vm() or bool(glob("/dev/nvidia[0-9]*"))
+
+
+def _is_tpu_vm() -> bool:
+    """True where the PCI bus shows a Cloud TPU: Google's vendor id with the ids of v2/v3, v4, v5p, v5e, v6e and 7x."""
+    chips = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        with contextlib.suppress(OSError):
+            if (device / "vendor").read_text().strip() == "0x1ae0" and (device / "device").read_text().strip() in chips:
+                return True
+    return False
 
 
 def join_hosts() -> None:
     """Joins the processes of a run: by COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID where they are
-    set, by the TPU's own metadata on a pod, else this process is alone. Call it before any array is made."""
+    set, by the TPU's own metadata on a TPU VM, else this process is alone. Call it before any array is made."""
     import jax
 
     names = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
     given = [name for name in names if os.environ.get(name)]
-    if given and len(given) < len(names):
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if not given:
+        if _is_tpu_vm() and platforms.split(",")[0] in ("", "tpu"):
+            _join(jax.distributed.initialize)
+        return
+    if len(given) < len(names):
         missing = ", ".join(name for name in names if name not in given)
         raise ConfigError(f"{', '.join(given)} is set and {missing} is not; set all three, or none.")
-    if given:
-        address, number, index = (os.environ[name] for name in names)
-        if not (number.isdigit() and index.isdigit() and int(index) < int(number)):
-            raise ConfigError(
-                f"PROCESS_ID is {index} and NUM_PROCESSES {number}; give whole numbers, the id below the number."
-            )
-        if os.environ.get("JAX_PLATFORMS") == "cpu":
-            jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(address, int(number), int(index))
-    elif glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"):
-        jax.distributed.initialize()
+    address, number, index = (os.environ[name] for name in names)
+    if not re.fullmatch(r".+:\d+", address):
+        raise ConfigError(f"COORDINATOR_ADDRESS is {address}; give HOST:PORT of the first process.")
+    if not (number.isdigit() and index.isdigit() and int(index) < int(number)):
+        raise ConfigError(
+            f"PROCESS_ID is {index} and NUM_PROCESSES {number}; give whole numbers, the id below the number."
+        )
+    if platforms == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _join(lambda: jax.distributed.initialize(address, int(number), int(index)))
+
+
+def _join(initialize: Callable[[], None]) -> None:
+    try:
+        initialize()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"The processes of this run cannot join ({reason}); start the command on every worker, or set"
+            " COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID."
+        ) from error
 
 
 def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
-    """Runs a program; returns 0, or 2 for a choice that cannot work, said in one sentence on stderr."""
+    """Runs a program; returns 0, or with one sentence on stderr 2 for a choice that cannot work and 3 for a
+    loss that is no longer a number."""
     try:
         program(argv)
-    except ConfigError as error:
+    except (ConfigError, NonFiniteError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 3
     return 0

@@ -54,6 +54,11 @@ case ${ACCELERATOR:=$(accelerator)} in
   *) fail "ACCELERATOR is $ACCELERATOR; give tpu, cuda, cuda12 or cpu." ;;
 esac
 bash "$root/launch/setup.sh" "$ACCELERATOR"
-if [ "$ACCELERATOR" = cpu ]; then export JAX_PLATFORMS=cpu; fi
+# An explicit list makes an accelerator that fails an error, where jax would fall back to the CPU.
+case $ACCELERATOR in
+  tpu) export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu} ;;
+  cuda*) export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} ;;
+  cpu) export JAX_PLATFORMS=cpu ;;
+esac
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 exec "$root/.venv/bin/python" -m launch.train --gin_file="$gin_file" ${flags[@]+"${flags[@]}"}

@@ -29,7 +29,7 @@ class Checkpoints:
     """The checkpoints of one run directory. Use as a context manager: leaving it waits for the last save."""
 
     def __init__(self, model_dir: str, config: CheckpointConfig, data: DataConfig):
-        self.directory = run_directory(model_dir) / "checkpoints"
+        self.directory = epath.Path(model_dir) / "checkpoints"
         self._data = data
         self._manager = _manager(self.directory, config.keep, create=True)
 
@@ -61,33 +61,25 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState) -> tuple[TrainState, Positions] | None:
         """Returns the newest checkpoint that can be read, or None when there is none at all.
 
-        A broken one is put aside as `<step>.broken` and the one before is taken; that is logged.
-        ConfigError when the checkpoint is another model's or another data stream's, or all are broken.
+        A damaged one is put aside as `<step>.broken` and the one before is taken; that is logged. All
+        processes decide alike. ConfigError when the checkpoint is another model's, optimizer's or data
+        stream's, or all are damaged.
         """
         steps = self.steps()
         for step in reversed(steps):
+            restored, error = None, None
             try:
-                _check_parameters(self._manager, step, abstract, self.directory)
+                _check_arrays(self._manager, step, abstract, self.directory)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
                 restored = self._manager.restore(step, args=items)
-                positions = self._positions(restored["data"], step)
-            except ConfigError:
-                raise
-            except Exception as error:  # whatever a broken file makes the reader raise
-                if _passes(error):
-                    raise
-                reason = str(error).strip().split("\n")[0][:200]
-                logger.warning(
-                    "The checkpoint at step %d cannot be read (%s: %s); it is put aside as %s.broken and the one"
-                    " before it is taken.",
-                    step,
-                    type(error).__name__,
-                    reason,
-                    self.directory / str(step),
-                )
-                self._put_aside(step)
+            except Exception as caught:  # noqa: BLE001  judged below, by all processes together
+                error = caught
+            if _any_process(error is not None and not _is_damage(error)):
+                raise error or RuntimeError(f"Another process cannot read the checkpoint at step {step}; see its log.")
+            if _any_process(error is not None):
+                self._put_aside(step, error)
                 continue
-            return restored["state"], positions
+            return restored["state"], self._positions(restored["data"], step)
         if steps:
             raise ConfigError(
                 f"None of the checkpoints {steps} in {self.directory} can be read; look at the .broken"
@@ -109,31 +101,41 @@ class Checkpoints:
                 )
         return {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
 
-    def _put_aside(self, step: int) -> None:
+    def _put_aside(self, step: int, error: Exception | None) -> None:
+        aside = self.directory / f"{step}.broken"
+        reason = (
+            "another process's copy" if error is None else f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        )
+        logger.warning(
+            "The checkpoint at step %d cannot be read (%s); it is put aside as %s and the one before it is taken.",
+            step,
+            reason[:200],
+            aside,
+        )
         if jax.process_index() == 0:
-            broken = self.directory / str(step)
-            aside = self.directory / f"{step}.broken"
             if aside.exists():
                 aside.rmtree()
-            broken.rename(aside)
-        _barrier(f"put_aside_{step}")
+            (self.directory / str(step)).rename(aside)
+        _any_process(False)  # all wait for the renaming
         self._manager.reload()
 
 
 # What a reader says when the storage, the machine or the rights fail, and not the checkpoint.
-_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
+_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "ABORTED")
 
 
-def _passes(error: Exception) -> bool:
-    """True for an error that may be gone at the next start: no reason to put a checkpoint aside."""
-    kinds = (ConnectionError, TimeoutError, PermissionError, MemoryError)
-    return isinstance(error, kinds) or any(word in str(error) for word in _PASSING)
+def _is_damage(error: Exception) -> bool:
+    """True for an error that proves files missing or spoilt; a store that fails today proves nothing."""
+    if isinstance(error, ConfigError) or any(word in str(error) for word in _PASSING):
+        return False
+    return isinstance(error, FileNotFoundError | KeyError | ValueError | EOFError)
 
 
-def run_directory(model_dir: str) -> epath.Path:
-    """Returns MODEL_DIR as an absolute path; a bucket's stays as it is."""
-    path = epath.Path(model_dir).expanduser()
-    return path if "://" in model_dir else path.resolve()
+def _any_process(here: bool) -> bool:
+    """Returns whether it is true in any process; all must call it."""
+    if jax.process_count() == 1:
+        return here
+    return bool(np.asarray(multihost_utils.process_allgather(np.array(here))).any())
 
 
 def load_initial(path: str, abstract: TrainState) -> TrainState:
@@ -141,8 +143,8 @@ def load_initial(path: str, abstract: TrainState) -> TrainState:
 
     ConfigError when nothing is there, or when it is another model's.
     """
-    root = run_directory(path)
-    step = int(root.name) if root.name.isdigit() else None
+    root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    step = int(root.name) if root.name.isdigit() and root.parent.name == "checkpoints" else None
     directory = root.parent if step is not None else root / "checkpoints"
     if not directory.exists():
         raise ConfigError(
@@ -154,8 +156,17 @@ def load_initial(path: str, abstract: TrainState) -> TrainState:
         step = step if step is not None else max(steps, default=None)
         if step is None or step not in steps:
             raise ConfigError(f"INITIAL_CHECKPOINT_PATH {path}: {directory} holds the steps {steps}; give one of them.")
-        _check_parameters(manager, step, abstract, directory)
-        restored = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+        try:
+            _check_arrays(manager, step, abstract, directory)
+            restored = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+        except (FileNotFoundError, KeyError, ValueError) as error:
+            if not _is_damage(error):
+                raise
+            reason = str(error).strip().split("\n")[0][:200]
+            raise ConfigError(
+                f"The checkpoint at step {step} in {directory} cannot be read ({reason}); give another"
+                " INITIAL_CHECKPOINT_PATH."
+            ) from error
     return restored["state"]
 
 
@@ -167,25 +178,28 @@ def _manager(directory: epath.Path, keep: int | None, create: bool) -> ocp.Check
     return ocp.CheckpointManager(directory, item_names=tuple(handlers), item_handlers=handlers, options=options)
 
 
-def _check_parameters(manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path) -> None:
-    """Raises ConfigError naming the parameters that differ in name or shape from this run's model."""
+def _check_arrays(manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path) -> None:
+    """Raises ConfigError naming the arrays that differ in name or shape from this run's, parameters first."""
     saved_tree = manager.item_metadata(step)["state"]
     saved_tree = getattr(saved_tree, "tree", saved_tree)
-    saved = _shapes(saved_tree["params"])
-    wanted = _shapes(abstract.params)
-    if not saved:
-        raise ValueError("its metadata names no parameters")
-    differing = [
-        f"{name} is {saved.get(name, 'absent')} there and {wanted.get(name, 'absent')} here"
-        for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name)
-    ]
-    if differing:
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise ConfigError(
-            f"The checkpoint at step {step} in {directory} is another model's: {'; '.join(differing[:3])}{more}."
-            " Give the gin file that it was trained with, or another MODEL_DIR."
-        )
+    for part, owner, advice in (
+        ("params", "model", "Give the gin file that it was trained with, or another MODEL_DIR."),
+        ("opt_state", "optimizer", "Set OptimizerConfig as it was, or give another MODEL_DIR."),
+    ):
+        saved, wanted = _shapes(saved_tree[part]), _shapes(getattr(abstract, part))
+        if not saved:
+            raise ValueError(f"its metadata names no {part}")
+        differing = [
+            f"{name} is {saved.get(name, 'absent')} there and {wanted.get(name, 'absent')} here"
+            for name in sorted(saved.keys() | wanted.keys())
+            if saved.get(name) != wanted.get(name)
+        ]
+        if differing:
+            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise ConfigError(
+                f"The checkpoint at step {step} in {directory} is another {owner}'s: {'; '.join(differing[:3])}{more}."
+                f" {advice}"
+            )
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -209,11 +223,6 @@ def _gather(positions: Positions) -> dict[int, bytes]:
     numbers = np.asarray(multihost_utils.process_allgather(numbers)).reshape(-1, 2)
     content = np.asarray(multihost_utils.process_allgather(content)).reshape(-1, size)
     return {int(shard): content[row, :length].tobytes() for row, (shard, length) in enumerate(numbers) if shard >= 0}
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _encode(position: bytes) -> str:

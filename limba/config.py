@@ -7,6 +7,7 @@ TPU. A message says what is wrong, where, and what to do. Only the standard libr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,10 @@ SCHEDULE_FACTORS = (
 
 class ConfigError(ValueError):
     """A choice that cannot work: one sentence saying what, where, and what to do."""
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is no longer a number; the batch is written down, nothing is saved after it."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -91,6 +96,11 @@ class ModelConfig:
             "num_decoder_layers",
             "num_relpos_buckets",
             "relpos_max_distance",
+        )
+        _require(
+            self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
+            f"ModelConfig.num_relpos_buckets is {self.num_relpos_buckets} and relpos_max_distance"
+            f" {self.relpos_max_distance}; give at least 4 buckets and a distance above half of them.",
         )
         for activation in self.mlp_activations:
             _require(
@@ -173,6 +183,10 @@ class DataConfig:
             0 < self.validation_percent < 100,
             f"DataConfig.validation_percent is {self.validation_percent!r}; give a percentage between 0 and 100.",
         )
+        _require(
+            self.data_files is not None or self.column == "text",
+            f"DataConfig.column is {self.column!r} and there are no data_files it could be of; set CORPUS too.",
+        )
         if self.num_data_shards is None:
             object.__setattr__(self, "num_data_shards", math.gcd(self.batch_size, 16))
         _positive(self, "num_data_shards")
@@ -206,6 +220,11 @@ class ScheduleConfig:
             f"ScheduleConfig.base_learning_rate is {self.base_learning_rate!r}; give a number above 0.",
         )
         _require(self.warmup_steps >= 0, f"ScheduleConfig.warmup_steps is {self.warmup_steps!r}; give 0 or more.")
+        _positive(self, "steps_per_decay", "steps_per_cycle")
+        if self.decay_steps is not None:
+            _positive(self, "decay_steps")
+        for name in ("final_learning_rate", "min_learning_rate"):
+            _require(getattr(self, name) >= 0, f"ScheduleConfig.{name} is {getattr(self, name)!r}; give 0 or more.")
         for factor in self.factor_names:
             _require(
                 factor in SCHEDULE_FACTORS,
@@ -332,6 +351,8 @@ class RunConfig:
             isinstance(self.model_dir, str) and bool(self.model_dir),
             f"MODEL_DIR is {self.model_dir!r}; give a directory or a gs:// path.",
         )
+        if "://" not in self.model_dir:
+            object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
         _positive(self, "train_steps", "num_microbatches", "log_every_steps")
         _require(
             self.data.batch_size % self.num_microbatches == 0,

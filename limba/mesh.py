@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from limba.config import MeshConfig
@@ -54,11 +53,3 @@ def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree.map(one, logical_axes, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
-
-
-def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
-    """Returns the sorted indices of a global batch's rows that lie on this process's devices."""
-    rows: set[int] = set()
-    for index, *_ in sharding.addressable_devices_indices_map((num_rows,)).values():
-        rows.update(range(*index.indices(num_rows)))
-    return np.array(sorted(rows))

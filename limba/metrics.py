@@ -6,6 +6,7 @@ Units: loss and cross entropy in nats per target token, seconds, tokens per seco
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -109,7 +110,9 @@ class _JsonLines:
         self._local = "://" not in str(directory)
         name = "metrics.jsonl" if self._local else f"metrics-{int(time.time())}.jsonl"
         self._path = directory / name
-        self._file = open(self._path, "a", encoding="utf-8") if self._local else None
+        self._file = open(self._path, "a+", encoding="utf-8") if self._local else None
+        if self._file is not None and self._file.tell():
+            self._file.write("\n")  # ends a line that a killed run left torn
         self._written, self._records = time.monotonic(), []
 
     def append(self, record: dict) -> None:
@@ -138,6 +141,7 @@ def read_metrics(model_dir: str) -> list[dict]:
     records: dict[tuple[str, int], dict] = {}
     for path in sorted(epath.Path(model_dir).glob("metrics*.jsonl")):
         for line in path.read_text().splitlines():
-            record = json.loads(line)
-            records[record["kind"], record["step"]] = record
+            with contextlib.suppress(json.JSONDecodeError):  # empty, or torn by a kill
+                record = json.loads(line)
+                records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
-from limba.checkpoint import load_initial, run_directory
+from limba.checkpoint import load_initial
 from limba.config import RunConfig
 from limba.data import streams
 from limba.data.vocabulary import sentinel_ids
@@ -42,7 +42,7 @@ def summary(config: RunConfig) -> str:
             f"bits per byte       {last['bits_per_byte']:.3f} of the text in the gaps, held out",
             f"token accuracy      {last['accuracy']:.1%}, held out",
         ]
-    directory = run_directory(config.model_dir)
+    directory = epath.Path(config.model_dir)
     lines += [
         f"checkpoints         {directory / 'checkpoints'}",
         f"figures             {directory / 'metrics.jsonl'}, {directory / 'tensorboard'}",
@@ -55,7 +55,7 @@ def _seconds(train: Sequence[Mapping[str, Any]]) -> list[float]:
     return [float(n * record["seconds_per_step"]) for n, record in zip(steps, train, strict=True)]
 
 
-def plot_loss(config: RunConfig) -> Path:
+def plot_loss(config: RunConfig) -> epath.Path:
     """Draws training and held-out loss over steps; returns MODEL_DIR/loss.png."""
     import matplotlib
 
@@ -63,7 +63,7 @@ def plot_loss(config: RunConfig) -> Path:
     from matplotlib import pyplot as plt
 
     records = read_metrics(config.model_dir)
-    path = Path(config.model_dir) / "loss.png"
+    path = epath.Path(config.model_dir) / "loss.png"
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="constrained")
     for kind, label, style in (("train", "training", "-"), ("validation", "held out", "o--")):
         chosen = [record for record in records if record["kind"] == kind]
@@ -71,7 +71,8 @@ def plot_loss(config: RunConfig) -> Path:
     axes.set(xlabel="step", ylabel="loss (nats per target token)", title=config.data.mixture_or_task_name)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+    with path.open("wb") as file:
+        figure.savefig(file, format="png")
     plt.close(figure)
     return path
 

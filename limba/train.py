@@ -15,10 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 
-from limba.checkpoint import Checkpoints, load_initial, run_directory
-from limba.config import ConfigError, RunConfig
+from limba.checkpoint import Checkpoints, load_initial
+from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary, piece_bytes
 from limba.mesh import batch_sharding, make_mesh
@@ -30,10 +31,6 @@ from limba.state import TrainState, abstract_state, count_parameters, create_sta
 from limba.train_step import compile_ready_evaluation, compile_ready_step
 
 
-class NonFiniteError(RuntimeError):
-    """The loss or the gradient is no longer a number; the batch is written down, nothing is saved after it."""
-
-
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
 
@@ -43,6 +40,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     _check_writable(config.model_dir)
     mesh = make_mesh(config.mesh)
     sharding = batch_sharding(mesh)
+    _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     shards = streams.shards_of_this_process(sharding, config.data)
     task = streams.resolve_task(config.data)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
@@ -65,6 +63,10 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
         else:
             state = create_state(model, optimizer, mesh, config.random_seed)
         start = int(state.step)
+        if start > config.train_steps or (restored is None and start == config.train_steps):
+            raise ConfigError(
+                f"The checkpoint is at step {start} and TRAIN_STEPS is {config.train_steps}; set it higher."
+            )
 
         held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
         evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
@@ -136,7 +138,7 @@ class _Loop:
         seconds = time.monotonic() - began
         for (step, rows, _), values in zip(recent, fetched, strict=True):
             if not all(map(math.isfinite, (values["loss"], values["gradient_norm"], values["update_norm"]))):
-                raise NonFiniteError(_write_down(self.config, step, rows, values))
+                raise NonFiniteError(_write_down(self.config, step, rows, values, self.checkpoints.steps()))
         tokens = np.array([values["target_tokens"] for values in fetched])
         weights = tokens / max(tokens.sum(), 1.0)
         averaged = {
@@ -169,7 +171,7 @@ def _evaluator(
     """
     if not held_out:
         return None
-    sums_of = compile_ready_evaluation(model, config.loss)
+    sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
     num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
 
     def evaluate(state: TrainState) -> dict[str, float]:
@@ -193,7 +195,7 @@ def _introduce(
 ) -> None:
     """Says what this run is, and writes its operative config beside its metrics."""
     if operative and metrics.writes:
-        (run_directory(config.model_dir) / "config.gin").write_text(operative)
+        (epath.Path(config.model_dir) / "config.gin").write_text(operative)
     devices = jax.devices()
     metrics.say(
         f"{count_parameters(abstract.params):,} parameters on {len(devices)} x {devices[0].device_kind}"
@@ -209,29 +211,39 @@ def _introduce(
         metrics.say("Compiling the step; the first line follows it.")
 
 
+def _check_microbatches(config: RunConfig, num_groups: int) -> None:
+    rows, parts = config.data.batch_size, config.num_microbatches
+    if rows % (num_groups * parts):
+        raise ConfigError(
+            f"BATCH_SIZE {rows} does not divide into NUM_MICROBATCHES {parts} parts over {num_groups} groups of devices"
+            " (the mesh's data x fsdp); make it a multiple of their product."
+        )
+
+
 def _check_writable(model_dir: str) -> None:
-    probe = run_directory(model_dir) / f".writable-{jax.process_index()}"
+    probe = epath.Path(model_dir) / f".writable-{jax.process_index()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"MODEL_DIR {model_dir} cannot be written ({error.strerror or error}); give a directory that can."
-        ) from None
+    except Exception as error:  # a bucket's client has errors of its own
+        reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0] or type(error).__name__
+        raise ConfigError(f"MODEL_DIR {model_dir} cannot be written ({reason}); give a directory that can.") from error
 
 
-def _write_down(config: RunConfig, step: int, rows: Mapping[int, Mapping[str, np.ndarray]], values: Mapping) -> str:
+def _write_down(
+    config: RunConfig, step: int, rows: Mapping[int, streams.Rows], values: Mapping[str, float], steps: list[int]
+) -> str:
     """Saves the rows that this process fed to a bad step; returns the sentence about it."""
-    path = run_directory(config.model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
+    left = f"the checkpoint at step {steps[-1]} is good" if steps else "nothing was saved"
+    path = epath.Path(config.model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
     with path.open("wb") as file:
         np.savez(
             file, **{f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
         )
     return (
         f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
-        f" {values['update_norm']:.6g}. Its batch is in {path}; the last checkpoint is good."
-        " Lower the learning rate, or look at the batch."
+        f" {values['update_norm']:.6g}; its batch is in {path}, {left}: lower the learning rate, or look at the batch."
     )
 
 

@@ -134,6 +134,12 @@ def compile_ready_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole))
 
 
-def compile_ready_evaluation(model: Model, loss: LossConfig) -> Callable[[Any, Batch], Sums]:
-    """Returns the jitted sums of one held-out batch: dropout off, nothing changed."""
-    return jax.jit(lambda params, batch: loss_sums(model, loss, params, batch, None))
+def compile_ready_evaluation(model: Model, loss: LossConfig, num_microbatches: int) -> Callable[[Any, Batch], Sums]:
+    """Returns the jitted sums of one held-out batch, read in as many parts as in training; dropout off."""
+
+    def evaluate(params: Any, batch: Batch) -> Sums:
+        micro = jax.tree.map(lambda x: _strided(x, num_microbatches), dict(batch))
+        sums = jax.lax.map(lambda part: loss_sums(model, loss, params, part, None), micro)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+
+    return jax.jit(evaluate)

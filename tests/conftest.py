@@ -18,6 +18,11 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+# Shapes and dtypes in signatures are checked at every call, traced ones included.
+CHECKED = ["limba.model", "limba.losses", "limba.train_step", "limba.infer"]
+install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

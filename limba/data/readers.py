@@ -77,6 +77,8 @@ def list_files(patterns: Sequence[str]) -> list[File]:
     for pattern in patterns:
         try:
             matches = _matches(pattern)
+        except ConfigError:
+            raise
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"The corpus {pattern} cannot be listed ({_reason(error)}); check the path.") from error
         if not matches:

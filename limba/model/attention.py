@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from limba.model.layers import Dense, attention_kernel_init
@@ -18,7 +19,7 @@ HIDDEN_SCORE = -1e10
 
 
 def query_init(head_dim: int) -> Initializer:
-    def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    def init(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         return attention_kernel_init(key, shape, dtype) / math.sqrt(head_dim)
 
     return init

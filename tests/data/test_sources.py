@@ -62,11 +62,12 @@ def test_order_changes_with_epoch_and_seed_and_not_without_shuffle(tmp_path):
 
 
 def test_position_is_restored_across_epochs(source, tmp_path):
-    def dataset() -> tf.data.Dataset:
-        return source.documents("train", shard=1, num_shards=2, seed=5)
+    # Of two units the second is the empty file, and with it the second shard.
+    shard = 0 if len(source.list_shards("train")) == 2 else 1
 
-    if len(source.list_shards("train")) == 2:
-        pytest.skip("the second unit is the empty file")
+    def dataset() -> tf.data.Dataset:
+        return source.documents("train", shard=shard, num_shards=2, seed=5)
+
     for taken in (0, 5, 149, 151, 400):
         iterator = iter(dataset())
         for _ in range(taken):

@@ -13,7 +13,7 @@ KEY = jax.random.key(3)
 
 def logits(config, batch, dropout_key=None):
     model = Model(config)
-    return np.asarray(model.apply(model.init(KEY), batch, dropout_key))
+    return np.asarray(model.apply(model.init(KEY), jax.tree.map(jnp.asarray, batch), dropout_key))
 
 
 def test_first_loss_is_about_ln_v() -> None:
@@ -64,7 +64,7 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
     model = Model(tiny.model(dtype="bfloat16"))
     params = model.init(KEY)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    ours = model.apply(params, tiny.batch())
+    ours = model.apply(params, jax.tree.map(jnp.asarray, tiny.batch()))
     assert ours.dtype == jnp.float32
     assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
 

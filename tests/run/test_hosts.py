@@ -51,7 +51,7 @@ def finish(started: list[subprocess.Popen]) -> list[str]:
 
 def losses(directory: Path) -> dict[int, float]:
     path = directory / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    records = [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
     return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
 
 
@@ -83,6 +83,16 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=8"], 1, 4))
     assert list(losses(two)) == list(range(1, 9))
     np.testing.assert_allclose(list(losses(two).values()), list(losses(one).values()), rtol=1e-5)
+
+
+def test_fresh_processes_go_on_bit_for_bit(arguments: list[str], tmp_path: Path) -> None:
+    arguments = [*arguments, "--gin.DROPOUT_RATE=0.1", "--gin.NUM_MICROBATCHES=2"]
+    finish(start([*arguments, f"--gin.MODEL_DIR={tmp_path / 'whole'}", "--gin.TRAIN_STEPS=6"], 1, 2))
+    for steps in (3, 6):
+        finish(start([*arguments, f"--gin.MODEL_DIR={tmp_path / 'parts'}", f"--gin.TRAIN_STEPS={steps}"], 1, 2))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole") and len(losses(tmp_path / "parts")) == 6
+    assert "config.RunConfig" in (tmp_path / "parts" / "config.gin").read_text()
+    assert list((tmp_path / "parts" / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_sigterm_to_one_process_saves_the_same_step_on_all(arguments: list[str], tmp_path: Path) -> None:

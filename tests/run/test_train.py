@@ -81,7 +81,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
 
     text = report.summary(config)
     assert "100" in text and "bits per byte" in text
-    assert report.plot_loss(config).stat().st_size > 5_000
+    assert len(report.plot_loss(config).read_bytes()) > 5_000
     (text, filled), *_ = report.infills(config)
     assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
 
@@ -115,6 +115,11 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
         ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"
     ):
         train.run(wider)
+    with pytest.raises(ConfigError, match=r"another optimizer's: .*absent"):
+        train.run(changed(config, optimizer=OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
+    with pytest.raises(ConfigError, match="at step 4 and TRAIN_STEPS is 3"):
+        train.run(changed(config, train_steps=3))
+    assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]  # all of them good, none put aside
     with pytest.raises(ConfigError, match="num_data_shards 4, and this run has 8"):
         train.run(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
 
@@ -132,9 +137,9 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
 
 
 def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path) -> None:
-    short = changed(config, train_steps=2)
+    short = changed(config, train_steps=2, model_dir=str(tmp_path / "2024"))  # a name like a step's
     train.run(short)
-    on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=config.model_dir, train_steps=3)
+    on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
     train.run(on)
     assert set(losses(on)) == {3}
     with pytest.raises(ConfigError, match="holds no checkpoints"):
@@ -144,7 +149,9 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
 def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig) -> None:
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
     config = changed(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=10)
-    with pytest.raises(train.NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf") as caught:
+    with pytest.raises(
+        train.NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf.*nothing was saved"
+    ) as caught:
         train.run(config)
     (written,) = Path(config.model_dir).glob("non_finite_step_*.npz")
     assert str(written) in str(caught.value)
@@ -172,6 +179,8 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
         train.run(
             changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8))
         )
+    with pytest.raises(ConfigError, match="NUM_MICROBATCHES 8 parts over 4 groups"):
+        train.run(changed(config, num_microbatches=8))
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
         train.run(changed(config, mesh=MeshConfig(3, 1, 1)))
     file = tmp_path / "file"

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -86,7 +87,7 @@ def test_loss_is_what_t5x_defines_with_smoothing() -> None:
     logits = rng.standard_normal((2, 3, 50), np.float32) * 2
     targets = rng.integers(0, 50, (2, 3))
     config = LossConfig(z_loss=1e-2, label_smoothing=0.1)
-    trained, plain, correct = cross_entropy(logits, targets, config)
+    trained, plain, correct = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), config)
     z = np.log(np.exp(logits.astype(np.float64)).sum(-1))
     log_p = logits - z[..., None]
     soft = np.full((2, 3, 50), 0.1 / 49)

@@ -1,0 +1,32 @@
+"""FLOPs as computed by hand, and every example in a docstring."""
+
+import doctest
+import importlib
+
+import pytest
+
+from launch.flags import model_config
+from limba.profile import flops_per_sequence
+
+GFLOPS = {  # at 512/114, training
+    ("small", 32_128): 106,
+    ("base", 32_128): 425,
+    ("base", 64_000): 442,
+    ("base", 250_112): 540,
+    ("large", 32_128): 1_466,
+    ("large", 64_000): 1_488,
+    ("large", 250_112): 1_619,
+    ("xl", 32_128): 5_342,
+}
+
+
+@pytest.mark.parametrize(("size", "vocab_size"), GFLOPS)
+def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
+    config = model_config(f"gin/models/t5_1_1/{size}.gin", ["DROPOUT_RATE=0.0", f"VOCAB_SIZE={vocab_size}"])
+    assert abs(flops_per_sequence(config, 512, 114) / 1e9 - GFLOPS[size, vocab_size]) <= 0.5
+
+
+@pytest.mark.parametrize("module", ["limba.metrics", "limba.profile", "limba.model.relative_bias", "launch.gin_files"])
+def test_examples_in_docstrings(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted and not result.failed
