@@ -13,7 +13,7 @@ KEY = jax.random.key(3)
 
 def logits(config, batch, dropout_key=None):
     model = Model(config)
-    return np.asarray(model.apply(model.init(KEY), jax.tree.map(jnp.asarray, batch), dropout_key))
+    return np.asarray(jax.jit(model.apply)(jax.jit(model.init)(KEY), batch, dropout_key))
 
 
 def test_first_loss_is_about_ln_v() -> None:
@@ -62,9 +62,9 @@ def test_packed_equals_unpacked(per_layer: bool) -> None:
 
 def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
     model = Model(tiny.model(dtype="bfloat16"))
-    params = model.init(KEY)
+    params = jax.jit(model.init)(KEY)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    ours = model.apply(params, jax.tree.map(jnp.asarray, tiny.batch()))
+    ours = jax.jit(model.apply)(params, tiny.batch())
     assert ours.dtype == jnp.float32
     assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
 
@@ -72,7 +72,7 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
 def test_initial_values_have_t5x_standard_deviations() -> None:
     d, width, inner = 256, 64, 512
     config = tiny.model(vocab_size=1024, emb_dim=d, num_heads=8, head_dim=width, mlp_dim=1024)
-    params = Model(config).init(KEY)
+    params = jax.jit(Model(config).init)(KEY)
     layers = params["encoder"]["layers"]
     expected = {
         "embedding": (params["token_embedder"]["embedding"], 1.0),

@@ -70,12 +70,21 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
         "--gin.EVAL_STEPS=2",
         "--gin.CHECKPOINT_PERIOD=1000",
         "--gin.config.MeshConfig.fsdp=2",
+        "--gin.NUM_MICROBATCHES=2",
+        "--gin.DROPOUT_RATE=0.1",
     ]
 
 
 def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
+    """With dropout and micro-batches; and a fresh process goes on bit for bit."""
+    one, two, parts = tmp_path / "one", tmp_path / "two", tmp_path / "parts"
     finish(start([*arguments, f"--gin.MODEL_DIR={one}", "--gin.TRAIN_STEPS=8"], 1, 4))
+    for steps in (3, 8):
+        finish(start([*arguments, f"--gin.MODEL_DIR={parts}", f"--gin.TRAIN_STEPS={steps}"], 1, 4))
+    assert losses(parts) == losses(one) and len(losses(one)) == 8
+    assert "config.RunConfig" in (parts / "config.gin").read_text()
+    assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
+
     outputs = finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=3"], 2, 2))
     assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # one process speaks for all
     finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=6"], 2, 2))
@@ -83,16 +92,6 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=8"], 1, 4))
     assert list(losses(two)) == list(range(1, 9))
     np.testing.assert_allclose(list(losses(two).values()), list(losses(one).values()), rtol=1e-5)
-
-
-def test_fresh_processes_go_on_bit_for_bit(arguments: list[str], tmp_path: Path) -> None:
-    arguments = [*arguments, "--gin.DROPOUT_RATE=0.1", "--gin.NUM_MICROBATCHES=2"]
-    finish(start([*arguments, f"--gin.MODEL_DIR={tmp_path / 'whole'}", "--gin.TRAIN_STEPS=6"], 1, 2))
-    for steps in (3, 6):
-        finish(start([*arguments, f"--gin.MODEL_DIR={tmp_path / 'parts'}", f"--gin.TRAIN_STEPS={steps}"], 1, 2))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole") and len(losses(tmp_path / "parts")) == 6
-    assert "config.RunConfig" in (tmp_path / "parts" / "config.gin").read_text()
-    assert list((tmp_path / "parts" / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_sigterm_to_one_process_saves_the_same_step_on_all(arguments: list[str], tmp_path: Path) -> None:

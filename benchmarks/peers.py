@@ -1,0 +1,168 @@
+"""Times our training step beside T5X's and Hugging Face's torch, in turn, in one run, and prints ratios.
+
+    python -m benchmarks.peers --t5x=CHECKOUT --torch --rounds=3
+
+T5.1.1 `small`, random tokens, float32, Adafactor, dropout off, each in a process of its own: ours, then each peer, then
+ours again, … A shared machine drifts, so the ratios are taken round by round. Of T5X its network and loss run
+(`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-test.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from launch import environment
+from limba.config import ConfigError
+
+SIZES = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "num_layers": 8, "vocab_size": 32_128}
+LEARNING_RATE = 1e-2
+
+
+def _seconds(step: Callable[[], None], num_steps: int) -> float:
+    """Returns the median seconds of a step, the first one, which compiles, left out."""
+    times = []
+    for _ in range(num_steps + 1):
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _tokens(args: argparse.Namespace):
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    return (random.integers(3, SIZES["vocab_size"], (args.batch, width)) for width in (args.inputs, args.targets))
+
+
+def time_t5x(args: argparse.Namespace) -> float:
+    """Returns the seconds of a step of T5X's network, imported without its trainer's dependencies."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    package = types.ModuleType("t5x")
+    package.__path__ = [str(Path(args.t5x) / "t5x")]
+    sys.modules["t5x"] = package
+    from t5x import losses
+    from t5x.examples.t5 import network
+
+    config = network.T5Config(
+        **{name: value for name, value in SIZES.items() if name != "num_layers"},
+        num_encoder_layers=SIZES["num_layers"],
+        num_decoder_layers=SIZES["num_layers"],
+        mlp_activations=("gelu", "linear"),
+        dropout_rate=0.0,
+        dtype=jnp.float32,
+    )
+    model = network.Transformer(config)
+    inputs, targets = map(jnp.asarray, _tokens(args))
+    optimizer = optax.adafactor(LEARNING_RATE)
+    params = model.init(jax.random.key(0), inputs, targets, targets, enable_dropout=False)["params"]
+
+    def loss(params: dict) -> jax.Array:
+        logits = model.apply({"params": params}, inputs, targets, targets, enable_dropout=False)
+        return losses.compute_weighted_cross_entropy(logits, targets, jnp.ones(targets.shape), z_loss=1e-4)[0]
+
+    def update(state: tuple) -> tuple:
+        params, moments = state
+        updates, moments = optimizer.update(jax.grad(loss)(params), moments, params)
+        return optax.apply_updates(params, updates), moments
+
+    update = jax.jit(update, donate_argnums=0)
+    state = (params, optimizer.init(params))
+
+    def step() -> None:
+        nonlocal state
+        state = jax.block_until_ready(update(state))
+
+    return _seconds(step, args.steps)
+
+
+def time_torch(args: argparse.Namespace) -> float:
+    """Returns the seconds of a step of transformers' T5 with its own Adafactor."""
+    import torch
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=SIZES["vocab_size"],
+        d_model=SIZES["emb_dim"],
+        d_kv=SIZES["head_dim"],
+        d_ff=SIZES["mlp_dim"],
+        num_layers=SIZES["num_layers"],
+        num_heads=SIZES["num_heads"],
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    optimizer = transformers.Adafactor(model.parameters(), lr=LEARNING_RATE, relative_step=False, warmup_init=False)
+    inputs, targets = map(torch.tensor, _tokens(args))
+
+    def step() -> None:
+        model(input_ids=inputs, labels=targets).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _seconds(step, args.steps)
+
+
+def _run(module: str, args: argparse.Namespace, *more: str) -> float:
+    """Returns the seconds per step that a process of its own reports."""
+    shape = [f"--{name}={getattr(args, name)}" for name in ("batch", "inputs", "targets", "steps")]
+    command = [sys.executable, "-m", module, *shape, "--json", *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])["seconds_per_step"]
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--t5x", help="a checkout of T5X")
+    parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--targets", type=int, default=114)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each in a round")
+    parser.add_argument("--only", choices=["t5x", "torch"], help="time this peer here and now")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    args = parser.parse_args(argv)
+    if args.t5x and not (Path(args.t5x) / "t5x/examples/t5/network.py").is_file():
+        raise ConfigError(f"--t5x={args.t5x} is no checkout of T5X: it has no t5x/examples/t5/network.py.")
+    if args.only:
+        print(json.dumps({"seconds_per_step": time_t5x(args) if args.only == "t5x" else time_torch(args)}))
+        return
+    peers = {"t5x": ["--only=t5x", f"--t5x={args.t5x}"]} if args.t5x else {}
+    peers |= {"torch": ["--only=torch"]} if args.torch else {}
+    if not peers:
+        raise ConfigError("No peer is named; give --t5x=CHECKOUT, --torch, or both.")
+    seconds: dict[str, list[float]] = {"limba": [], **{name: [] for name in peers}}
+    for _ in range(args.rounds):
+        seconds["limba"].append(_run("benchmarks.train_step", args))
+        for name, more in peers.items():
+            seconds[name].append(_run("benchmarks.peers", args, *more))
+    ratios = {
+        name: [theirs / ours for theirs, ours in zip(seconds[name], seconds["limba"], strict=True)] for name in peers
+    }
+    if args.json:
+        print(json.dumps({"seconds_per_step": seconds, "times_slower_than_limba": ratios}))
+        return
+    for name, each in seconds.items():
+        slower = f"; {statistics.median(ratios[name]):.2f} times Limba's" if name in ratios else ""
+        print(f"{name:8}{statistics.median(each):7.2f} s/step (rounds {', '.join(f'{s:.2f}' for s in each)}){slower}")
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    environment.use_large_pages()
+    sys.exit(environment.exit_code(main, sys.argv[1:]))
