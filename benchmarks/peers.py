@@ -101,6 +101,8 @@ def time_torch(args: argparse.Namespace) -> float:
         num_heads=SIZES["num_heads"],
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
         dropout_rate=0.0,
     )
     model = transformers.T5ForConditionalGeneration(config)
