@@ -44,8 +44,8 @@ def _write_corpus(directory: Path, megabytes: float) -> str:
     return str(directory / "part-*.jsonl")
 
 
-def _limba(files: str, vocabulary: str, num_shards: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Yields (tokens, bytes of all saved positions or 0) per batch of Limba's own stream."""
+def _limba(files: str, vocabulary: str, num_shards: int, rows: int) -> Iterator[int]:
+    """Yields the raw tokens in each batch of Limba's own stream."""
     from limba.config import DataConfig
     from limba.data import streams
 
@@ -53,10 +53,10 @@ def _limba(files: str, vocabulary: str, num_shards: int, rows: int) -> Iterator[
     config = DataConfig(task.name, LENGTHS, batch_size=rows * num_shards, num_data_shards=num_shards)
     with contextlib.closing(streams.TrainStream(task, LENGTHS, config, range(num_shards))) as stream:
         for batch in stream:
-            yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS, 0
+            yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
 
 
-def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iterator[tuple[int, int]]:
+def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iterator[int]:
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
@@ -71,7 +71,7 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iter
         corrupted = _t5_preprocessors(t5).span_corruption(tokenized, LENGTHS, features)
     ended = seqio.preprocessors.append_eos(corrupted, features)
     for batch in ended.padded_batch(rows, drop_remainder=True).prefetch(2):
-        yield int(batch["inputs"].shape[0]) * RAW_TOKENS, 0
+        yield int(batch["inputs"].shape[0]) * RAW_TOKENS
 
 
 def _t5_preprocessors(checkout: str | None) -> Any:
@@ -122,7 +122,7 @@ def measure(
     wanted, tokens = megabytes * 1e6 / 4, 0  # about four bytes a token
     wall, cpu = time.perf_counter(), time.process_time()
     while tokens < wanted:
-        tokens += next(batches)[0]
+        tokens += next(batches)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     memory = psutil.Process().memory_info().rss / 2**20
     batches.close()

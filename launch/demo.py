@@ -24,7 +24,7 @@ VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 def _vocabulary(data: DataConfig) -> None:
     """Trains the vocabulary on the corpus's training split, unless it is there already."""
-    from limba.data.sources import FileSource
+    from limba.data.providers import source_of_files
     from limba.data.vocabulary import train_vocabulary
 
     path = Path(data.vocabulary)
@@ -33,7 +33,7 @@ def _vocabulary(data: DataConfig) -> None:
 
     def texts() -> Iterator[str]:
         letters = 0
-        for text in FileSource(data.data_files, data.column, data.validation_percent).texts("train"):
+        for text in source_of_files(data.data_files, data.column, data.validation_percent).texts("train"):
             letters += len(text)
             yield text
             if letters > VOCABULARY_LETTERS:

@@ -148,8 +148,8 @@ def load_own(path: str, abstract: TrainState) -> TrainState:
     directory = root.parent if step is not None else root / "checkpoints"
     if not directory.exists():
         raise ConfigError(
-            f"INITIAL_CHECKPOINT_PATH {path} holds no checkpoints of Limba's (no directory {directory});"
-            " give a run directory or one of its checkpoints/<step>."
+            f"INITIAL_CHECKPOINT_PATH {path} holds no checkpoints of Limba's (no directory {directory}),"
+            " none of T5X's and no local folder of Hugging Face's; give a run directory, a checkpoint, or a folder."
         )
     with _manager(directory, None, create=False) as manager:
         steps = sorted(manager.all_steps())

@@ -243,9 +243,9 @@ def _pinned(task: streams.Provider, model_dir: str) -> streams.Provider:
     A data set that changes during a run would otherwise change under a saved position.
     """
     path = epath.Path(model_dir) / "data_revisions.json"
-    if jax.process_index() == 0 and not path.exists():
-        found = streams.revisions(task)
-        if found:
+    if not path.exists():
+        found = streams.revisions(task)  # by all, so that a hub that cannot be asked ends all
+        if found and jax.process_index() == 0:
             path.write_text(json.dumps(found, indent=1) + "\n")
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("data revisions")

@@ -166,6 +166,7 @@ class ArrayRecordSource(UnitSource):
         num_epochs: int | None = None,
     ) -> tf.data.Dataset:
         """Returns the documents of one shard, which takes every `num_shards`-th record of an epoch's order."""
+        self.begin(split, shard)
         total = self._records_of(split).total
         count = len(range(shard, total, num_shards))
         if count == 0 and num_epochs is None:
@@ -177,7 +178,7 @@ class ArrayRecordSource(UnitSource):
 
         def texts(epoch: int, block: int) -> np.ndarray:
             with self.failures():
-                self.progress[shard] = int(epoch) + int(block) * RECORDS_PER_READ / count
+                self.note_progress(split, shard, int(epoch) + int(block) * RECORDS_PER_READ / count)
                 first = int(block) * RECORDS_PER_READ
                 places = shard + num_shards * np.arange(first, min(first + RECORDS_PER_READ, count))
                 numbers = permuted(places, total, seed, int(epoch)) if shuffle else places

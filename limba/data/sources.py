@@ -57,7 +57,7 @@ class UnitSource(seqio.DataSource):
         super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
         self.name = name
         self.failure: ConfigError | None = None
-        self.progress: dict[int, float] = {}  # shard -> epochs read, to the unit
+        self._progress: dict[tuple[str, int], float] = {}
         self.key = TOKENS if column == TOKENS else "text"  # what its elements are called
         self._resolve = resolve
         self._column = column
@@ -70,6 +70,18 @@ class UnitSource(seqio.DataSource):
         """Sets what is done about reads that fail; before anything is read."""
         self._policy = policy
         self._read = ChunkReader(self._column, policy)
+
+    def note_progress(self, split: str, shard: int, epochs: float) -> None:
+        """Keeps how often a shard of a split has been read."""
+        self._progress[split, shard] = max(self._progress.get((split, shard), 0.0), epochs)
+
+    def progress(self, split: str, shard: int) -> float:
+        """Returns how often a shard of a split has been read since `documents` was last called for it, to the unit."""
+        return self._progress.get((split, shard), 0.0)
+
+    def begin(self, split: str, shard: int) -> None:
+        """Forgets what another stream of this process has read of a shard."""
+        self._progress.pop((split, shard), None)
 
     @property
     def skipped(self) -> list[tuple[str, str]]:
@@ -201,6 +213,7 @@ class UnitSource(seqio.DataSource):
         Units are dealt to shards; where there are fewer units than shards, every shard reads all of
         them and keeps its own rows. In an epoch each document comes once, in exactly one shard.
         """
+        self.begin(split, shard)
         part = _Shard(self, split, shard, num_shards, seed, shuffle, endless=num_epochs is None)
         if part.dealt_by_row and num_shards > 1:
             _say_once(
@@ -290,8 +303,7 @@ class _Shard:
                     )
             there = source.read_whole(self._split, unit, int(chunk)) is not None
             if not there:  # units end about in the order in which they were opened
-                read = int(epoch) + (int(index) + 1) / self.count
-                source.progress[self._shard] = max(source.progress.get(self._shard, 0.0), read)
+                source.note_progress(self._split, self._shard, int(epoch) + (int(index) + 1) / self.count)
             return np.bool_(there)
 
     def documents(self, epoch: int, index: int, chunk: int) -> np.ndarray:
@@ -300,7 +312,8 @@ class _Shard:
         with source.failures():
             number, unit = self._unit_at(epoch, index)
             rows = source.read(self._split, unit, int(chunk)) or []
-            source.progress.setdefault(self._shard, int(epoch) + max(0, int(index) - INTERLEAVED_UNITS) / self.count)
+            ended = max(0, int(index) - INTERLEAVED_UNITS)  # at least; known at once after a restore
+            source.note_progress(self._split, self._shard, int(epoch) + ended / self.count)
             if self.dealt_by_row:
                 rows = [t for row, t in enumerate(rows) if (row + number + chunk) % self._num_shards == self._shard]
             if rows:
@@ -353,9 +366,11 @@ class HubSource(UnitSource):
 
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at that commit."""
-        return HubSource(
+        source = HubSource(
             self.path, self.config_name, revision, self._column, tuple(self.splits), self._validation_percent
         )
+        source.read_by(self._policy)
+        return source
 
     def _hub_files(self) -> Mapping[str, Sequence[str]]:
         import datasets

@@ -184,7 +184,10 @@ class TrainStream:
     def epochs(self) -> dict[str, float]:
         """Returns task name -> how often its corpus has been read, a mean over this host's shards; to the unit."""
         sources = {part.name: part.source for part in parts_of(self._task) if isinstance(part.source, UnitSource)}
-        return {name: float(np.mean(list(source.progress.values()) or [0.0])) for name, source in sources.items()}
+        return {
+            name: float(np.mean([source.progress(self._config.train_split, shard) for shard in self._iterators]))
+            for name, source in sources.items()
+        }
 
     def positions(self) -> dict[int, bytes]:
         """Returns each shard's position behind the batches given out so far."""
@@ -326,6 +329,8 @@ def validation_batches(
 
 
 def _filled(rows: Rows, num_rows: int) -> Rows:
+    if all(len(value) == num_rows for value in rows.values()):
+        return rows
     return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
 
 
