@@ -89,11 +89,12 @@ def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Te
             return tokens if end is None else tf.concat([tokens, tf.fill([tf.minimum(tf.size(tokens), 1)], end)], 0)
 
         return lambda texts: tf.map_fn(encoded, texts, fn_output_signature=_TOKENS).flat_values
-    encode = vocabulary.tokenizer.EncodeAsNumpy
+    encode = vocabulary.tokenizer.Encode
     ending = np.array([] if end is None else [end], np.int32)
 
     def tokens(texts: np.ndarray) -> np.ndarray:
-        vectors = [encode(text) for text in texts]
+        # All at once: the interpreter is left to the other shards once, and not for each document.
+        vectors = encode(texts.tolist(), num_threads=1, return_type="numpy")
         if end is None:
             return np.concatenate(vectors)
         return np.concatenate([part for vector in vectors for part in ((vector, ending) if len(vector) else (vector,))])

@@ -33,11 +33,19 @@ def batched(
             raise ConfigError(f"The task's preprocessors give no token vector {name!r}; add the step that makes it.")
     if packed:
         return pack(dataset, lengths).batch(num_rows, drop_remainder=whole)
-    dataset = dataset.map(
-        lambda example: {name: tf.cast(example[name][:width], tf.int32) for name, width in lengths.items()}
-    )
+    if not _is_cut(spec, lengths):
+        dataset = dataset.map(
+            lambda example: {name: tf.cast(example[name][:width], tf.int32) for name, width in lengths.items()}
+        )
     return dataset.padded_batch(
         num_rows, padded_shapes={name: [width] for name, width in lengths.items()}, drop_remainder=whole
+    )
+
+
+def _is_cut(spec: Mapping[str, tf.TensorSpec], lengths: Mapping[str, int]) -> bool:
+    """Returns whether examples are what a batch wants but for padding: a map over single ones takes as long as they."""
+    return set(spec) == set(lengths) and all(
+        part.dtype == tf.int32 and (part.shape[0] or lengths[name] + 1) <= lengths[name] for name, part in spec.items()
     )
 
 
@@ -55,7 +63,8 @@ def pack(dataset: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Datase
 
     def cut(example: Example) -> tuple[tf.Tensor, ...]:
         vectors = [tf.cast(example[name][:width], tf.int32) for name, width in zip(names, widths, strict=True)]
-        return (tf.stack([tf.size(vector) for vector in vectors]), *vectors)
+        sizes = [tf.math.count_nonzero(vector, dtype=tf.int32) for vector in vectors]  # some come padded
+        return (tf.stack(sizes), *vectors)
 
     shapes = ([len(names)], *([None] for _ in names))
     batches = dataset.map(cut).padded_batch(EXAMPLES_AT_ONCE, padded_shapes=shapes)
