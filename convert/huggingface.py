@@ -22,9 +22,13 @@ EXPORT = """Turns checkpoints of ours or T5X's into folders for transformers, an
 
 OUT_DIR (MODEL_DIR/huggingface unless given) gets one folder step_<N> per checkpoint. What is done is left as it
 is; a folder whose proof failed is named step_<N>.failed."""
-IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers', for INITIAL_CHECKPOINT_PATH.
+IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers' or a model of the hub's.
 
-    python -m convert.huggingface import DIR OUT"""
+    python -m convert.huggingface import DIR OUT
+    python -m convert.huggingface import user/name[@revision] OUT
+
+Read are model.safetensors, flax_model.msgpack and, where torch is installed, pytorch_model.bin. A private model
+needs HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
 USAGE = "usage: python -m convert.huggingface export|import ...; --help behind either says more."
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: what it was made from, and what the proof found
@@ -224,12 +228,12 @@ def prove(folder: Path, arrays: Any, model: Any, choices: Choices, vocabulary: A
 
 def _import(argv: Sequence[str]) -> None:
     parser = _parser("import", IMPORT)
-    parser.add_argument("folder", metavar="DIR", help="with config.json and model.safetensors or flax_model.msgpack")
+    parser.add_argument("source", metavar="DIR|user/name", help="a folder of transformers', or a model of the hub's")
     parser.add_argument("out", metavar="OUT", help="a new run directory; its checkpoint is OUT/checkpoints/0")
     given = parser.parse_args(argv)
     with environment.quiet_imports():
         from convert.from_huggingface import import_folder
-    print(import_folder(Path(given.folder).expanduser(), Path(given.out).expanduser().resolve()))
+    print(import_folder(given.source, Path(given.out).expanduser().resolve()))
 
 
 def run(argv: Sequence[str]) -> None:

@@ -49,7 +49,7 @@ class Source:
         else:
             arrays = Targets(t5x.open_checkpoint(path), self.model)
             shapes = arrays.shapes()
-        check_arrays(shapes, self.model, str(path))
+        check_arrays(shapes, self.model, str(path), "give the model's own configuration with --config=FILE.gin")
         return arrays
 
 
