@@ -113,27 +113,31 @@ class Proof:
         self._apply = jax.jit(self._model.apply)
         self._batch = batch_of(vocabulary, config.vocab_size)
         params = parameters(arrays)
-        self._tokens = self._greedy(params)
-        self._logits = self._run(params, self._batch)
+        inputs = self._batch["encoder_input_tokens"][:NUM_TEXTS]
+        self._tokens = np.asarray(
+            greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, self._config.vocab_size)
+        )
         width = self._batch["decoder_target_tokens"].shape[1]
-        padding = ((0, len(TEXTS) - NUM_TEXTS), (0, width - NUM_TOKENS))
-        following = _shifted(np.pad(self._tokens, padding))
-        self._followed = self._run(params, {**self._batch, **following})  # the logits behind the greedy text
+        following = _shifted(np.pad(self._tokens, ((0, 0), (0, width - NUM_TOKENS))))
+        followed = {"encoder_input_tokens": inputs, **following}
+        self._all = {name: np.concatenate([rows, followed[name]]) for name, rows in self._batch.items()}
+        self._logits, self._followed = self._run(params)
 
-    def _run(self, params: Any, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.asarray(self._apply(params, batch), np.float32)
+    def _run(self, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the logits of the batch, and those behind each token of the source's greedy text."""
+        logits = np.asarray(self._apply(params, self._all), np.float32)
+        return logits[: len(TEXTS)], logits[len(TEXTS) :, :NUM_TOKENS]
 
-    def _greedy(self, params: Any) -> np.ndarray:
-        inputs = jnp.asarray(self._batch["encoder_input_tokens"][:NUM_TEXTS])
-        return np.asarray(greedy(self._model, params, inputs, NUM_TOKENS, self._config.vocab_size))
+    def _greedy(self, followed: np.ndarray) -> np.ndarray:
+        """Returns greedy text up to where it parts from the source's, given the logits behind the source's tokens."""
+        ended = np.cumsum(self._tokens == EOS, axis=1) - (self._tokens == EOS)
+        return np.where(ended, 0, followed[..., : self._config.vocab_size].argmax(axis=-1))
 
     def check_own(self, directory: Path, dtype: str, flax: bool) -> Figures:
         """Compares the written weights, read by our own reader, through our own network."""
-        params = parameters(T5xView(directory, self._config, flax=flax))
+        logits, followed = self._run(parameters(T5xView(directory, self._config, flax=flax)))
         file = "flax_model.msgpack" if flax else "model.safetensors"
-        return self._figures(
-            f"{file} in our own network", self._run(params, self._batch), self._greedy(params), TOLERANCES[dtype]
-        )
+        return self._figures(f"{file} in our own network", logits, self._greedy(followed), TOLERANCES[dtype])
 
     def check_transformers(self, directory: Path, dtype: str) -> Figures:
         """Compares transformers' own logits and greedy text; a weight missing or unexpected there is a failure."""

@@ -50,7 +50,7 @@ def download(text: str) -> Path:
             folder = huggingface_hub.snapshot_download(
                 name, revision=revision, allow_patterns=_BESIDE[0], local_files_only=True
             )
-            logger.warning("The hub cannot be asked for %s (%s): the copy in %s is taken.", name, _reason(error), folder)
+            logger.warning("The hub cannot be asked for %s (%s): %s is taken.", name, _reason(error), folder)
     except errors.GatedRepoError as error:
         raise ConfigError(
             f"The hub's {name} is given only to those who accept its terms; accept them on its page, and set"

@@ -221,6 +221,12 @@ def test_greedy_text_that_goes_astray_fails():
     proof = check.Proof(arrays, config, None)
     tokens = np.array(proof._tokens)
     assert proof._figures("same", proof._logits, tokens, 1e-4).passed
+    np.testing.assert_array_equal(proof._greedy(proof._followed), tokens)
+    other = proof._followed.copy()
+    other[1, 2] *= -1  # the text parts there, as it would if it were written on token by token
+    parted = proof._greedy(other)
+    assert (parted[:, :2] == tokens[:, :2]).all() and parted[1, 2] == other[1, 2].argmax() != tokens[1, 2]
+    assert not proof._figures("parted", proof._logits, parted, 1e-4).passed
     tokens[0, 3] = (tokens[0, 3] + 7) % 200 + 2
     figures = proof._figures("other text", proof._logits, tokens, 1e-4)
     assert not figures.passed and figures.texts_equal == 1

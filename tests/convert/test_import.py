@@ -173,7 +173,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
     hub_server.server_close()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert T5xView(hub.download("me/t5"), CONFIG).keys() == arrays.keys()
-    assert "the copy in" in caplog.text
+    assert "cannot be asked for me/t5" in caplog.text
 
 
 def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
