@@ -41,7 +41,7 @@ class Choices:
 
     formats: tuple[str, ...]
     dtype: str
-    vocabulary: str | None  # a SentencePiece model's path, 'byte', or None: the run's own
+    vocabulary: str | None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
     extra_ids: int
     checks: bool
     licence: str | None = None
@@ -65,7 +65,7 @@ def _export(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", metavar="FILE.gin", help="the network, instead of the run's own config.gin; name --vocabulary too"
     )
-    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own")
+    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own, or none")
     parser.add_argument("--extra_ids", type=int, default=100, help="sentinels above the pieces of --vocabulary")
     parser.add_argument("--no-check", action="store_true", help="write without the proof")
     parser.add_argument("--licence", help="for the model card, as the hub names it: apache-2.0")
@@ -150,9 +150,22 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
     with environment.quiet_imports():
         from limba.data import vocabulary as vocabularies
         from limba.data.providers import resolve_task
+    if choices.vocabulary == "none":
+        print("No tokenizer files are written, as --vocabulary=none asks.", flush=True)
+        return None
     if choices.vocabulary is not None:
         path, extra_ids = choices.vocabulary, choices.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)
+    elif source.vocabulary is not None:
+        path, extra_ids = source.vocabulary.path, source.vocabulary.extra_ids or choices.extra_ids
+        try:
+            loaded = vocabularies.load_vocabulary(path, extra_ids)
+        except ConfigError as error:
+            reason = str(error).partition(";")[0]
+            raise ConfigError(
+                f"{source.vocabulary.place} names a vocabulary that cannot be read here ({reason}); name a copy with"
+                " --vocabulary=PATH, or leave the tokenizer out with --vocabulary=none."
+            ) from error
     elif source.run is not None and source.run.data.vocabulary is not None:
         path, extra_ids = source.run.data.vocabulary, source.run.data.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)

@@ -26,7 +26,8 @@ from limba.model import Model
 from limba.optimizer import make_optimizer
 from limba.state import abstract_state
 from tests import tiny
-from tests.convert.test_export import arrays_of, config_of, equal
+from tests.convert.runs import arrays_of
+from tests.convert.test_export import config_of, equal
 from tests.http_server import ModelHubHandler, serving, status, truncated
 
 CONFIG = config_of("t5_1_1")
