@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import logging
 import re
 import warnings
@@ -144,15 +145,7 @@ class Proof:
         import torch
         import transformers
 
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model, about = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-                directory, dtype=torch.float32, output_loading_info=True
-            )
-        model.eval()
-        model.config.tie_word_embeddings = self._config.logits_via_embedding  # see docs/conversion.md, umT5
+        model, about = load_in_transformers(directory)
         whole = not about["missing_keys"] and not about["unexpected_keys"]
         inputs = torch.tensor(self._batch["encoder_input_tokens"], dtype=torch.long)
         mask = (inputs > 0).long()
@@ -186,6 +179,24 @@ class Proof:
         place = int(np.flatnonzero(tokens != self._tokens[row])[0])
         logits = self._followed[row, place]
         return float(logits[self._tokens[row, place]] - logits[tokens[place]])
+
+
+def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """Returns (transformers' model of a written folder in float32, what it says of missing and unexpected keys)."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, about = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True
+        )
+    model.eval()
+    is_tied = json.loads((directory / "config.json").read_text())["tie_word_embeddings"]
+    model.config.tie_word_embeddings = is_tied  # see docs/conversion.md, umT5
+    return model, about
 
 
 def _loss(logits: np.ndarray, targets: np.ndarray) -> float:

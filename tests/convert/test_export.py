@@ -11,16 +11,18 @@ import pytest
 import tensorstore as ts
 import transformers
 
-from convert import check, huggingface, sources
+from convert import check, huggingface, infill, sources
 from convert.from_huggingface import import_folder, network_gin
 from launch import environment
 from limba.config import ConfigError
-from limba.data.vocabulary import load_vocabulary
+from limba.data.vocabulary import load_vocabulary, sentinel_ids
 from limba.formats import huggingface_files as files
 from limba.formats import t5x
 from limba.formats.huggingface import T5xView
 from limba.formats.names import stack_layers, unflatten
 from limba.formats.own import OwnCheckpoint
+from limba.infer import greedy, join_infill, masked_text
+from limba.model import Model
 from tests.convert.runs import arrays_of, write_run
 from tests.model.test_huggingface import FAMILIES, our_config
 
@@ -209,6 +211,21 @@ def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypa
     monkeypatch.setattr(files, f"write_{formats}", write)
     export(tmp_path / "run", tmp_path / "out", f"--formats={formats}")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5"]
+
+
+def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
+    config = config_of("t5_1_1", vocab_size=1024)
+    arrays = arrays_of(config)
+    files.write_configs(tmp_path, config, "float32")
+    files.write_pytorch(tmp_path, arrays, config)
+    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    text = "The module <extra_id_0> a file and <extra_id_1> it."
+    ids = np.array([*load_vocabulary(str(vocabulary)).encode(text), 1])
+    sentinels = np.array(sentinel_ids(load_vocabulary(str(vocabulary)), 100))
+    assert masked_text(ids, sentinels, load_vocabulary(str(vocabulary))) == text
+    ours = greedy(Model(config), check.parameters(arrays), ids[None], 12, 1024)
+    expected = join_infill(ids, np.asarray(ours)[0], sentinels, load_vocabulary(str(vocabulary)))
+    assert infill.fill(tmp_path, [text], 12) == [expected]
 
 
 def test_greedy_text_that_goes_astray_fails():
