@@ -22,9 +22,13 @@ EXPORT = """Turns checkpoints of ours or T5X's into folders for transformers, an
 
 OUT_DIR (MODEL_DIR/huggingface unless given) gets one folder step_<N> per checkpoint. What is done is left as it
 is; a folder whose proof failed is named step_<N>.failed."""
-IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers', for INITIAL_CHECKPOINT_PATH.
+IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers' or a model of the hub's.
 
-    python -m convert.huggingface import DIR OUT"""
+    python -m convert.huggingface import DIR OUT
+    python -m convert.huggingface import user/name[@revision] OUT
+
+Read are model.safetensors, flax_model.msgpack and, where torch is installed, pytorch_model.bin. A private model
+needs HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
 USAGE = "usage: python -m convert.huggingface export|import ...; --help behind either says more."
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: what it was made from, and what the proof found
@@ -37,7 +41,7 @@ class Choices:
 
     formats: tuple[str, ...]
     dtype: str
-    vocabulary: str | None  # a SentencePiece model's path, 'byte', or None: the run's own
+    vocabulary: str | None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
     extra_ids: int
     checks: bool
     licence: str | None = None
@@ -61,7 +65,7 @@ def _export(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", metavar="FILE.gin", help="the network, instead of the run's own config.gin; name --vocabulary too"
     )
-    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own")
+    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own, or none")
     parser.add_argument("--extra_ids", type=int, default=100, help="sentinels above the pieces of --vocabulary")
     parser.add_argument("--no-check", action="store_true", help="write without the proof")
     parser.add_argument("--licence", help="for the model card, as the hub names it: apache-2.0")
@@ -146,9 +150,22 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
     with environment.quiet_imports():
         from limba.data import vocabulary as vocabularies
         from limba.data.providers import resolve_task
+    if choices.vocabulary == "none":
+        print("No tokenizer files are written, as --vocabulary=none asks.", flush=True)
+        return None
     if choices.vocabulary is not None:
         path, extra_ids = choices.vocabulary, choices.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)
+    elif source.vocabulary is not None:
+        path, extra_ids = source.vocabulary.path, source.vocabulary.extra_ids or choices.extra_ids
+        try:
+            loaded = vocabularies.load_vocabulary(path, extra_ids)
+        except ConfigError as error:
+            reason = str(error).partition(";")[0]
+            raise ConfigError(
+                f"{source.vocabulary.place} names a vocabulary that cannot be read here ({reason}); name a copy with"
+                " --vocabulary=PATH, or leave the tokenizer out with --vocabulary=none."
+            ) from error
     elif source.run is not None and source.run.data.vocabulary is not None:
         path, extra_ids = source.run.data.vocabulary, source.run.data.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)
@@ -224,12 +241,12 @@ def prove(folder: Path, arrays: Any, model: Any, choices: Choices, vocabulary: A
 
 def _import(argv: Sequence[str]) -> None:
     parser = _parser("import", IMPORT)
-    parser.add_argument("folder", metavar="DIR", help="with config.json and model.safetensors or flax_model.msgpack")
+    parser.add_argument("source", metavar="DIR|user/name", help="a folder of transformers', or a model of the hub's")
     parser.add_argument("out", metavar="OUT", help="a new run directory; its checkpoint is OUT/checkpoints/0")
     given = parser.parse_args(argv)
     with environment.quiet_imports():
         from convert.from_huggingface import import_folder
-    print(import_folder(Path(given.folder).expanduser(), Path(given.out).expanduser().resolve()))
+    print(import_folder(given.source, Path(given.out).expanduser().resolve()))
 
 
 def run(argv: Sequence[str]) -> None:

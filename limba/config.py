@@ -375,7 +375,7 @@ class RunConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    # Start from a checkpoint of Limba's or T5X's, or a folder of Hugging Face's, when model_dir holds none
+    # Start from a checkpoint of Limba's or T5X's, or a folder or hub id of Hugging Face's, when model_dir holds none
     initial_checkpoint_path: str | None = None
     reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
     num_microbatches: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -54,10 +55,20 @@ def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, 
             current = spans.setdefault(order[token], [])
         elif token > EOS and current is not None:
             current.append(token)
+    return _joined(inputs, order, vocabulary, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
+
+
+def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
+    """Returns the corrupted text with each sentinel by its name, <extra_id_0> and so on."""
+    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
+    return _joined(inputs, order, vocabulary, lambda i: f"<extra_id_{i}>")
+
+
+def _joined(inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, gap: Callable[[int], str]) -> str:
     text, plain = [], []
     for token in map(int, inputs):
         if token in order:
-            text += [vocabulary.decode(plain), "[" + vocabulary.decode(spans.get(order[token], [])) + "]"]
+            text += [vocabulary.decode(plain), gap(order[token])]
             plain = []
         elif token > EOS:
             plain.append(token)

@@ -44,17 +44,16 @@ def shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     return next((shape for end, shape in kinds.items() if name.endswith(end)), (config.emb_dim, joined))
 
 
-def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
+def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, mend: str) -> None:
     """Raises ConfigError naming the first array that the network of `config` lacks, has besides, or has otherwise."""
     wanted = {row.t5x: shape_of(row.t5x, config) for row in rows(config)}
     for name in [*wanted, *shapes]:
         if name not in shapes or name not in wanted:
             what = "lacks" if name not in shapes else "holds, and its configuration has not,"
-            raise ConfigError(f"{where} {what} {name}; give the model's own configuration with --config=FILE.gin.")
+            raise ConfigError(f"{where} {what} {name}; {mend}.")
         if shapes[name] != wanted[name]:
             raise ConfigError(
-                f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]};"
-                " give the model's own configuration with --config=FILE.gin."
+                f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {mend}."
             )
 
 
