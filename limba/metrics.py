@@ -100,7 +100,7 @@ class Metrics:
         self.write("validation", step, values)
         self.say(
             f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
-            f" | {values['bits_per_byte']:.3f} bits per byte | {values['seconds']:.1f} s"
+            f" | perplexity {values['perplexity']:.2f} | {values['bits_per_byte']:.3f} bits per byte | {values['seconds']:.1f} s"
         )
 
 

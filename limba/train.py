@@ -23,6 +23,7 @@ from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary, piece_bytes
+from limba.data.vocabulary_training import ensure_vocabulary
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import Metrics
@@ -44,10 +45,11 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     sharding = batch_sharding(mesh)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     shards = streams.shards_of_this_process(sharding, config.data)
+    ensure_vocabulary(config.data, jax.process_index() == 0)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size)
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=not config.model.is_decoder_only)
     streams.check_sources(task, config.data)
 
     model = Model(config.model)
@@ -99,7 +101,7 @@ class _Loop:
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
         self.stream, self.evaluate = stream, evaluate
         peak = peak_flops_per_device()
-        flops = flops_per_sequence(config.model, lengths["inputs"], lengths["targets"])
+        flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
 
@@ -198,7 +200,10 @@ def _evaluator(
     if not held_out:
         return None
     sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
-    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
+    num_bytes = sum(
+        int((bytes_of_piece[batch["decoder_target_tokens"]] * batch["decoder_loss_weights"]).sum())
+        for batch in held_out
+    )
 
     def evaluate(state: TrainState) -> dict[str, float]:
         began = time.monotonic()
@@ -208,6 +213,7 @@ def _evaluator(
             "loss": total["loss"] / total["tokens"],
             "cross_entropy": total["nats"] / total["tokens"],
             "accuracy": total["correct"] / total["tokens"],
+            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
             "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
             "target_tokens": total["tokens"],
             "seconds": time.monotonic() - began,
@@ -227,14 +233,22 @@ def _introduce(
         f"{count_parameters(abstract.params):,} parameters on {len(devices)} x {devices[0].device_kind}"
         f" in {jax.process_count()} process(es)"
     )
+    inputs, targets = _sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     metrics.say(
-        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {lengths['inputs']} inputs and"
-        f" {lengths['targets']} targets a step, {config.data.num_data_shards} data shards"
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step,"
+        f" {config.data.num_data_shards} data shards"
     )
     where = f"goes on from step {start:,}" if start else "starts"
     metrics.say(f"{config.model_dir} {where}, to step {config.train_steps:,}")
     if start < config.train_steps:
         metrics.say("Compiling the step; the first line follows it.")
+
+
+def _sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the lengths that the encoder and the decoder read; a decoder alone reads one sequence."""
+    length = config.data.sequence_length
+    return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
 
 
 def _pinned(task: streams.Provider, model_dir: str) -> streams.Provider:
