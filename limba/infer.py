@@ -8,37 +8,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int, Key
 
+from limba import decoding
+from limba.config import GenerationConfig
 from limba.model import Model
 
 EOS = 1
 
 
-@functools.partial(jax.jit, static_argnames=("model", "num_tokens", "num_ids"))
+@functools.partial(jax.jit, static_argnames=("model", "config"))
+def generate(
+    model: Model,
+    params: Any,
+    inputs: Int[Array, "B K"],
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    keys: Key[Array, " B"] | None = None,
+) -> decoding.Generated:
+    """Returns what the model writes for inputs padded with 0; `keys`, one per input, where it draws."""
+    step, cache = model.cached_decoder(params, inputs, config.max_tokens)
+    prompt = jnp.zeros((inputs.shape[0], 1), jnp.int32)  # T5 starts with its padding
+    return decoding.generate(step, cache, prompt, banned, config, eos_id=EOS, keys=keys)
+
+
 def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int, num_ids: int) -> Int[Array, "B Q"]:
     """Returns the likeliest continuation token by token, 0 after the end of sequence.
 
-    Ids from `num_ids` on, the rows that only pad the embedding, are never produced. Every step runs
-    the decoder over all positions: right for a few short texts, not for a corpus.
+    Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
     """
-    rows = inputs.shape[0]
-    visible = jnp.ones((rows, num_tokens), jnp.int32)
-
-    def step(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        tokens, ended = state  # position 0 is the start token, 0
-        features = {
-            "encoder_input_tokens": inputs,
-            "decoder_input_tokens": tokens[:, :-1],
-            "decoder_target_tokens": visible,
-        }
-        logits = model.apply(params, features)[:, i, :num_ids]
-        token = jnp.where(ended, 0, jnp.argmax(logits, axis=-1)).astype(jnp.int32)
-        return tokens.at[:, i + 1].set(token), ended | (token == EOS)
-
-    start = (jnp.zeros((rows, num_tokens + 1), jnp.int32), jnp.zeros(rows, bool))
-    tokens, _ = jax.lax.fori_loop(0, num_tokens, step, start)
-    return tokens[:, 1:]
+    banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
+    return generate(model, params, inputs, banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
 
 
 def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
