@@ -28,7 +28,7 @@ from limba.infer import EOS, greedy
 from limba.model import Model
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
-NUM_TOKENS = 8  # of greedy text: each runs the whole network
+NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that are written on greedily
 ROW = 64  # input tokens at most
 _LAYER = re.compile(r"/layers_(\d+)/")

@@ -17,9 +17,8 @@ from limba.checks import NonFiniteError as NonFiniteError
 from limba.checks import one_of as _one_of
 from limba.checks import positive as _positive
 from limba.checks import require as _require
+from limba.model_config import ModelConfig as ModelConfig
 
-ACTIVATIONS = ("relu", "gelu", "silu", "linear")
-DTYPES = ("float32", "bfloat16")
 OBJECTIVES = (
     "span_corruption",
     "whole_word_span_corruption",
@@ -28,12 +27,7 @@ OBJECTIVES = (
     "lm_adaptation",
     "causal_lm",
 )
-ATTENTIONS = ("auto", "einsum", "memory_efficient")
-POSITIONS = ("relative", "rotary", "learned", "sinusoidal")
-NORMS = ("rms", "layer")
-BIASED_PARTS = ("attention", "mlp", "logits")
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
-REMAT_POLICIES = ("none", "minimal", "full")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
@@ -46,119 +40,6 @@ SCHEDULE_FACTORS = (
     "decay_every",
     "cosine_decay",
 )
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
-
-    Without encoder layers it is a decoder alone, and positions, norm, biases and num_kv_heads choose its layout;
-    an encoder-decoder is a T5 and takes their defaults. Raises ConfigError for sizes below 1, unknown
-    activations, dtypes or remat policies, and choices that do not go together.
-    """
-
-    vocab_size: int  # rows of the embedding, a multiple of 128 for the TPU's sake
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_encoder_layers: int  # 0: a decoder-only language model
-    num_decoder_layers: int
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    logits_via_embedding: bool = False  # tied head; an encoder-decoder's has its input scaled by emb_dim^-1/2 (T5 1.0)
-    relative_bias_per_layer: bool = False  # umT5
-    num_relpos_buckets: int = 32
-    relpos_max_distance: int = 128
-    positions: str = "relative"  # T5's bias; a decoder alone has rotary, learned or sinusoidal ones
-    rotary_base: float = 10_000.0  # of rotary positions; a larger one for longer texts
-    max_length: int = 2048  # rows of learned positions
-    norm: str = "rms"  # or layer, with scale and bias
-    biases: tuple[str, ...] = ()  # the parts of a decoder alone that have them: attention, mlp, logits
-    num_kv_heads: int | None = None  # of a decoder alone: fewer than num_heads share keys and values; None: as many
-    layer_norm_epsilon: float = 1e-6
-    dropout_rate: float = 0.0
-    dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
-    scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
-    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
-    attention: str = "auto"  # einsum, memory_efficient (no scores kept), or auto: the fastest for the platform
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        object.__setattr__(self, "biases", tuple(self.biases))
-        sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_decoder_layers", "max_length")
-        encoder = () if self.is_decoder_only else ("num_encoder_layers",)
-        _positive(self, *sizes, *encoder, "num_relpos_buckets", "relpos_max_distance")
-        _require(
-            self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
-            f"ModelConfig.num_relpos_buckets is {self.num_relpos_buckets} and relpos_max_distance"
-            f" {self.relpos_max_distance}; give at least 4 buckets and a distance above half of them.",
-        )
-        for activation in self.mlp_activations:
-            _require(
-                activation in ACTIVATIONS,
-                f"ModelConfig.mlp_activations holds {activation!r}; choose from {', '.join(ACTIVATIONS)}.",
-            )
-        _require(
-            len(self.mlp_activations) in (1, 2),
-            f"ModelConfig.mlp_activations has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
-        )
-        _require(
-            0.0 <= self.dropout_rate < 1.0,
-            f"ModelConfig.dropout_rate is {self.dropout_rate!r}; give a share from 0 up to, not including, 1.",
-        )
-        _one_of(self, "dtype", DTYPES)
-        _one_of(self, "remat", REMAT_POLICIES)
-        _one_of(self, "attention", ATTENTIONS)
-        _one_of(self, "positions", POSITIONS)
-        _one_of(self, "norm", NORMS)
-        self._check_decoder_only()
-
-    def _check_decoder_only(self) -> None:
-        if not self.is_decoder_only:
-            for name in ("positions", "norm", "biases", "num_kv_heads"):
-                value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
-                _require(
-                    value == default,
-                    f"ModelConfig.{name} is {value!r}, which an encoder-decoder, being a T5, has not; leave it"
-                    f" {default!r}, or set num_encoder_layers to 0.",
-                )
-            return
-        _require(
-            self.positions != "relative",
-            "ModelConfig.positions is 'relative' and num_encoder_layers 0; choose rotary, learned or sinusoidal.",
-        )
-        for part in self.biases:
-            _require(
-                part in BIASED_PARTS,
-                f"ModelConfig.biases holds {part!r}; choose from {', '.join(BIASED_PARTS)}.",
-            )
-        _require(
-            not (self.logits_via_embedding and "logits" in self.biases),
-            "ModelConfig.biases holds 'logits' and logits_via_embedding is True; a tied head has no bias.",
-        )
-        if self.num_kv_heads is not None:
-            _positive(self, "num_kv_heads")
-        _require(
-            self.num_heads % self.kv_heads == 0,
-            f"ModelConfig.num_heads {self.num_heads} does not divide by num_kv_heads {self.num_kv_heads};"
-            " make it a multiple.",
-        )
-        _require(
-            self.positions != "rotary" or self.head_dim % 2 == 0,
-            f"ModelConfig.head_dim is {self.head_dim}, and rotary positions turn pairs; give an even one.",
-        )
-        _require(
-            self.rotary_base > 1, f"ModelConfig.rotary_base is {self.rotary_base!r}; give a number above 1, as 10000.0."
-        )
-
-    @property
-    def is_decoder_only(self) -> bool:
-        return self.num_encoder_layers == 0
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
 
 @dataclass(frozen=True)
@@ -415,17 +296,78 @@ class EvaluationConfig:
     every_steps: int = 1_000
     num_batches: int | None = 20  # at most; None, or a smaller split: all of it
     prompts: tuple[str, ...] = ()  # that a decoder-only model goes on with at each evaluation
-    sample_tokens: int = 64  # of each sample
-    temperature: float = 0.6
-    top_k: int = 20  # likeliest pieces that a sample is drawn from; 0: all
+    sampling: GenerationConfig = field(
+        default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else tuple(self.prompts))
-        _positive(self, "every_steps", "sample_tokens")
+        _positive(self, "every_steps")
         if self.num_batches is not None:
             _positive(self, "num_batches")
-        _require(self.temperature >= 0, f"EvaluationConfig.temperature is {self.temperature!r}; give 0 or more.")
-        _require(self.top_k >= 0, f"EvaluationConfig.top_k is {self.top_k!r}; give 0 or more.")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How text is written, token by token; the rules of `limba/decoding.py` are those of transformers' `generate`.
+
+    Greedy by default; `num_beams` above 1 searches by beams, `sample` draws. Raises ConfigError for both at once.
+    """
+
+    max_tokens: int = 128  # written per input at most, the end of sequence included
+    num_beams: int = 1
+    length_penalty: float = 1.0  # a beam's score is its log probability / length^penalty
+    early_stopping: bool | str = False  # True: once num_beams have ended; False: when better is unlikely; 'never'
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None  # draw among that many likeliest tokens
+    top_p: float | None = None  # draw among the likeliest tokens that together have this probability
+    num_samples: int = 1  # texts per input: drawn ones, or the best of the beams
+    no_repeat_ngram_size: int = 0  # 0: any may be repeated
+    ban_sentinels: bool = True  # <extra_id_…> are no text; False for filling gaps
+    banned_ids: tuple[int, ...] = ()
+    seed: int = 0  # of draws; an input's draws do not depend on its batch
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "banned_ids", tuple(self.banned_ids))
+        _positive(self, "max_tokens", "num_beams", "num_samples")
+        _require(
+            not (self.sample and self.num_beams > 1),
+            f"GenerationConfig has sample and num_beams {self.num_beams}; draw with num_beams 1, or search without.",
+        )
+        _require(
+            self.sample or self.num_samples <= self.num_beams,
+            f"GenerationConfig.num_samples is {self.num_samples}, more than num_beams {self.num_beams} gives; raise"
+            " num_beams, or set sample.",
+        )
+        _require(
+            self.early_stopping in (True, False, "never"),
+            f"GenerationConfig.early_stopping is {self.early_stopping!r}; give True, False or 'never'.",
+        )
+        _require(
+            self.temperature > 0,
+            f"GenerationConfig.temperature is {self.temperature!r}; give a number above 0 (greedy is sample False).",
+        )
+        if self.top_k is not None:
+            _positive(self, "top_k")
+        _require(
+            self.top_p is None or 0 < self.top_p <= 1,
+            f"GenerationConfig.top_p is {self.top_p!r}; give a probability above 0, at most 1, or None.",
+        )
+        unused = self.temperature != 1.0 or self.top_k is not None or self.top_p is not None
+        _require(
+            self.sample or not unused,
+            "GenerationConfig has a temperature, top_k or top_p, which only drawing uses; set sample to True.",
+        )
+        for name, value in (("no_repeat_ngram_size", self.no_repeat_ngram_size), ("seed", self.seed)):
+            _require(
+                isinstance(value, int) and value >= 0,
+                f"GenerationConfig.{name} is {value!r}; give a whole number, 0 or more.",
+            )
+        _require(
+            all(isinstance(i, int) and i >= 0 for i in self.banned_ids),
+            f"GenerationConfig.banned_ids is {self.banned_ids!r}; give token ids, 0 or more.",
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary, piece_bytes
 from limba.data.vocabulary_training import ensure_vocabulary
+from limba.infer import continuations
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import Metrics
@@ -81,7 +82,8 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
         )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
-            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate)
+            sample = _sampler(model, config, vocabulary)
+            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, sample)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
 
@@ -97,9 +99,10 @@ class _Loop:
         checkpoints: Checkpoints,
         stream: streams.TrainStream,
         evaluate: Callable[[TrainState], dict[str, float]] | None,
+        sample: Callable[[TrainState], dict[str, list[str]]] | None,
     ):
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
-        self.stream, self.evaluate = stream, evaluate
+        self.stream, self.evaluate, self.sample = stream, evaluate, sample
         peak = peak_flops_per_device()
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
@@ -130,7 +133,7 @@ class _Loop:
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
                     self._log(recent, waited, began)
                     recent, waited, began = [], 0.0, time.monotonic()
-                if evaluates and self.evaluate is not None:
+                if evaluates:
                     self._evaluate(step, state)
                     began = time.monotonic()
                 if saves:
@@ -142,15 +145,17 @@ class _Loop:
         if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
             if recent:
                 self._log(recent, waited, began)
-            if self.evaluate is not None:
-                self._evaluate(step, state)
+            self._evaluate(step, state)
             self._save(step, state)
             saved = step
         return {"step": saved, "interrupted": interrupted, **self.figures}
 
     def _evaluate(self, step: int, state: TrainState) -> None:
-        self.figures["validation"] = self.evaluate(state)
-        self.metrics.validation_line(step, self.figures["validation"])
+        if self.evaluate is not None:
+            self.figures["validation"] = self.evaluate(state)
+            self.metrics.validation_line(step, self.figures["validation"])
+        if self.sample is not None:
+            self.metrics.samples(step, self.sample(state))
 
     def _save(self, step: int, state: TrainState) -> None:
         if skipped := self.stream.skipped():
@@ -220,6 +225,18 @@ def _evaluator(
         }
 
     return evaluate
+
+
+def _sampler(model: Model, config: RunConfig, vocabulary: Any) -> Callable[[TrainState], dict[str, list[str]]] | None:
+    """Returns a function from the state to each prompt's texts, or None where there are no prompts to go on with."""
+    prompts, sampling = config.evaluation.prompts, config.evaluation.sampling
+    if not prompts or not config.model.is_decoder_only:
+        return None
+
+    def sample(state: TrainState) -> dict[str, list[str]]:
+        return dict(zip(prompts, continuations(model, state.params, vocabulary, prompts, sampling), strict=True))
+
+    return sample
 
 
 def _introduce(

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "limba.config": 0,
     "limba.checks": 0,
-    **dict.fromkeys(("model", "losses", "optimizer", "mesh", "profile", "formats"), 1),
+    "limba.model_config": 0,
+    **dict.fromkeys(("model", "losses", "decoding", "optimizer", "mesh", "profile", "formats"), 1),
     **dict.fromkeys(("data.remote", "data.compression", "data.parquet"), 1),
     **dict.fromkeys(("data.sources", "data.readers", "data.objectives", "data.vocabulary", "data.demo_corpus"), 1),
     **dict.fromkeys(("data.blocks", "data.span_corruption", "data.denoisers", "data.language_modeling"), 1),

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import ConfigError
+from limba import decoding
+from limba.config import ConfigError, GenerationConfig
 from limba.formats.names import flatten
 from limba.model import Model
 from limba.model.language_model import positions_in_segments
@@ -150,3 +151,34 @@ def test_grouped_heads_have_fewer_keys_and_flops():
 def test_bad_layouts_are_said(changes, said):
     with pytest.raises(ConfigError, match=said):
         tiny.language_model(**changes)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cached_generation_equals_uncached_token_for_token(layout):
+    config = LAYOUTS[layout]
+    model, params = Model(config), parameters(config)
+    random = np.random.default_rng(5)
+    prompts = [[0, *random.integers(2, 250, length).tolist()] for length in (6, 3)]
+    width, tokens = 8, 10
+    prompt = np.full((2, width), -1, np.int32)
+    for row, ids in enumerate(prompts):
+        prompt[row, width - len(ids) :] = ids
+    banned = jnp.zeros(config.vocab_size, bool)
+
+    @jax.jit
+    def written(params):
+        step, cache = model.cached_language_model(params, jnp.asarray(prompt), tokens)
+        return decoding.generate(
+            step, cache, jnp.asarray(prompt), banned, GenerationConfig(max_tokens=tokens), eos_id=1
+        )
+
+    found = np.asarray(written(params).tokens)[:, 0]
+    for row, ids in enumerate(prompts):
+        for token in found[row]:
+            inputs = np.zeros((3, 16), np.int32)
+            inputs[0, : len(ids)] = ids
+            features = {"decoder_input_tokens": inputs, "decoder_target_tokens": np.ones_like(inputs)}
+            assert int(token) == int(logits(config, features, params)[0, len(ids) - 1].argmax())
+            if token == 1:
+                break
+            ids = [*ids, int(token)]
