@@ -46,7 +46,7 @@ def load_initial(
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
     if "://" not in path and huggingface.is_huggingface(root):
-        stored = huggingface.T5xView(root, model)
+        stored = huggingface.open_folder(root, model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
     state = load_own(path, abstract)
     return fresh.replace(params=state.params) if reset_step else state

@@ -9,6 +9,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
@@ -34,7 +35,7 @@ def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
 def rotated(x: Float[Array, "B L H C"], positions: Int[Array, "B L"], base: float) -> Float[Array, "B L H C"]:
     """Returns x turned by its position, halves paired as Llama pairs them (Su et al. 2021, arXiv:2104.09864)."""
     half = x.shape[-1] // 2
-    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = (base ** (-np.arange(half) / half)).astype(np.float32)
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -45,7 +46,7 @@ def rotated(x: Float[Array, "B L H C"], positions: Int[Array, "B L"], base: floa
 def sinusoids(positions: Int[Array, "B L"], width: int) -> Float[Array, "B L D"]:
     """Returns sines in the first half and cosines in the second, as flax's lm1b example lays them out."""
     half = width // 2
-    frequencies = SINUSOID_SCALE ** (-jnp.arange(half, dtype=jnp.float32) / max(half - 1, 1))
+    frequencies = (SINUSOID_SCALE ** (-np.arange(half) / max(half - 1, 1))).astype(np.float32)
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None]
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.pad(table, ((0, 0), (0, 0), (0, width - 2 * half)))
