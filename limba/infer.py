@@ -1,35 +1,42 @@
-"""Greedy infilling: what a span-corruption model writes into the gaps of a text."""
+"""Text that a model writes: for a list of inputs, and into the gaps of a text."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Key
 
 from limba import decoding
-from limba.config import GenerationConfig
+from limba.config import ConfigError, GenerationConfig
+from limba.data.vocabulary import num_sentinels, sentinel_ids
+from limba.mesh import batch_sharding
 from limba.model import Model
 
 EOS = 1
+LENGTH_STEP = 32  # inputs are padded to a multiple of it
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config"))
+@functools.partial(jax.jit, static_argnames=("model", "config", "eos_id"))
 def generate(
     model: Model,
     params: Any,
     inputs: Int[Array, "B K"],
-    banned: Bool[Array, " V"],
+    banned: Bool[Array | np.ndarray, " V"],
     config: GenerationConfig,
+    eos_id: int = EOS,
     keys: Key[Array, " B"] | None = None,
 ) -> decoding.Generated:
     """Returns what the model writes for inputs padded with 0; `keys`, one per input, where it draws."""
     step, cache = model.cached_decoder(params, inputs, config.max_tokens)
     prompt = jnp.zeros((inputs.shape[0], 1), jnp.int32)  # T5 starts with its padding
-    return decoding.generate(step, cache, prompt, banned, config, eos_id=EOS, keys=keys)
+    return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys)
 
 
 def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int, num_ids: int) -> Int[Array, "B Q"]:
@@ -39,6 +46,71 @@ def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int
     """
     banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
     return generate(model, params, inputs, banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
+
+
+class Written(NamedTuple):
+    """One text and its score, as `decoding.Generated` defines it."""
+
+    text: str
+    score: float
+
+
+class Writer:
+    """Writes text for inputs of any length, in batches of like lengths over all devices of the mesh.
+
+    All processes call it with the same inputs, and all get the texts. Raises ConfigError where `num_rows` does not
+    divide over the mesh.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
+        groups = mesh.shape["data"] * mesh.shape["fsdp"]
+        if num_rows % groups:
+            raise ConfigError(
+                f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
+            )
+        self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
+        self._sharding = batch_sharding(mesh)
+        sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary)) if config.ban_sentinels else []
+        rows = model.config.vocab_size
+        self._banned = decoding.banned_mask(rows, vocabulary.vocab_size, [*sentinels, *config.banned_ids])
+
+    def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
+        """Yields the numbers of inputs that go together: like lengths, the longest first."""
+        order = sorted(range(len(inputs)), key=lambda number: (-len(inputs[number]), number))
+        for start in range(0, len(order), self.num_rows):
+            yield order[start : start + self.num_rows]
+
+    def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
+        """Returns the texts of one batch, `num_samples` for each; what is drawn depends on an input's number alone."""
+        width = -(-max(1, *map(len, inputs)) // LENGTH_STEP) * LENGTH_STEP  # few widths are few programs
+        padded = np.zeros((self.num_rows, width), np.int32)
+        for row, ids in enumerate(inputs):
+            padded[row, : len(ids)] = ids
+        keys = None
+        if self._config.sample:
+            all_numbers = np.zeros(self.num_rows, np.uint32)
+            all_numbers[: len(numbers)] = numbers
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
+        placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
+        eos = int(self._vocabulary.eos_id)
+        found = generate(self._model, params, placed, self._banned, self._config, eos, keys)
+        tokens, scores = fetched(found.tokens), fetched(found.scores)
+        return [
+            [Written(self._text(tokens[row, i], eos), float(scores[row, i])) for i in range(tokens.shape[1])]
+            for row in range(len(inputs))
+        ]
+
+    def _text(self, tokens: np.ndarray, eos: int) -> str:
+        ids = [int(token) for token in tokens]
+        ids = ids[: ids.index(eos)] if eos in ids else ids
+        return self._vocabulary.decode([token for token in ids if token > 0])
+
+
+def fetched(array: jax.Array) -> np.ndarray:
+    """Returns a global array whole on every process."""
+    if jax.process_count() == 1:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:

@@ -103,6 +103,11 @@ class Metrics:
             f" | {values['bits_per_byte']:.3f} bits per byte | {values['seconds']:.1f} s"
         )
 
+    def text_line(self, step: int, values: Mapping[str, float]) -> None:
+        self.write("text", step, values)
+        figures = [f"{name} {value:.2f}" for name, value in values.items() if not name.startswith("letter/")]
+        self.say(f"step {step:,} text: {' | '.join(figures)}")
+
 
 class _JsonLines:
     """metrics.jsonl. A bucket's objects cannot grow, so there each start writes a file of its own,

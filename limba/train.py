@@ -19,10 +19,12 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary, piece_bytes
+from limba.evaluate import TextEvaluation
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import Metrics
@@ -36,7 +38,7 @@ from limba.train_step import compile_ready_evaluation, compile_ready_step
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
 
-    Returns {"step", "interrupted", "train": last figures, "validation": last figures}. Raises
+    Returns {"step", "interrupted", "train": last figures, "validation": …, "text": …}. Raises
     ConfigError for what cannot work, before anything is compiled, and NonFiniteError.
     """
     _check_writable(config.model_dir)
@@ -74,12 +76,15 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
 
         held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
         evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
+        judge_text = TextEvaluation(config, task, lengths, model, mesh)
         step_function = compile_ready_step(
             model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
         )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
-            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate)
+            for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
+                metrics.say(sentence)
+            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
 
@@ -95,7 +100,10 @@ class _Loop:
         checkpoints: Checkpoints,
         stream: streams.TrainStream,
         evaluate: Callable[[TrainState], dict[str, float]] | None,
+        judge_text: TextEvaluation,
     ):
+        self.judge_text = judge_text
+        self.best = Best(config.model_dir, config.checkpoint, config.data, config.evaluation.patience)
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
         self.stream, self.evaluate = stream, evaluate
         peak = peak_flops_per_device()
@@ -128,27 +136,39 @@ class _Loop:
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
                     self._log(recent, waited, began)
                     recent, waited, began = [], 0.0, time.monotonic()
-                if evaluates and self.evaluate is not None:
-                    self._evaluate(step, state)
+                ending = ""
+                if evaluates:
+                    ending = self._evaluate(step, state)
                     began = time.monotonic()
-                if saves:
+                if saves or ending:
                     self._save(step, state)
                     saved, began = step, time.monotonic()
+                if ending:
+                    metrics.say(ending)
+                    break
                 if interrupted:
                     metrics.say(f"Asked to stop: saved step {step:,}. The same command goes on from there.")
                     break
         if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
             if recent:
                 self._log(recent, waited, began)
-            if self.evaluate is not None:
-                self._evaluate(step, state)
+            self._evaluate(step, state)
             self._save(step, state)
             saved = step
         return {"step": saved, "interrupted": interrupted, **self.figures}
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
-        self.figures["validation"] = self.evaluate(state)
-        self.metrics.validation_line(step, self.figures["validation"])
+    def _evaluate(self, step: int, state: TrainState) -> str:
+        """Evaluates and keeps the best; returns why the run should end, or ""."""
+        if self.evaluate is not None:
+            self.figures["validation"] = self.evaluate(state)
+            self.metrics.validation_line(step, self.figures["validation"])
+        if self.judge_text.tasks:
+            self.figures["text"] = self.judge_text(state.params, step)
+            self.metrics.text_line(step, self.figures["text"])
+        figures = {**self.figures["validation"], **self.figures.get("text", {})}
+        if self.config.checkpoint.best_metric is None or not figures:
+            return ""
+        return self.best.judge(step, figures, state, self.stream.positions())
 
     def _save(self, step: int, state: TrainState) -> None:
         if skipped := self.stream.skipped():
