@@ -6,9 +6,11 @@ take both. The model runs on the devices' mesh, and figures are the same on ever
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,8 +22,11 @@ from limba.config import RunConfig
 from limba.data import streams
 from limba.data.providers import parts_of
 from limba.data.supervised import is_supervised
+from limba.data.vocabulary import piece_bytes
 from limba.infer import Writer
+from limba.mesh import batch_sharding
 from limba.model import Model
+from limba.train_step import compile_ready_evaluation
 
 Figures = dict[str, float]
 
@@ -78,6 +83,61 @@ class TextEvaluation:
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [{"figures": figures}, *lines])
             (self._directory / f"{part.name}-{step}.jsonl").write_text(text)
         return figures
+
+
+def loss_evaluation(
+    config: RunConfig, task: streams.Provider, lengths: Mapping[str, int], model: Model, sharding: Any
+) -> Callable[[Any], Figures] | None:
+    """Returns a function from parameters to held-out figures, or None without held-out text.
+
+    Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
+    models with different vocabularies compare.
+    """
+    held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
+    if not held_out:
+        return None
+    bytes_of_piece = piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size)
+    sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
+    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
+
+    def evaluate(params: Any) -> Figures:
+        began = time.monotonic()
+        sums = [sums_of(params, streams.place_batch(batch, sharding)) for batch in held_out]
+        total = jax.tree.map(lambda *parts: float(np.sum(parts, dtype=np.float64)), *jax.device_get(sums))
+        return {
+            "loss": total["loss"] / total["tokens"],
+            "cross_entropy": total["nats"] / total["tokens"],
+            "accuracy": total["correct"] / total["tokens"],
+            "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
+            "target_tokens": total["tokens"],
+            "seconds": time.monotonic() - began,
+        }
+
+    return evaluate
+
+
+def evaluate(
+    config: RunConfig,
+    task: streams.Provider,
+    lengths: Mapping[str, int],
+    model: Model,
+    mesh: Any,
+    params: Any,
+    step: int,
+    *,
+    num_examples: int,
+    split: str,
+) -> tuple[Figures, Figures]:
+    """Returns the figures of a trained model on a split, and of copying the inputs (none where no task has metrics)."""
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, validation_split=split),
+        evaluation=dataclasses.replace(config.evaluation, num_examples=num_examples),
+    )
+    of_loss = loss_evaluation(config, task, lengths, model, batch_sharding(mesh))
+    of_text = TextEvaluation(config, task, lengths, model, mesh)
+    figures = {**(of_loss(params) if of_loss else {}), **of_text(params, step)}
+    return figures, of_text.copied()
 
 
 def _figures(part: seqio.Task, predictions: list[str], targets: list[str]) -> list[tuple[str, float]]:

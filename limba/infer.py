@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,15 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from limba import decoding
-from limba.config import ConfigError, GenerationConfig
+from limba.config import ConfigError, GenerationConfig, LossConfig
+from limba.data.streams import model_features, place_batch
 from limba.data.vocabulary import num_sentinels, sentinel_ids
+from limba.losses import cross_entropy
 from limba.mesh import batch_sharding
 from limba.model import Model
 
 EOS = 1
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
 LENGTH_STEP = 32  # inputs are padded to a multiple of it
 
 
@@ -134,3 +138,38 @@ def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, 
         elif token > EOS:
             plain.append(token)
     return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
+
+
+def encode(text: str, vocabulary: Any, length: int) -> np.ndarray:
+    """Returns ids cut to the length, the end of sequence last; <extra_id_0> and so on are sentinels."""
+    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    ids: list[int] = []
+    for place, part in enumerate(SENTINEL.split(text)):  # its one group: every second part is a number
+        if place % 2:
+            if int(part) >= len(sentinels):
+                raise ConfigError(f"A text holds <extra_id_{part}>, and the vocabulary {len(sentinels)} sentinels.")
+            ids.append(sentinels[int(part)])
+        elif part.strip():
+            ids += vocabulary.encode(part)
+    return np.asarray([*ids[: length - 1], int(vocabulary.eos_id)], np.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _log_likelihoods(model: Model, params: Any, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
+    logits = model.apply(params, batch)
+    _, nats, _ = cross_entropy(logits, batch["decoder_target_tokens"], LossConfig(z_loss=0.0))
+    return -jnp.sum(nats * batch["decoder_loss_weights"], axis=1)
+
+
+def log_likelihoods(
+    model: Model, params: Any, mesh: Mesh, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int
+) -> np.ndarray:
+    """Returns ln p(targets | inputs) of each pair of ids, float32 [n], n <= num_rows; the targets' end counts too."""
+    rows = {}
+    for place, name in enumerate(("inputs", "targets")):
+        width = -(-max(1, *(len(pair[place]) for pair in pairs)) // LENGTH_STEP) * LENGTH_STEP
+        rows[name] = np.zeros((num_rows, width), np.int32)
+        for row, pair in enumerate(pairs):
+            rows[name][row, : len(pair[place])] = pair[place]
+    batch = place_batch(model_features(rows), batch_sharding(mesh))
+    return fetched(_log_likelihoods(model, params, batch))[: len(pairs)]

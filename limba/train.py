@@ -23,8 +23,8 @@ from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.data import streams
-from limba.data.vocabulary import check_vocabulary, piece_bytes
-from limba.evaluate import TextEvaluation
+from limba.data.vocabulary import check_vocabulary
+from limba.evaluate import TextEvaluation, loss_evaluation
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import Metrics
@@ -32,7 +32,7 @@ from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.profile import flops_per_sequence, peak_flops_per_device
 from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
-from limba.train_step import compile_ready_evaluation, compile_ready_step
+from limba.train_step import compile_ready_step
 
 
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
@@ -48,8 +48,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     shards = streams.shards_of_this_process(sharding, config.data)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
-    vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size)
+    check_vocabulary(task.output_features["targets"].vocabulary, config.model.vocab_size)
     streams.check_sources(task, config.data)
 
     model = Model(config.model)
@@ -74,8 +73,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
                 f"The checkpoint is at step {start} and TRAIN_STEPS is {config.train_steps}; set it higher."
             )
 
-        held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
-        evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
+        evaluate = loss_evaluation(config, task, lengths, model, sharding)
         judge_text = TextEvaluation(config, task, lengths, model, mesh)
         step_function = compile_ready_step(
             model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
@@ -99,7 +97,7 @@ class _Loop:
         metrics: Metrics,
         checkpoints: Checkpoints,
         stream: streams.TrainStream,
-        evaluate: Callable[[TrainState], dict[str, float]] | None,
+        evaluate: Callable[[Any], dict[str, float]] | None,
         judge_text: TextEvaluation,
     ):
         self.judge_text = judge_text
@@ -160,7 +158,7 @@ class _Loop:
     def _evaluate(self, step: int, state: TrainState) -> str:
         """Evaluates and keeps the best; returns why the run should end, or ""."""
         if self.evaluate is not None:
-            self.figures["validation"] = self.evaluate(state)
+            self.figures["validation"] = self.evaluate(state.params)
             self.metrics.validation_line(step, self.figures["validation"])
         if self.judge_text.tasks:
             self.figures["text"] = self.judge_text(state.params, step)
@@ -205,35 +203,6 @@ class _Loop:
             figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
         self.figures["train"] = figures
         self.metrics.train_line(recent[-1][0], figures)
-
-
-def _evaluator(
-    model: Model, config: RunConfig, held_out: list[dict[str, np.ndarray]], sharding: Any, bytes_of_piece: np.ndarray
-) -> Callable[[TrainState], dict[str, float]] | None:
-    """Returns a function from the state to held-out figures, or None without held-out text.
-
-    Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
-    models with different vocabularies compare.
-    """
-    if not held_out:
-        return None
-    sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
-    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
-
-    def evaluate(state: TrainState) -> dict[str, float]:
-        began = time.monotonic()
-        sums = [sums_of(state.params, streams.place_batch(batch, sharding)) for batch in held_out]
-        total = jax.tree.map(lambda *parts: float(np.sum(parts, dtype=np.float64)), *jax.device_get(sums))
-        return {
-            "loss": total["loss"] / total["tokens"],
-            "cross_entropy": total["nats"] / total["tokens"],
-            "accuracy": total["correct"] / total["tokens"],
-            "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
-            "target_tokens": total["tokens"],
-            "seconds": time.monotonic() - began,
-        }
-
-    return evaluate
 
 
 def _introduce(

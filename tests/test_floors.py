@@ -19,7 +19,7 @@ FLOORS = {
         ("data.supervised", "data.diacritics", "data.sampling", "data.vocabulary_report", "data.inspection"), 1
     ),
     **dict.fromkeys(("train_step", "state", "checkpoint", "best", "initial", "metrics", "data.streams"), 2),
-    **dict.fromkeys(("train", "evaluate", "infer", "preflight", "report"), 3),
+    **dict.fromkeys(("train", "evaluate", "infer", "text_files", "preflight", "report"), 3),
 }
 WALLS = {  # library: where it may be imported
     "flax": ("limba/model/", "limba/state.py", "tests/"),

@@ -36,6 +36,14 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
+def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
+    """Returns what the task puts before its inputs; nothing where it has no such step, or is a mixture."""
+    for step in getattr(task, "preprocessors", ()):
+        if getattr(step, "func", None) is add_prefix:
+            return step.keywords["prefix"]
+    return ""
+
+
 def is_supervised(task: seqio.Task) -> bool:
     """True where the task's examples keep their text, and so can be judged by metrics."""
     return seqio.preprocessors.tokenize in task.preprocessors
