@@ -58,18 +58,6 @@ def load_initial(
     return load_own(path, abstract)
 
 
-def load_parameters(path: str, model: Model, mesh: Mesh) -> tuple[Any, int]:
-    """Returns (the parameters found at `path`, on the devices, and their step); ConfigError as `load_initial`."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    shardings = parameter_shardings(mesh, model.logical_axes(), shapes)
-    params = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
-    nothing = TrainState(jax.ShapeDtypeStruct((), np.int32), params, ())
-    root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
-    places = _own_checkpoints(root) or t5x.checkpoints_of(root)
-    state = load_initial(path, nothing, model.config, nothing, reset_step=True)
-    return state.params, max(places, default=0)
-
-
 def _own_checkpoints(root: epath.Path) -> Mapping[int, epath.Path]:
     return {int(root.name): root} if own.is_own(root) else own.checkpoints_of(root)
 
@@ -221,3 +209,15 @@ class UnscannedTree(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def load_parameters(path: str, model: Model, mesh: Mesh) -> tuple[Any, int]:
+    """Returns (the parameters found at `path`, on the devices, and their step); ConfigError as `load_initial`."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shardings = parameter_shardings(mesh, model.logical_axes(), shapes)
+    params = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
+    nothing = TrainState(jax.ShapeDtypeStruct((), np.int32), params, ())
+    root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    places = _own_checkpoints(root) or t5x.checkpoints_of(root)
+    state = load_initial(path, nothing, model.config, nothing, reset_step=True)
+    return state.params, max(places, default=0)
