@@ -15,8 +15,8 @@ import numpy as np
 from convert.check import NUM_TEXTS, NUM_TOKENS, ROW, TEXTS, TOLERANCES, Figures, Proof, parameters
 from limba import decoding
 from limba.config import GenerationConfig, ModelConfig
+from limba.continuations import EOS, START
 from limba.formats.huggingface import open_folder
-from limba.infer import EOS, START
 from limba.model import Model
 
 PROMPT = 16  # ids of a text, the start included, that greedy text follows

@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> None:
         raise ConfigError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
     with environment.quiet_imports():
         from convert.check import parameters
-        from limba.infer import continuations
+        from limba.continuations import continuations
         from limba.model import Model
 
         model, arrays, vocabulary = _opened(arguments.model, arguments.step, arguments.vocabulary)

@@ -77,7 +77,8 @@ class DataConfig:
     objective: str | None = None  # one of OBJECTIVES instead of the task's own; None keeps that
     pack: bool = False  # several short examples in a row, kept apart by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
-    column: str = "text"  # of data_files that have columns
+    column: str | Mapping[str, str] = "text"  # of data_files that have columns; {'inputs': 'en', 'targets': 'ms'}
+    prefix: str | None = None  # before each input of a task with inputs and targets; None: the task's own
     validation_percent: float = 1.0  # of data_files without a validation split, carved out by document hash
     read_timeout_seconds: float = 60.0  # of one request for part of a remote file
     read_attempts: int = 6  # of a request, with growing pauses
@@ -224,12 +225,14 @@ class OptimizerConfig:
     epsilon1: float = 1e-30
     epsilon2: float = 1e-3
     momentum: float | None = None
+    frozen: tuple[str, ...] = ()  # patterns of parameters that stay: 'encoder', 'token_embedder', 'layers/mlp'
     # AdamW
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "frozen", tuple(self.frozen))
         _one_of(self, "name", OPTIMIZERS)
         for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon"):
             value = getattr(self, name)
@@ -280,9 +283,12 @@ class CheckpointConfig:
 
     every_steps: int = 10_000
     keep: int | None = 5  # the newest ones; None keeps all
+    best_metric: str | None = None  # of the evaluations: 'loss', 'chrf', …; its best step is kept in MODEL_DIR/best
+    best_is: str = "highest"  # or lowest
 
     def __post_init__(self) -> None:
         _positive(self, "every_steps")
+        _one_of(self, "best_is", ("highest", "lowest"))
         _require(
             self.keep is None or self.keep > 0,
             f"CheckpointConfig.keep is {self.keep!r}; give a number above 0, or None for all.",
@@ -291,10 +297,13 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Loss, token accuracy, perplexity and bits per byte on the validation split; a language model's samples."""
+    """Loss, accuracy, perplexity and bits per byte on the validation split; for tasks with metrics, those of written
+    text; for language models, samples."""
 
     every_steps: int = 1_000
     num_batches: int | None = 20  # at most; None, or a smaller split: all of it
+    num_examples: int = 0  # of the split that text is written for, to be judged by the task's metrics; 0: none
+    patience: int | None = None  # evaluations without a better best_metric after which the run ends; None: never
     prompts: tuple[str, ...] = ()  # that a decoder-only model goes on with at each evaluation
     sampling: GenerationConfig = field(
         default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
@@ -305,6 +314,12 @@ class EvaluationConfig:
         _positive(self, "every_steps")
         if self.num_batches is not None:
             _positive(self, "num_batches")
+        _require(
+            isinstance(self.num_examples, int) and self.num_examples >= 0,
+            f"EvaluationConfig.num_examples is {self.num_examples!r}; give a whole number, 0 or more.",
+        )
+        if self.patience is not None:
+            _positive(self, "patience")
 
 
 @dataclass(frozen=True)
@@ -383,6 +398,7 @@ class RunConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
     # Start from a checkpoint of Limba's or T5X's, or a folder of Hugging Face's, when model_dir holds none
     initial_checkpoint_path: str | None = None
     reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
@@ -402,6 +418,11 @@ class RunConfig:
         if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
             data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
             object.__setattr__(self, "data", data)
+        _require(
+            self.evaluation.patience is None or self.checkpoint.best_metric is not None,
+            "EvaluationConfig.patience waits for a better CheckpointConfig.best_metric, which is None; name one, such"
+            " as 'loss'.",
+        )
         _require(
             self.data.batch_size % self.num_microbatches == 0,
             f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches};"

@@ -14,10 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from limba.checkpoint import load_own
 from limba.config import ConfigError, ModelConfig
-from limba.formats import huggingface, t5x
+from limba.formats import huggingface, own, t5x
+from limba.formats.own import OwnCheckpoint
+from limba.mesh import parameter_shardings
+from limba.model import Model
 from limba.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -48,8 +52,14 @@ def load_initial(
     if "://" not in path and huggingface.is_huggingface(root):
         stored = huggingface.open_folder(root, model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
-    state = load_own(path, abstract)
-    return fresh.replace(params=state.params) if reset_step else state
+    if reset_step and (places := _own_checkpoints(root)):  # its optimizer may be another
+        stored = OwnCheckpoint(places[max(places)])
+        return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
+    return load_own(path, abstract)
+
+
+def _own_checkpoints(root: epath.Path) -> Mapping[int, epath.Path]:
+    return {int(root.name): root} if own.is_own(root) else own.checkpoints_of(root)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
@@ -199,3 +209,15 @@ class UnscannedTree(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def load_parameters(path: str, model: Model, mesh: Mesh) -> tuple[Any, int]:
+    """Returns (the parameters found at `path`, on the devices, and their step); ConfigError as `load_initial`."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shardings = parameter_shardings(mesh, model.logical_axes(), shapes)
+    params = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
+    nothing = TrainState(jax.ShapeDtypeStruct((), np.int32), params, ())
+    root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    places = _own_checkpoints(root) or t5x.checkpoints_of(root)
+    state = load_initial(path, nothing, model.config, nothing, reset_step=True)
+    return state.params, max(places, default=0)

@@ -104,6 +104,11 @@ class Metrics:
             f" | {values['seconds']:.1f} s"
         )
 
+    def text_line(self, step: int, values: Mapping[str, float]) -> None:
+        self.write("text", step, values)
+        figures = [f"{name} {value:.2f}" for name, value in values.items() if not name.startswith("letter/")]
+        self.say(f"step {step:,} text: {' | '.join(figures)}")
+
     def samples(self, step: int, texts: Mapping[str, Sequence[str]]) -> None:
         """Records and prints what the model made of each prompt."""
         if not self.writes:

@@ -133,7 +133,11 @@ class ArrayRecordSource(UnitSource):
                 f"{other or remote} {reason}; give local or mounted {SUFFIX} files alone (gcsfuse mounts a bucket),"
                 " or parquet."
             )
-        return _Records(paths, self._column)
+        if not isinstance(self.column, str):
+            raise ConfigError(
+                f"{self.name} is ArrayRecord, which is read by one column; give .parquet or .jsonl files."
+            )
+        return _Records(paths, self.column)
 
     def units(self, split: str) -> list[Unit]:
         """Returns ranges of 1,024 records as units, for reading in order."""
@@ -192,7 +196,7 @@ class ArrayRecordSource(UnitSource):
             blocks = tf.data.Dataset.range(-(-count // RECORDS_PER_READ))
             return blocks.flat_map(
                 lambda block: tf.data.Dataset.from_tensor_slices(
-                    {self.key: call_numpy(texts, tf.string, [None], epoch, block)}
+                    self._elements(call_numpy(texts, tf.string, [None], epoch, block))
                 )
             )
 
@@ -223,7 +227,7 @@ class TfdsSource(UnitSource):
 
     def read_by(self, policy: ReadPolicy) -> None:
         self._policy = policy
-        self._read = ChunkReader(self._column, policy, self._chunks)
+        self._read = ChunkReader(self.column, policy, self._chunks)
 
     @functools.cached_property
     def builder(self) -> Any:
@@ -242,9 +246,9 @@ class TfdsSource(UnitSource):
                 f"{self.name} is not prepared in {builder.data_dir}; run "
                 f"python -m launch.prepare --tfds={self.tfds_name}, or set TFDS_DATA_DIR."
             )
-        if self._column not in builder.info.features:
+        if self.column not in builder.info.features:
             there = ", ".join(map(repr, sorted(builder.info.features)))
-            raise ConfigError(f"{self.name} has no feature {self._column!r}; it has {there}: name one of them.")
+            raise ConfigError(f"{self.name} has no feature {self.column!r}; it has {there}: name one of them.")
         return builder
 
     @functools.cached_property
@@ -280,7 +284,7 @@ class TfdsSource(UnitSource):
         features = self.builder.info.features
         chunk, size = [], 0
         for record in self._file_records(unit):
-            text = features.deserialize_example_np(record)[self._column]
+            text = features.deserialize_example_np(record)[self.column]
             text = text.encode() if isinstance(text, str) else bytes(text)
             if text and not text.isspace():
                 chunk.append(text)

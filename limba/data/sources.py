@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.parquet import TOKENS
-from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files, list_units
+from limba.data.readers import FIELD_SEPARATOR, ChunkReader, ReadPolicy, Unit, list_files, list_units
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ ENDLESS = 2**62
 # pieces, and must stay small though someone trains on books.
 PIECE_BYTES = 1 << 14
 
+# A column's name, or {feature: column}: then an element has these features, of one row.
+Column = str | Mapping[str, str]
 # What becomes of a row's text before it is a document: several, one or none.
 Rewrite = Callable[[bytes], Sequence[bytes]]
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
@@ -53,7 +55,7 @@ class UnitSource(seqio.DataSource):
         name: str,
         resolve: Callable[[], Mapping[str, Sequence[str]]],
         splits: Sequence[str],
-        column: str = "text",
+        column: Column = "text",
         validation_percent: float = 1.0,
         rewrite: Rewrite | None = None,
     ):
@@ -61,9 +63,10 @@ class UnitSource(seqio.DataSource):
         self.name, self._rewrite = name, rewrite
         self.failure: ConfigError | None = None
         self._progress: dict[tuple[str, int], float] = {}
-        self.key = TOKENS if column == TOKENS else "text"  # what its elements are called
+        # What its elements are called.
+        self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
         self._resolve = resolve
-        self._column = column
+        self.column = column
         self._validation_percent = validation_percent
         self.read_by(ReadPolicy())
         self._lock = threading.RLock()
@@ -72,7 +75,8 @@ class UnitSource(seqio.DataSource):
     def read_by(self, policy: ReadPolicy) -> None:
         """Sets what is done about reads that fail; before anything is read."""
         self._policy = policy
-        self._read = ChunkReader(self._column, policy)
+        names = tuple(self.column.values()) if isinstance(self.column, Mapping) else self.column
+        self._read = ChunkReader(names, policy)
 
     def note_progress(self, split: str, shard: int, epochs: float) -> None:
         """Keeps how often a shard of a split has been read."""
@@ -161,20 +165,22 @@ class UnitSource(seqio.DataSource):
     def pieces(self, text: bytes) -> list[bytes]:
         """Returns a document cut into pieces of PIECE_BYTES at most."""
         pieces = []
+        if len(self.keys) > 1:  # the texts of a row belong together
+            return [text]
         while len(text) > PIECE_BYTES:
             stop = PIECE_BYTES
-            if self.key == "text":
+            if self.keys == ("text",):
                 space = max(text.rfind(b" ", 1, stop + 1), text.rfind(b"\n", 1, stop + 1))
                 while space < 0 and text[stop] & 0xC0 == 0x80:  # within a letter
                     stop -= 1
                 stop = space if space > 0 else stop
             pieces.append(text[:stop])
-            text = text[stop:].lstrip() if self.key == "text" else text[stop:]
+            text = text[stop:].lstrip() if self.keys == ("text",) else text[stop:]
         return [*pieces, text] if text else pieces
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
-        if self.key != "text":
+        if self.keys != ("text",):
             raise ConfigError(f"{self.name} holds tokens and no text; give the files that they were made of.")
         for unit in self.units(split):
             chunk = 0
@@ -203,6 +209,13 @@ class UnitSource(seqio.DataSource):
         if not found and not may_be_empty:
             raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
 
+    def _elements(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns strings [n] by what they are called."""
+        if len(self.keys) == 1:
+            return {self.keys[0]: documents}
+        fields = tf.strings.split(documents, FIELD_SEPARATOR).to_tensor(shape=[None, len(self.keys)])
+        return {key: fields[:, place] for place, key in enumerate(self.keys)}
+
     def documents(
         self,
         split: str,
@@ -215,7 +228,7 @@ class UnitSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns {"text": string} documents of one shard, for ever where `num_epochs` is None.
 
-        From a column `tokens` they are {"tokens": string}.
+        From a column `tokens` they are {"tokens": string}, from several {feature: string}.
         Units are dealt to shards; where there are fewer units than shards, every shard reads all of
         them and keeps its own rows. In an epoch each document comes once, in exactly one shard.
         """
@@ -229,7 +242,7 @@ class UnitSource(seqio.DataSource):
         if part.count == 0:
             if num_epochs is None:
                 raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
-            return tf.data.Dataset.from_tensor_slices({self.key: tf.zeros([0], tf.string)})
+            return tf.data.Dataset.from_tensor_slices({key: tf.zeros([0], tf.string) for key in self.keys})
 
         def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
             chunks = tf.data.Dataset.range(ENDLESS)
@@ -237,7 +250,7 @@ class UnitSource(seqio.DataSource):
             # flat_map saves its argument, the chunk's number, and reads again when it is restored.
             return chunks.flat_map(
                 lambda chunk: tf.data.Dataset.from_tensor_slices(
-                    {self.key: call_numpy(part.documents, tf.string, [None], epoch, index, chunk)}
+                    self._elements(call_numpy(part.documents, tf.string, [None], epoch, index, chunk))
                 )
             )
 
@@ -337,7 +350,7 @@ class FileSource(UnitSource):
     from split to these; any address that fsspec knows: local, gs://, hf://, http://.
     """
 
-    def __init__(self, data_files: DataFiles, column: str = "text", validation_percent: float = 1.0):
+    def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
         patterns = patterns_of(data_files)
         splits = [*patterns, *(["validation"] if "train" in patterns and "validation" not in patterns else [])]
         name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
@@ -356,7 +369,7 @@ class HubSource(UnitSource):
         path: str,
         name: str | None = None,
         revision: str | None = None,
-        column: str = "text",
+        column: Column = "text",
         splits: Sequence[str] = ("train", "validation"),
         validation_percent: float = 1.0,
         validation_split: str = "validation",  # the data set's own name of it
@@ -379,7 +392,7 @@ class HubSource(UnitSource):
             self.path,
             self.config_name,
             revision,
-            self._column,
+            self.column,
             tuple(self.splits),
             self._validation_percent,
             self._validation_split,
