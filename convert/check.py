@@ -29,7 +29,7 @@ from limba.infer import EOS, greedy
 from limba.model import Model
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
-NUM_TOKENS = 8  # of greedy text: each runs the whole network
+NUM_TOKENS = 8  # of greedy text
 NUM_TEXTS = 2  # that are written on greedily
 ROW = 64  # input tokens at most
 _LAYER = re.compile(r"/layers_(\d+)/")
@@ -115,9 +115,7 @@ class Proof:
         self._batch = batch_of(vocabulary, config.vocab_size)
         params = parameters(arrays)
         inputs = self._batch["encoder_input_tokens"][:NUM_TEXTS]
-        self._tokens = np.asarray(
-            greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, self._config.vocab_size)
-        )
+        self._tokens = np.asarray(greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, self._config.vocab_size))
         width = self._batch["decoder_target_tokens"].shape[1]
         following = _shifted(np.pad(self._tokens, ((0, 0), (0, width - NUM_TOKENS))))
         followed = {"encoder_input_tokens": inputs, **following}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
@@ -121,6 +122,9 @@ def export(source: Any, out: Path, steps: Sequence[int], choices: Choices) -> di
     other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
     if other:
         raise ConfigError(f"{out} holds {other[0]}, which is no conversion's; name an empty or new OUT_DIR.")
+    if source.model.is_decoder_only and "flax" in choices.formats:
+        print("transformers has a Llama and a GPT-2 for PyTorch alone: no flax_model.msgpack is written.", flush=True)
+        choices = dataclasses.replace(choices, formats=("pytorch",))
     folders = {step: out / f"step_{step}" for step in steps}
     wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
     for step in steps:
@@ -178,7 +182,7 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
     else:
         print("No vocabulary is known: no tokenizer files are written. --vocabulary=PATH|byte names one.", flush=True)
         return None
-    vocabularies.check_vocabulary(loaded, source.model.vocab_size)
+    vocabularies.check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=not source.model.is_decoder_only)
     return path, extra_ids, loaded
 
 
@@ -199,7 +203,7 @@ def _convert(source: Any, step: int, final: Path, choices: Choices, tokenizer: t
     if "flax" in choices.formats:
         files.write_flax(writing, arrays, source.model, choices.dtype)
     if tokenizer is not None:
-        files.write_tokenizer(writing, *tokenizer[:2])
+        files.write_tokenizer(writing, *tokenizer[:2], starts=source.model.is_decoder_only)
     passed, findings = prove(writing, arrays, source.model, choices, tokenizer and tokenizer[2])
     card.write_card(
         writing, source, step, choices.formats, choices.dtype, findings,
@@ -229,7 +233,11 @@ def prove(folder: Path, arrays: Any, model: Any, choices: Choices, vocabulary: A
     from convert import check
 
     check.quiet_libraries()
-    proof = check.Proof(arrays, model, vocabulary)
+    if model.is_decoder_only:
+        from convert.check_lm import LanguageModelProof as Proof
+    else:
+        Proof = check.Proof
+    proof = Proof(arrays, model, vocabulary)
     figures = [proof.check_own(folder, choices.dtype, kind == "flax") for kind in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and check.has_transformers():

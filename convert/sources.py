@@ -112,9 +112,17 @@ def _own(place: epath.Path, directory: epath.Path, steps: Mapping[int, epath.Pat
     source, model = _read_gin(directory / "config.gin", config, str(place), lambda source: _built(source, None))
     run = flags.build(source.text) if config is None and "RunConfig" in source.text else None
     if run is not None:
-        run = dataclasses.replace(run, model_dir=str(directory))  # it may have been moved since
+        run = _moved(run, str(directory))
     modules = tuple(dict.fromkeys(module for module, _ in source.modules))
     return Source(place, directory, steps, "Limba", model, run, modules)
+
+
+def _moved(run: RunConfig, directory: str) -> RunConfig:
+    """Returns the run as it is in this directory, which it may have been moved to, a vocabulary of its own too."""
+    vocabulary = run.data.vocabulary
+    if vocabulary is not None and vocabulary.startswith(f"{run.model_dir}/"):
+        vocabulary = directory + vocabulary.removeprefix(run.model_dir)
+    return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
 def _t5x(place: epath.Path, directory: epath.Path, steps: Mapping[int, epath.Path], config: str | None) -> Source:

@@ -1,45 +1,120 @@
-"""Greedy infilling: what a span-corruption model writes into the gaps of a text."""
+"""Text that a model writes: for a list of inputs, and into the gaps of a text."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from limba import decoding
+from limba.config import ConfigError, GenerationConfig, LossConfig
+from limba.data.streams import model_features, place_batch
+from limba.data.vocabulary import num_sentinels, sentinel_ids
+from limba.losses import cross_entropy
+from limba.mesh import batch_sharding
 from limba.model import Model
 
 EOS = 1
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+LENGTH_STEP = 32  # inputs are padded to a multiple of it
 
 
-@functools.partial(jax.jit, static_argnames=("model", "num_tokens", "num_ids"))
+@functools.partial(jax.jit, static_argnames=("model", "config", "eos_id"))
+def generate(
+    model: Model,
+    params: Any,
+    inputs: Int[Array, "B K"],
+    banned: Bool[Array | np.ndarray, " V"],
+    config: GenerationConfig,
+    eos_id: int = EOS,
+    keys: Key[Array, " B"] | None = None,
+) -> decoding.Generated:
+    """Returns what the model writes for inputs padded with 0; `keys`, one per input, where it draws."""
+    step, cache = model.cached_decoder(params, inputs, config.max_tokens)
+    prompt = jnp.zeros((inputs.shape[0], 1), jnp.int32)  # T5 starts with its padding
+    return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys)
+
+
 def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int, num_ids: int) -> Int[Array, "B Q"]:
     """Returns the likeliest continuation token by token, 0 after the end of sequence.
 
-    Ids from `num_ids` on, the rows that only pad the embedding, are never produced. Every step runs
-    the decoder over all positions: right for a few short texts, not for a corpus.
+    Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
     """
-    rows = inputs.shape[0]
-    visible = jnp.ones((rows, num_tokens), jnp.int32)
+    banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
+    return generate(model, params, inputs, banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
 
-    def step(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        tokens, ended = state  # position 0 is the start token, 0
-        features = {
-            "encoder_input_tokens": inputs,
-            "decoder_input_tokens": tokens[:, :-1],
-            "decoder_target_tokens": visible,
-        }
-        logits = model.apply(params, features)[:, i, :num_ids]
-        token = jnp.where(ended, 0, jnp.argmax(logits, axis=-1)).astype(jnp.int32)
-        return tokens.at[:, i + 1].set(token), ended | (token == EOS)
 
-    start = (jnp.zeros((rows, num_tokens + 1), jnp.int32), jnp.zeros(rows, bool))
-    tokens, _ = jax.lax.fori_loop(0, num_tokens, step, start)
-    return tokens[:, 1:]
+class Written(NamedTuple):
+    """One text and its score, as `decoding.Generated` defines it."""
+
+    text: str
+    score: float
+
+
+class Writer:
+    """Writes text for inputs of any length, in batches of like lengths over all devices of the mesh.
+
+    All processes call it with the same inputs, and all get the texts. Raises ConfigError where `num_rows` does not
+    divide over the mesh.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
+        groups = mesh.shape["data"] * mesh.shape["fsdp"]
+        if num_rows % groups:
+            raise ConfigError(
+                f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
+            )
+        self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
+        self._sharding = batch_sharding(mesh)
+        sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary)) if config.ban_sentinels else []
+        rows = model.config.vocab_size
+        self._banned = decoding.banned_mask(rows, vocabulary.vocab_size, [*sentinels, *config.banned_ids])
+
+    def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
+        """Yields the numbers of inputs that go together: like lengths, the longest first."""
+        order = sorted(range(len(inputs)), key=lambda number: (-len(inputs[number]), number))
+        for start in range(0, len(order), self.num_rows):
+            yield order[start : start + self.num_rows]
+
+    def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
+        """Returns the texts of one batch, `num_samples` for each; what is drawn depends on an input's number alone."""
+        width = -(-max(1, *map(len, inputs)) // LENGTH_STEP) * LENGTH_STEP  # few widths are few programs
+        padded = np.zeros((self.num_rows, width), np.int32)
+        for row, ids in enumerate(inputs):
+            padded[row, : len(ids)] = ids
+        keys = None
+        if self._config.sample:
+            all_numbers = np.zeros(self.num_rows, np.uint32)
+            all_numbers[: len(numbers)] = numbers
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
+        placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
+        eos = int(self._vocabulary.eos_id)
+        found = generate(self._model, params, placed, self._banned, self._config, eos, keys)
+        tokens, scores = fetched(found.tokens), fetched(found.scores)
+        return [
+            [Written(self._text(tokens[row, i], eos), float(scores[row, i])) for i in range(tokens.shape[1])]
+            for row in range(len(inputs))
+        ]
+
+    def _text(self, tokens: np.ndarray, eos: int) -> str:
+        ids = [int(token) for token in tokens]
+        ids = ids[: ids.index(eos)] if eos in ids else ids
+        return self._vocabulary.decode([token for token in ids if token > 0])
+
+
+def fetched(array: jax.Array) -> np.ndarray:
+    """Returns a global array whole on every process."""
+    if jax.process_count() == 1:
+        return np.asarray(array)
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
@@ -73,3 +148,38 @@ def _joined(inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, gap: 
         elif token > EOS:
             plain.append(token)
     return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
+
+
+def encode(text: str, vocabulary: Any, length: int) -> np.ndarray:
+    """Returns ids cut to the length, the end of sequence last; <extra_id_0> and so on are sentinels."""
+    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    ids: list[int] = []
+    for place, part in enumerate(SENTINEL.split(text)):  # its one group: every second part is a number
+        if place % 2:
+            if int(part) >= len(sentinels):
+                raise ConfigError(f"A text holds <extra_id_{part}>, and the vocabulary {len(sentinels)} sentinels.")
+            ids.append(sentinels[int(part)])
+        elif part.strip():
+            ids += vocabulary.encode(part)
+    return np.asarray([*ids[: length - 1], int(vocabulary.eos_id)], np.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def _log_likelihoods(model: Model, params: Any, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
+    logits = model.apply(params, batch)
+    _, nats, _ = cross_entropy(logits, batch["decoder_target_tokens"], LossConfig(z_loss=0.0))
+    return -jnp.sum(nats * batch["decoder_loss_weights"], axis=1)
+
+
+def log_likelihoods(
+    model: Model, params: Any, mesh: Mesh, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int
+) -> np.ndarray:
+    """Returns ln p(targets | inputs) of each pair of ids, float32 [n], n <= num_rows; the targets' end counts too."""
+    rows = {}
+    for place, name in enumerate(("inputs", "targets")):
+        width = -(-max(1, *(len(pair[place]) for pair in pairs)) // LENGTH_STEP) * LENGTH_STEP
+        rows[name] = np.zeros((num_rows, width), np.int32)
+        for row, pair in enumerate(pairs):
+            rows[name][row, : len(pair[place])] = pair[place]
+    batch = place_batch(model_features(rows), batch_sharding(mesh))
+    return fetched(_log_likelihoods(model, params, batch))[: len(pairs)]

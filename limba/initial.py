@@ -14,10 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from limba.checkpoint import load_own, own_checkpoint
 from limba.config import ConfigError, ModelConfig
 from limba.formats import hub, huggingface, own, t5x
+from limba.mesh import parameter_shardings
+from limba.model import Model
 from limba.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ def load_initial(
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
     if "://" not in path and huggingface.is_huggingface(root):
-        stored = huggingface.T5xView(root, model)
+        stored = huggingface.open_folder(root, model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
     place = own_checkpoint(path)
     if not reset_step and int(place.name):
@@ -213,3 +216,16 @@ class UnscannedTree(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def load_parameters(path: str, model: Model, mesh: Mesh) -> tuple[Any, int]:
+    """Returns (the parameters found at `path`, on the devices, and their step); ConfigError as `load_initial`."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shardings = parameter_shardings(mesh, model.logical_axes(), shapes)
+    params = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
+    nothing = TrainState(jax.ShapeDtypeStruct((), np.int32), params, ())
+    root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    own_places = {int(root.name): root} if own.is_own(root) else own.checkpoints_of(root)
+    places = own_places or t5x.checkpoints_of(root)
+    state = load_initial(path, nothing, model.config, nothing, reset_step=True)
+    return state.params, max(places, default=0)

@@ -6,6 +6,8 @@ parameter's root mean square (nanoT5, arXiv:2309.02373), and AdamW (arXiv:1711.0
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +15,33 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from limba.config import OptimizerConfig, ScheduleConfig
+from limba.config import ConfigError, OptimizerConfig, ScheduleConfig
 
 Tree = Any
 
 
 def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
-    """Returns the chain: clip the gradient, take the rule's direction, scale by the schedule."""
+    """Returns the chain: clip the gradient, take the rule's direction, scale by the schedule, keep what is frozen."""
+    chain = _unfrozen(config, train_steps)
+    if not config.frozen:
+        return chain
+    return optax.chain(chain, optax.masked(optax.set_to_zero(), functools.partial(_is_frozen, config.frozen)))
+
+
+def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
+    """True at parameters whose name holds a match of one of the patterns; ConfigError for one that matches none."""
+    names = _names(params)
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in names):
+            raise ConfigError(
+                f"OptimizerConfig.frozen holds {pattern!r}, which no parameter's name matches; names are such as"
+                f" {names[0]} and {names[-1]}."
+            )
+    marks = [any(re.search(pattern, name) for pattern in patterns) for name in names]
+    return jax.tree.structure(params).unflatten(marks)
+
+
+def _unfrozen(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
     schedule = make_schedule(config.schedule, train_steps)
     steps = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     if config.name == "adafactor":
@@ -95,8 +117,8 @@ def _over_layers(function: Callable, stack: str) -> Callable:
 
 
 def _is_decayed(params: Tree) -> Tree:
-    """True at what weight decay shrinks: everything but the norms' scales."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].key != "scale", params)
+    """True at what weight decay shrinks: everything but the norms' scales, and biases."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
 
 
 def make_schedule(config: ScheduleConfig, train_steps: int) -> optax.Schedule:

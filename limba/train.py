@@ -19,10 +19,14 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
+from limba.continuations import continuations
 from limba.data import streams
-from limba.data.vocabulary import check_vocabulary, piece_bytes
+from limba.data.vocabulary import check_vocabulary
+from limba.data.vocabulary_training import ensure_vocabulary
+from limba.evaluate import TextEvaluation, loss_evaluation
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import Metrics
@@ -30,13 +34,13 @@ from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.profile import flops_per_sequence, peak_flops_per_device
 from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
-from limba.train_step import compile_ready_evaluation, compile_ready_step
+from limba.train_step import compile_ready_step
 
 
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
 
-    Returns {"step", "interrupted", "train": last figures, "validation": last figures}. Raises
+    Returns {"step", "interrupted", "train": last figures, "validation": …, "text": …}. Raises
     ConfigError for what cannot work, before anything is compiled, and NonFiniteError.
     """
     _check_writable(config.model_dir)
@@ -44,10 +48,11 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     sharding = batch_sharding(mesh)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     shards = streams.shards_of_this_process(sharding, config.data)
+    ensure_vocabulary(config.data, jax.process_index() == 0)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size)
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=not config.model.is_decoder_only)
     streams.check_sources(task, config.data)
 
     model = Model(config.model)
@@ -72,14 +77,17 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
                 f"The checkpoint is at step {start} and TRAIN_STEPS is {config.train_steps}; set it higher."
             )
 
-        held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
-        evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
+        evaluate = loss_evaluation(config, task, lengths, model, sharding)
+        judge_text = TextEvaluation(config, task, lengths, model, mesh)
         step_function = compile_ready_step(
             model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
         )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
-            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate)
+            for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
+                metrics.say(sentence)
+            sample = _sampler(model, config, vocabulary)
+            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text, sample)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
 
@@ -94,12 +102,16 @@ class _Loop:
         metrics: Metrics,
         checkpoints: Checkpoints,
         stream: streams.TrainStream,
-        evaluate: Callable[[TrainState], dict[str, float]] | None,
+        evaluate: Callable[[Any], dict[str, float]] | None,
+        judge_text: TextEvaluation,
+        sample: Callable[[Any], dict[str, list[str]]] | None,
     ):
+        self.judge_text = judge_text
+        self.best = Best(config.model_dir, config.checkpoint, config.data, config.evaluation.patience)
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
-        self.stream, self.evaluate = stream, evaluate
+        self.stream, self.evaluate, self.sample = stream, evaluate, sample
         peak = peak_flops_per_device()
-        flops = flops_per_sequence(config.model, lengths["inputs"], lengths["targets"])
+        flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
 
@@ -128,27 +140,41 @@ class _Loop:
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
                     self._log(recent, waited, began)
                     recent, waited, began = [], 0.0, time.monotonic()
-                if evaluates and self.evaluate is not None:
-                    self._evaluate(step, state)
+                ending = ""
+                if evaluates:
+                    ending = self._evaluate(step, state)
                     began = time.monotonic()
-                if saves:
+                if saves or ending:
                     self._save(step, state)
                     saved, began = step, time.monotonic()
+                if ending:
+                    metrics.say(ending)
+                    break
                 if interrupted:
                     metrics.say(f"Asked to stop: saved step {step:,}. The same command goes on from there.")
                     break
         if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
             if recent:
                 self._log(recent, waited, began)
-            if self.evaluate is not None:
-                self._evaluate(step, state)
+            self._evaluate(step, state)
             self._save(step, state)
             saved = step
         return {"step": saved, "interrupted": interrupted, **self.figures}
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
-        self.figures["validation"] = self.evaluate(state)
-        self.metrics.validation_line(step, self.figures["validation"])
+    def _evaluate(self, step: int, state: TrainState) -> str:
+        """Evaluates and keeps the best; returns why the run should end, or ""."""
+        if self.evaluate is not None:
+            self.figures["validation"] = self.evaluate(state.params)
+            self.metrics.validation_line(step, self.figures["validation"])
+        if self.sample is not None:
+            self.metrics.samples(step, self.sample(state.params))
+        if self.judge_text.tasks:
+            self.figures["text"] = self.judge_text(state.params, step)
+            self.metrics.text_line(step, self.figures["text"])
+        figures = {**self.figures["validation"], **self.figures.get("text", {})}
+        if self.config.checkpoint.best_metric is None or not figures:
+            return ""
+        return self.best.judge(step, figures, state, self.stream.positions())
 
     def _save(self, step: int, state: TrainState) -> None:
         if skipped := self.stream.skipped():
@@ -187,33 +213,12 @@ class _Loop:
         self.metrics.train_line(recent[-1][0], figures)
 
 
-def _evaluator(
-    model: Model, config: RunConfig, held_out: list[dict[str, np.ndarray]], sharding: Any, bytes_of_piece: np.ndarray
-) -> Callable[[TrainState], dict[str, float]] | None:
-    """Returns a function from the state to held-out figures, or None without held-out text.
-
-    Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
-    models with different vocabularies compare.
-    """
-    if not held_out:
+def _sampler(model: Model, config: RunConfig, vocabulary: Any) -> Callable[[Any], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts, or None where nothing is to be gone on with."""
+    prompts, sampling = config.evaluation.prompts, config.evaluation.sampling
+    if not prompts or not config.model.is_decoder_only:
         return None
-    sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
-    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
-
-    def evaluate(state: TrainState) -> dict[str, float]:
-        began = time.monotonic()
-        sums = [sums_of(state.params, streams.place_batch(batch, sharding)) for batch in held_out]
-        total = jax.tree.map(lambda *parts: float(np.sum(parts, dtype=np.float64)), *jax.device_get(sums))
-        return {
-            "loss": total["loss"] / total["tokens"],
-            "cross_entropy": total["nats"] / total["tokens"],
-            "accuracy": total["correct"] / total["tokens"],
-            "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
-            "target_tokens": total["tokens"],
-            "seconds": time.monotonic() - began,
-        }
-
-    return evaluate
+    return lambda params: dict(zip(prompts, continuations(model, params, vocabulary, prompts, sampling), strict=True))
 
 
 def _introduce(
@@ -227,14 +232,22 @@ def _introduce(
         f"{count_parameters(abstract.params):,} parameters on {len(devices)} x {devices[0].device_kind}"
         f" in {jax.process_count()} process(es)"
     )
+    inputs, targets = _sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     metrics.say(
-        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {lengths['inputs']} inputs and"
-        f" {lengths['targets']} targets a step, {config.data.num_data_shards} data shards"
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step,"
+        f" {config.data.num_data_shards} data shards"
     )
     where = f"goes on from step {start:,}" if start else "starts"
     metrics.say(f"{config.model_dir} {where}, to step {config.train_steps:,}")
     if start < config.train_steps:
         metrics.say("Compiling the step; the first line follows it.")
+
+
+def _sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the lengths that the encoder and the decoder read; a decoder alone reads one sequence."""
+    length = config.data.sequence_length
+    return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
 
 
 def _pinned(task: streams.Provider, model_dir: str) -> streams.Provider:

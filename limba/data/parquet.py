@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from limba.config import ConfigError
@@ -80,35 +80,43 @@ def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
 
 
 def parquet_values(
-    path: str, group: int, column: str, policy: ReadPolicy, size: int, metadata: Any
-) -> Iterator[str | bytes]:
-    """Yields the texts of one column of a row group in order, nulls left out.
+    path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: Any
+) -> Iterator[tuple[str | bytes, ...]]:
+    """Yields the texts of some columns of a row group, row by row, rows with a null left out.
 
     Raises UnitError for pages that are damaged, ConfigError for a column that does not hold text.
     """
     import pyarrow
     import pyarrow.parquet
 
-    start, stop = _column_range(metadata.row_group(group), column, size)
+    ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
+    start, stop = min(start for start, _ in ranges), max(stop for _, stop in ranges)
     place = f"{path}, row group {group},"
     try:
         with open_file(path, policy, start, stop, size) as file:
             parquet = pyarrow.parquet.ParquetFile(
                 file, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
             )
-            for batch in parquet.iter_batches(64, row_groups=[group], columns=[column], use_threads=False):
-                values = batch.column(0)
-                if isinstance(values, pyarrow.DictionaryArray):
-                    values = values.dictionary_decode()
-                for value in values.to_pylist():
-                    if value is not None:
-                        if not isinstance(value, bytes if column == TOKENS else str):
-                            raise ConfigError(not_text(path, value, column))
-                        yield value
+            for batch in parquet.iter_batches(64, row_groups=[group], columns=list(columns), use_threads=False):
+                for row in zip(*(_texts(path, batch.column(name), name) for name in columns), strict=True):
+                    if None not in row:
+                        yield row
     except ReadError:
         raise
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
+
+
+def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
+    import pyarrow
+
+    if isinstance(values, pyarrow.DictionaryArray):
+        values = values.dictionary_decode()
+    texts = values.to_pylist()
+    for value in texts:
+        if value is not None and not isinstance(value, bytes if column == TOKENS else str):
+            raise ConfigError(not_text(path, value, column))
+    return texts
 
 
 def not_text(place: str, value: Any, column: str) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import seqio
 
 from limba.config import ConfigError, DataConfig
-from limba.data.objectives import with_objective
+from limba.data.objectives import of_one_sequence, with_objective
 from limba.data.packing import FEATURES
 from limba.data.readers import ReadPolicy
 from limba.data.records import ArrayRecordSource
-from limba.data.sources import DataFiles, FileSource, HubSource, UnitSource, patterns_of
+from limba.data.sources import Column, DataFiles, FileSource, HubSource, UnitSource, patterns_of
+from limba.data.supervised import with_prefix
 from limba.data.vocabulary import load_vocabulary
 
 Provider = seqio.Task | seqio.Mixture
@@ -65,16 +66,38 @@ def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
             for name, feature in task.output_features.items()
         }
         task = task.replace(output_features=features)
+    if config.prefix is not None:
+        task = with_prefix(task, config.prefix)
     if config.objective is not None:
         task = with_objective(task, config.objective)
+    if config.sequence_length is not None:
+        task = of_one_sequence(task, config.pack)
     if config.data_files is not None:
-        task = task.replace(source=source_of_files(config.data_files, config.column, config.validation_percent))
+        column = _column_of(task, config)
+        task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     if isinstance(task.source, UnitSource):
         task.source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
 
 
-def source_of_files(data_files: DataFiles, column: str = "text", validation_percent: float = 1.0) -> UnitSource:
+def _column_of(task: seqio.Task, config: DataConfig) -> Column:
+    """Returns the config's column of data_files, or, where it names none, the task's own columns."""
+    own = getattr(task.source, "column", "text")
+    if not isinstance(own, Mapping):
+        if isinstance(config.column, Mapping):
+            raise ConfigError(f"COLUMN is {dict(config.column)!r}, and task {task.name} reads one column; name one.")
+        return config.column
+    if config.column == "text":
+        return own
+    if not isinstance(config.column, Mapping) or set(config.column) != set(own):
+        raise ConfigError(
+            f"COLUMN is {config.column!r}, and task {task.name} reads {len(own)} columns; give a dictionary such as"
+            f" {dict(own)!r}."
+        )
+    return {name: config.column[name] for name in own}
+
+
+def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
     """Returns the source that reads these files: ArrayRecord has one of its own."""
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource

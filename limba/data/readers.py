@@ -38,6 +38,7 @@ LARGER_UNITS = ((CHUNK_BYTES, 256), (1 << 20, 4096))
 REQUESTS_AT_ONCE = 16
 BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FIELD_SEPARATOR = b"\0"  # between the texts of several columns, which then lose this letter
 FORMATS = {
     ".txt": "text",
     ".jsonl": "json",
@@ -218,24 +219,32 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
 
 
 def read_chunks(
-    unit: Unit, column: str, policy: ReadPolicy = PATIENT, footers: Footers | None = None
+    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers | None = None
 ) -> Iterator[list[bytes]]:
     """Yields the unit's documents as UTF-8 in lists of about 256 KiB; empty documents are left out.
+
+    Of several columns a document holds the texts in order, FIELD_SEPARATOR between them; rows where one is empty
+    are left out.
 
     Raises ConfigError, naming the file and the place, for what cannot be opened, decoded or parsed,
     and for a column that is not there. Of these, UnitError is for what may be amiss with this unit alone.
     """
+    columns = (column,) if isinstance(column, str) else tuple(column)
     try:
         if file_format(unit.path)[0] == "parquet":
-            yield from _in_chunks(_parquet(unit, column, policy, footers or Footers()), policy)
+            yield from _in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
             file = unpacked(raw, packed)
             if form == "csv":
-                rows = _csv(unit, file, column)
+                rows = _csv(unit, file, columns)
             elif form == "json":
-                rows = _json(unit, file, column)
+                rows = _json(unit, file, columns)
+            elif len(columns) > 1:
+                raise ConfigError(
+                    f"{unit.path} has no columns, and {columns} are asked for; give .jsonl, .csv or .parquet."
+                )
             else:
                 rows = _text(unit, file)
             yield from _in_chunks(rows, policy)
@@ -324,7 +333,7 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _json(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
+def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
     kind: type[ConfigError] = ConfigError  # that the first record lacks the column is no damage of this unit
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
@@ -340,19 +349,21 @@ def _json(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
         if not isinstance(record, Mapping):
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is JSON but no object; "
-                f'write one {{"{column}": "..."}} per line.'
+                f'write one {{"{columns[0]}": "..."}} per line.'
             )
-        if column not in record:
-            raise kind(_no_column(unit.path, column, list(record)))
-        value = record[column]
-        if value is not None:
-            if not isinstance(value, str):
-                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", value, column))
-            yield _encoded(value)
+        values = []
+        for column in columns:
+            if column not in record:
+                raise kind(_no_column(unit.path, column, list(record)))
+            if not isinstance(record[column], str | None):
+                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", record[column], column))
+            values.append(record[column])
+        if None not in values:
+            yield _joined(values)
         kind = RecordError
 
 
-def _csv(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
+def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
     csv.field_size_limit(sys.maxsize)  # the library's 128 KiB is less than a long document
     lines = (_decode(unit, offset, line) + "\n" for offset, line in _lines(unit, file))
     reader = csv.reader(lines, strict=True)
@@ -360,12 +371,13 @@ def _csv(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
         header = next(reader, None)
         if header is None:
             return
-        if column not in header:
-            raise ConfigError(_no_column(unit.path, column, header))
-        place = header.index(column)
+        for column in columns:
+            if column not in header:
+                raise ConfigError(_no_column(unit.path, column, header))
+        places = [header.index(column) for column in columns]
         for row in reader:
-            if len(row) > place:
-                yield row[place].encode()
+            if len(row) > max(places):
+                yield _joined([row[place] for place in places])
             elif row:
                 raise RecordError(
                     f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
@@ -377,13 +389,24 @@ def _csv(unit: Unit, file: IO[bytes], column: str) -> Iterator[bytes]:
         ) from None
 
 
-def _parquet(unit: Unit, column: str, policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
+def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
     size, metadata = footers(unit.path, policy)
     names = metadata.schema.to_arrow_schema().names
-    if column not in names:
-        raise ConfigError(_no_column(unit.path, column, names))
-    for value in parquet_values(unit.path, unit.start, column, policy, size, metadata):
-        yield _encoded(value)
+    for column in columns:
+        if column not in names:
+            raise ConfigError(_no_column(unit.path, column, names))
+    for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
+        yield _joined(values)
+
+
+def _joined(values: Sequence[str | bytes]) -> bytes:
+    """Returns one document of a row's texts; nothing where one of several is empty."""
+    encoded = [_encoded(value) for value in values]
+    if len(encoded) == 1:
+        return encoded[0]
+    if any(not text or text.isspace() for text in encoded):
+        return b""
+    return FIELD_SEPARATOR.join(text.replace(FIELD_SEPARATOR, b"") for text in encoded)
 
 
 def _encoded(value: str | bytes) -> bytes:
@@ -414,7 +437,10 @@ class ChunkReader:
     MOST_OPEN, MOST_KEPT = 512, 64
 
     def __init__(
-        self, column: str, policy: ReadPolicy = PATIENT, read: Callable[[Unit], Iterator[list[bytes]]] | None = None
+        self,
+        column: str | Sequence[str],
+        policy: ReadPolicy = PATIENT,
+        read: Callable[[Unit], Iterator[list[bytes]]] | None = None,
     ):
         self.footers = Footers()
         self._policy = policy

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files
-from limba.data.sources import ENDLESS, DataFiles, UnitSource, call_numpy, patterns_of, random_generator
+from limba.data.sources import ENDLESS, DataFiles, Rewrite, UnitSource, call_numpy, patterns_of, random_generator
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -133,7 +133,11 @@ class ArrayRecordSource(UnitSource):
                 f"{other or remote} {reason}; give local or mounted {SUFFIX} files alone (gcsfuse mounts a bucket),"
                 " or parquet."
             )
-        return _Records(paths, self._column)
+        if not isinstance(self.column, str):
+            raise ConfigError(
+                f"{self.name} is ArrayRecord, which is read by one column; give .parquet or .jsonl files."
+            )
+        return _Records(paths, self.column)
 
     def units(self, split: str) -> list[Unit]:
         """Returns ranges of 1,024 records as units, for reading in order."""
@@ -192,7 +196,7 @@ class ArrayRecordSource(UnitSource):
             blocks = tf.data.Dataset.range(-(-count // RECORDS_PER_READ))
             return blocks.flat_map(
                 lambda block: tf.data.Dataset.from_tensor_slices(
-                    {self.key: call_numpy(texts, tf.string, [None], epoch, block)}
+                    self._elements(call_numpy(texts, tf.string, [None], epoch, block))
                 )
             )
 
@@ -213,14 +217,17 @@ class TfdsSource(UnitSource):
         column: str = "text",
         data_dir: str | None = None,
         validation_percent: float = 1.0,
+        rewrite: Rewrite | None = None,
     ):
         self.tfds_name, self._data_dir = name, data_dir
         self._slices = dict(splits or {"train": "train", "validation": "validation"})
-        super().__init__(f"The data set {name}", lambda: self._there, list(self._slices), column, validation_percent)
+        super().__init__(
+            f"The data set {name}", lambda: self._there, list(self._slices), column, validation_percent, rewrite
+        )
 
     def read_by(self, policy: ReadPolicy) -> None:
         self._policy = policy
-        self._read = ChunkReader(self._column, policy, self._chunks)
+        self._read = ChunkReader(self.column, policy, self._chunks)
 
     @functools.cached_property
     def builder(self) -> Any:
@@ -239,9 +246,9 @@ class TfdsSource(UnitSource):
                 f"{self.name} is not prepared in {builder.data_dir}; run "
                 f"python -m launch.prepare --tfds={self.tfds_name}, or set TFDS_DATA_DIR."
             )
-        if self._column not in builder.info.features:
+        if self.column not in builder.info.features:
             there = ", ".join(map(repr, sorted(builder.info.features)))
-            raise ConfigError(f"{self.name} has no feature {self._column!r}; it has {there}: name one of them.")
+            raise ConfigError(f"{self.name} has no feature {self.column!r}; it has {there}: name one of them.")
         return builder
 
     @functools.cached_property
@@ -277,7 +284,7 @@ class TfdsSource(UnitSource):
         features = self.builder.info.features
         chunk, size = [], 0
         for record in self._file_records(unit):
-            text = features.deserialize_example_np(record)[self._column]
+            text = features.deserialize_example_np(record)[self.column]
             text = text.encode() if isinstance(text, str) else bytes(text)
             if text and not text.isspace():
                 chunk.append(text)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.parquet import TOKENS
-from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files, list_units
+from limba.data.readers import FIELD_SEPARATOR, ChunkReader, ReadPolicy, Unit, list_files, list_units
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ ENDLESS = 2**62
 # pieces, and must stay small though someone trains on books.
 PIECE_BYTES = 1 << 14
 
+# A column's name, or {feature: column}: then an element has these features, of one row.
+Column = str | Mapping[str, str]
+# What becomes of a row's text before it is a document: several, one or none.
+Rewrite = Callable[[bytes], Sequence[bytes]]
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
@@ -42,8 +46,8 @@ class UnitSource(seqio.DataSource):
 
     `resolve` returns split -> patterns or addresses. Where it gives no `validation`, that split is
     carved out of `train` by a hash of each document: equal texts fall on the same side, on every
-    machine and in every later run. Every error is a ConfigError; `failure` keeps the one that a
-    reading thread met, since TensorFlow passes on no more than its text.
+    machine and in every later run. `rewrite` makes documents of a row's text. Every error is a ConfigError;
+    `failure` keeps the one that a reading thread met, since TensorFlow passes on no more than its text.
     """
 
     def __init__(
@@ -51,16 +55,18 @@ class UnitSource(seqio.DataSource):
         name: str,
         resolve: Callable[[], Mapping[str, Sequence[str]]],
         splits: Sequence[str],
-        column: str = "text",
+        column: Column = "text",
         validation_percent: float = 1.0,
+        rewrite: Rewrite | None = None,
     ):
         super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
-        self.name = name
+        self.name, self._rewrite = name, rewrite
         self.failure: ConfigError | None = None
         self._progress: dict[tuple[str, int], float] = {}
-        self.key = TOKENS if column == TOKENS else "text"  # what its elements are called
+        # What its elements are called.
+        self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
         self._resolve = resolve
-        self._column = column
+        self.column = column
         self._validation_percent = validation_percent
         self.read_by(ReadPolicy())
         self._lock = threading.RLock()
@@ -69,7 +75,8 @@ class UnitSource(seqio.DataSource):
     def read_by(self, policy: ReadPolicy) -> None:
         """Sets what is done about reads that fail; before anything is read."""
         self._policy = policy
-        self._read = ChunkReader(self._column, policy)
+        names = tuple(self.column.values()) if isinstance(self.column, Mapping) else self.column
+        self._read = ChunkReader(names, policy)
 
     def note_progress(self, split: str, shard: int, epochs: float) -> None:
         """Keeps how often a shard of a split has been read."""
@@ -143,7 +150,10 @@ class UnitSource(seqio.DataSource):
     def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
         """Returns all documents of one chunk, those of the other carved split too."""
         del split
-        return self._read(unit, chunk)
+        documents = self._read(unit, chunk)
+        if documents is None or self._rewrite is None:
+            return documents
+        return [part for document in documents for part in self._rewrite(document) if part]
 
     def filtered(self, split: str, documents: list[bytes]) -> list[bytes]:
         """Returns the documents that are the split's own."""
@@ -155,20 +165,22 @@ class UnitSource(seqio.DataSource):
     def pieces(self, text: bytes) -> list[bytes]:
         """Returns a document cut into pieces of PIECE_BYTES at most."""
         pieces = []
+        if len(self.keys) > 1:  # the texts of a row belong together
+            return [text]
         while len(text) > PIECE_BYTES:
             stop = PIECE_BYTES
-            if self.key == "text":
+            if self.keys == ("text",):
                 space = max(text.rfind(b" ", 1, stop + 1), text.rfind(b"\n", 1, stop + 1))
                 while space < 0 and text[stop] & 0xC0 == 0x80:  # within a letter
                     stop -= 1
                 stop = space if space > 0 else stop
             pieces.append(text[:stop])
-            text = text[stop:].lstrip() if self.key == "text" else text[stop:]
+            text = text[stop:].lstrip() if self.keys == ("text",) else text[stop:]
         return [*pieces, text] if text else pieces
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
-        if self.key != "text":
+        if self.keys != ("text",):
             raise ConfigError(f"{self.name} holds tokens and no text; give the files that they were made of.")
         for unit in self.units(split):
             chunk = 0
@@ -197,6 +209,13 @@ class UnitSource(seqio.DataSource):
         if not found and not may_be_empty:
             raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
 
+    def _elements(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns strings [n] by what they are called."""
+        if len(self.keys) == 1:
+            return {self.keys[0]: documents}
+        fields = tf.strings.split(documents, FIELD_SEPARATOR).to_tensor(shape=[None, len(self.keys)])
+        return {key: fields[:, place] for place, key in enumerate(self.keys)}
+
     def documents(
         self,
         split: str,
@@ -209,7 +228,7 @@ class UnitSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns {"text": string} documents of one shard, for ever where `num_epochs` is None.
 
-        From a column `tokens` they are {"tokens": string}.
+        From a column `tokens` they are {"tokens": string}, from several {feature: string}.
         Units are dealt to shards; where there are fewer units than shards, every shard reads all of
         them and keeps its own rows. In an epoch each document comes once, in exactly one shard.
         """
@@ -223,7 +242,7 @@ class UnitSource(seqio.DataSource):
         if part.count == 0:
             if num_epochs is None:
                 raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
-            return tf.data.Dataset.from_tensor_slices({self.key: tf.zeros([0], tf.string)})
+            return tf.data.Dataset.from_tensor_slices({key: tf.zeros([0], tf.string) for key in self.keys})
 
         def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
             chunks = tf.data.Dataset.range(ENDLESS)
@@ -231,7 +250,7 @@ class UnitSource(seqio.DataSource):
             # flat_map saves its argument, the chunk's number, and reads again when it is restored.
             return chunks.flat_map(
                 lambda chunk: tf.data.Dataset.from_tensor_slices(
-                    {self.key: call_numpy(part.documents, tf.string, [None], epoch, index, chunk)}
+                    self._elements(call_numpy(part.documents, tf.string, [None], epoch, index, chunk))
                 )
             )
 
@@ -331,7 +350,7 @@ class FileSource(UnitSource):
     from split to these; any address that fsspec knows: local, gs://, hf://, http://.
     """
 
-    def __init__(self, data_files: DataFiles, column: str = "text", validation_percent: float = 1.0):
+    def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
         patterns = patterns_of(data_files)
         splits = [*patterns, *(["validation"] if "train" in patterns and "validation" not in patterns else [])]
         name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
@@ -350,12 +369,15 @@ class HubSource(UnitSource):
         path: str,
         name: str | None = None,
         revision: str | None = None,
-        column: str = "text",
+        column: Column = "text",
         splits: Sequence[str] = ("train", "validation"),
         validation_percent: float = 1.0,
+        validation_split: str = "validation",  # the data set's own name of it
+        rewrite: Rewrite | None = None,
     ):
         self.path, self.config_name, self.revision = path, name, revision
-        super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent)
+        self._validation_split = validation_split
+        super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent, rewrite)
 
     @property
     def resolved_revision(self) -> str | None:
@@ -367,7 +389,14 @@ class HubSource(UnitSource):
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at that commit."""
         source = HubSource(
-            self.path, self.config_name, revision, self._column, tuple(self.splits), self._validation_percent
+            self.path,
+            self.config_name,
+            revision,
+            self.column,
+            tuple(self.splits),
+            self._validation_percent,
+            self._validation_split,
+            self._rewrite,
         )
         source.read_by(self._policy)
         return source
@@ -387,7 +416,10 @@ class HubSource(UnitSource):
         files = builder.config.data_files
         if not files:
             raise ConfigError(f"{self.name} has no data files of its own; give its files as data_files.")
-        return {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+        found = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+        if self._validation_split in found:
+            found["validation"] = found.pop(self._validation_split)
+        return found
 
 
 def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:

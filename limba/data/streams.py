@@ -30,6 +30,7 @@ from limba.data.objectives import derive_lengths
 from limba.data.packing import batched, model_features
 from limba.data.providers import Provider, check_sources, parts_of, pinned, resolve_task, revisions
 from limba.data.sources import UnitSource
+from limba.data.supervised import is_supervised, lengths_of, truncation_report
 
 __all__ = [
     "Provider",
@@ -37,12 +38,14 @@ __all__ = [
     "check_sources",
     "derive_lengths",
     "global_batch",
+    "held_out_texts",
     "model_features",
     "pinned",
     "place_batch",
     "resolve_task",
     "revisions",
     "shards_of_this_process",
+    "truncation",
     "validation_batches",
 ]
 
@@ -216,6 +219,7 @@ class TrainStream:
             "num_epochs": self._config.num_epochs,
             "task_feature_lengths": self._lengths,
             "objective": self._config.objective,
+            "prefix": self._config.prefix,
             "pack": self._config.pack or None,  # None in positions from before there was packing
             "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,
             "corpus": self._corpus,
@@ -286,9 +290,9 @@ def _clear_errors(task: Provider) -> Iterator[None]:
 
 
 def validation_batches(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None
 ) -> list[dict[str, np.ndarray]]:
-    """Returns the held-out split, read once in order, as at most `num_batches` batches of model features.
+    """Returns the held-out split, read once in order, as at most `num_batches` (None: all) batches of model features.
 
     Every host and every run of this corpus and objective gets the same. The last batch is filled up
     with rows of zeros; an empty split gives no batch, and a warning.
@@ -312,12 +316,12 @@ def validation_batches(
     batches: list[dict[str, np.ndarray]] = []
     left = num_batches
     for number, part in enumerate(parts):
-        share = -(-left // (len(parts) - number))
+        share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
         taken = _alone(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
         with _clear_errors(task):
             rows = [_filled(batch, config.batch_size) for batch in taken.as_numpy_iterator()]
-        batches += map(model_features, rows)
-        left -= len(rows)
+        batches += [model_features(batch, config.sequence_length) for batch in rows]
+        left = None if left is None else left - len(rows)
     if not batches:
         logger.warning(
             "The split %r of %s holds no text: nothing is evaluated. A larger validation_percent takes more from the "
@@ -326,6 +330,42 @@ def validation_batches(
             task.name,
         )
     return batches
+
+
+def held_out_texts(
+    part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
+) -> list[tuple[np.ndarray, str, str]]:
+    """Returns (input ids [<= L], the inputs' text, the targets' text) of the held-out split's first examples.
+
+    Of a supervised task; the same ones for every host and run.
+    """
+    if isinstance(part.source, UnitSource):
+        documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
+        examples = _examples(part, lengths, documents, VALIDATION_SEED)
+    else:
+        examples = part.get_dataset(lengths, config.validation_split, shuffle=False, try_in_mem_cache=False)
+    with _clear_errors(part):
+        return [
+            (
+                np.asarray(example["inputs"][: lengths["inputs"]], np.int32),
+                example["inputs_pretokenized"].decode(),
+                example["targets_pretokenized"].decode(),
+            )
+            for example in _alone(examples.take(count)).as_numpy_iterator()
+        ]
+
+
+def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
+    """Returns a sentence for each supervised task on what its lengths cut of its first examples."""
+    found = []
+    for part in parts_of(task):
+        if is_supervised(part) and isinstance(part.source, UnitSource):
+            documents = part.source.documents(config.train_split, shuffle=False, num_epochs=1)
+            with _clear_errors(task):
+                sizes = lengths_of(part, documents, lengths, count)
+            if sizes:
+                found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
+    return found
 
 
 def _filled(rows: Rows, num_rows: int) -> Rows:
@@ -376,7 +416,7 @@ def global_batch(
     rows_per_shard = config.batch_size // config.num_data_shards
     shards = sorted(rows_by_shard)
     place_of = {shard: place for place, shard in enumerate(shards)}
-    features = [model_features(rows_by_shard[shard]) for shard in shards]
+    features = [model_features(rows_by_shard[shard], config.sequence_length) for shard in shards]
 
     def place(name: str) -> jax.Array:
         local = np.concatenate([rows[name] for rows in features])

@@ -53,8 +53,8 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
     return vocabulary
 
 
-def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int) -> None:
-    """Raises ConfigError where ids go beyond the model's embedding rows, or there are no sentinels."""
+def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
+    """Raises ConfigError where ids go beyond the model's embedding rows, or needed sentinels are not there."""
     where = getattr(vocabulary, "sentencepiece_model_file", "the byte vocabulary")
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         read_model(where)
@@ -64,7 +64,7 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int) -> None:
             f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model "
             f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)} or take a smaller vocabulary."
         )
-    if not num_sentinels(vocabulary):
+    if needs_sentinels and not num_sentinels(vocabulary):
         raise ConfigError(
             f"The vocabulary {where} has no sentinels (<extra_id_0> and on); "
             f"set DataConfig.extra_ids to {NUM_SENTINELS}."

@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba.config import ConfigError, ModelConfig
+from limba.formats import decoder_only
 from limba.formats.t5x import decode_extension, joined
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
@@ -44,6 +45,8 @@ class Row(NamedTuple):
 
 def rows(config: ModelConfig) -> list[Row]:
     """Returns the table of a network, T5X's names unstacked."""
+    if config.is_decoder_only:
+        return [Row(*row) for row in decoder_only.rows(config)]
     table = [Row("token_embedder/embedding", "shared.weight", False)]
     for side, num_layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
         for i in range(num_layers):
@@ -94,6 +97,13 @@ def flax_name(row: Row) -> str:
     if row.t5x.endswith("embedding"):  # the relative bias too, and that one is transposed also here
         return path + "/embedding"
     return path + ("/weight" if row.t5x.endswith("scale") else "/kernel")
+
+
+def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.ndarray]:
+    """Returns a folder's arrays under T5X's names and shapes, unstacked; each is read when it is asked for."""
+    if config.is_decoder_only:
+        return decoder_only.read(SafetensorsFolder(directory), config, str(directory))
+    return T5xView(directory, config)
 
 
 class SafetensorsFolder(Mapping[str, np.ndarray]):
@@ -165,8 +175,12 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
+    if about.get("model_type") in ("llama", "gpt2"):
+        return ModelConfig(**{**decoder_only.model_fields(about), "dtype": "float32", **choices})
     if about.get("model_type") not in ("t5", "mt5", "umt5"):
-        raise ConfigError(f"{path} describes a {about.get('model_type')!r}; only t5, mt5 and umt5 are read.")
+        raise ConfigError(
+            f"{path} describes a {about.get('model_type')!r}; only t5, mt5, umt5, llama and gpt2 are read."
+        )
     projection = about.get("feed_forward_proj", "relu")
     activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
     gated = projection.startswith("gated-")

@@ -14,9 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
+from limba.model import decode
 from limba.model.attention import Attention
 from limba.model.layers import Dense, Dropout, Embed, MlpBlock, RMSNorm
 from limba.model.masks import causal_mask, padding_mask, segment_mask
@@ -257,13 +258,16 @@ class Model:
     """A network as two pure functions; Flax stays behind this wall."""
 
     def __init__(self, config: ModelConfig):
+        from limba.model.language_model import LanguageModel  # here: it builds on this module
+
         self.config = config
-        self._module = Transformer(config)
+        self._module = LanguageModel(config) if config.is_decoder_only else Transformer(config)
 
     def _boxed(self, key: Array) -> Parameters:
         # Shapes of parameters do not depend on the batch's: the smallest batch will do.
         ones = jnp.ones((1, 1), jnp.int32)
-        names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+        names = ("decoder_input_tokens", "decoder_target_tokens")
+        names += () if self.config.is_decoder_only else ("encoder_input_tokens",)
         return self._module.init(key, dict.fromkeys(names, ones), True)["params"]
 
     def init(self, key: Array) -> Parameters:
@@ -278,3 +282,19 @@ class Model:
         """Returns float32 logits; dropout is off without a key."""
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         return self._module.apply({"params": parameters}, batch, dropout_key is None, rngs=rngs)
+
+    def cached_decoder(
+        self, parameters: Parameters, inputs: Int[Array, "B K"], max_tokens: int
+    ) -> tuple[decode.Step, decode.Cache]:
+        """Encodes, and returns the decoder's step for `limba.decoding` with its empty cache; dropout is off."""
+        batch = {"encoder_input_tokens": inputs}
+        encoded = self._module.apply({"params": parameters}, batch, True, method=Transformer.encode)
+        return decode.cached_decoder(self.config, parameters, encoded, inputs, max_tokens)
+
+    def cached_language_model(
+        self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int
+    ) -> tuple[decode.Step, decode.Cache]:
+        """Reads the prompts, which end together behind -1, and returns a decoder-only network's step and its cache."""
+        from limba.model.language_model_decode import cached_language_model  # as above
+
+        return cached_language_model(self.config, parameters, prompt, max_tokens)

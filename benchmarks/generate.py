@@ -1,0 +1,187 @@
+"""Times greedy decoding beside transformers on torch, or compares the two token for token on real text.
+
+    python -m benchmarks.generate --rounds=3
+    python -m benchmarks.generate --folder=MODEL --texts=TEXTS.jsonl --column=text --num=50
+
+The first: T5 1.1 `small`, random weights, float32, a batch of 8, 64 new tokens (the end of sequence forbidden), each
+in a process of its own, in turn; ratios are taken round by round. The second: a folder of Hugging Face's with a
+tokenizer, read by both, greedy and by beams. Both need requirements-test.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from launch import environment
+from limba.config import ConfigError
+
+SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
+BEAMS = {"num_beams": 4, "length_penalty": 0.8, "early_stopping": True}
+EOS = 1
+
+
+def _inputs(args: argparse.Namespace) -> np.ndarray:
+    return np.random.default_rng(0).integers(3, SMALL["vocab_size"], (args.batch, args.inputs)).astype(np.int32)
+
+
+def _seconds(run: Callable[[], object], repeats: int) -> float:
+    """Returns the median seconds, the first run, which compiles, left out."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def time_limba(args: argparse.Namespace) -> float:
+    """Returns the seconds of one batch, encoding included."""
+    import jax
+    import jax.numpy as jnp
+
+    from limba.config import GenerationConfig, ModelConfig
+    from limba.decoding import banned_mask
+    from limba.infer import generate
+    from limba.model import Model
+
+    sizes = {name: value for name, value in SMALL.items() if name != "layers"}
+    layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), SMALL["layers"])
+    model = Model(ModelConfig(**sizes, **layers, dtype="float32"))
+    params = jax.jit(model.init)(jax.random.key(0))
+    banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
+    inputs, config = jnp.asarray(_inputs(args)), GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
+    return _seconds(lambda: jax.block_until_ready(generate(model, params, inputs, banned, config)), args.repeats)
+
+
+def time_torch(args: argparse.Namespace) -> float:
+    """Returns the seconds of one batch of transformers' `generate`."""
+    import torch
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=SMALL["vocab_size"],
+        d_model=SMALL["emb_dim"],
+        d_kv=SMALL["head_dim"],
+        d_ff=SMALL["mlp_dim"],
+        num_layers=SMALL["layers"],
+        num_heads=SMALL["num_heads"],
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=EOS,
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    inputs = torch.tensor(_inputs(args)).long()
+    length = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens}
+
+    def run() -> None:
+        with torch.inference_mode():
+            model.generate(
+                inputs, attention_mask=torch.ones_like(inputs), do_sample=False, num_beams=args.beams, **length
+            )
+
+    return _seconds(run, args.repeats)
+
+
+def _texts(path: str, column: str, num: int) -> list[str]:
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line)[column] for line in itertools.islice(file, num)]
+
+
+def compare(args: argparse.Namespace) -> dict[str, int]:
+    """Returns search -> number of texts of which every token is the same in both."""
+    import jax.numpy as jnp
+    import torch
+    import transformers
+    from etils import epath
+
+    from convert.check import parameters, quiet_libraries
+    from limba.config import GenerationConfig
+    from limba.decoding import banned_mask
+    from limba.formats.huggingface import T5xView, model_config
+    from limba.infer import generate
+    from limba.model import Model
+
+    quiet_libraries()
+    config = model_config(args.folder, dtype="float32")
+    model, params = Model(config), parameters(T5xView(epath.Path(args.folder), config))
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
+    texts = _texts(args.texts, args.column, args.num)
+    encoded = tokenizer(texts, truncation=True, max_length=args.inputs, padding="max_length", return_tensors="pt")
+    banned = jnp.asarray(banned_mask(config.vocab_size, config.vocab_size))
+    equal = {}
+    for name, search in (("greedy", {}), ("beams", BEAMS)):
+        chosen = GenerationConfig(max_tokens=args.tokens, **search)
+        equal[name] = 0
+        for start in range(0, len(texts), args.batch):
+            ids, mask = (encoded[key][start : start + args.batch] for key in ("input_ids", "attention_mask"))
+            ours = np.asarray(generate(model, params, jnp.asarray(ids.numpy(), jnp.int32), banned, chosen).tokens[:, 0])
+            with torch.inference_mode():
+                written = theirs.generate(
+                    ids, attention_mask=mask, do_sample=False, max_new_tokens=args.tokens, **search
+                ).numpy()[:, 1:]
+            written = np.pad(written, ((0, 0), (0, args.tokens - written.shape[1])))
+            written[np.cumsum(np.cumsum(written == EOS, axis=1), axis=1) > 1] = 0  # beams are padded with the end
+            equal[name] += int((written == ours).all(axis=1).sum())
+    return equal
+
+
+def _run(args: argparse.Namespace, peer: str) -> float:
+    names = ("batch", "inputs", "tokens", "beams", "repeats")
+    command = [sys.executable, "-m", "benchmarks.generate", f"--only={peer}"]
+    command += [f"--{name}={getattr(args, name)}" for name in names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])["seconds"]
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="timed batches of each in a round")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--inputs", type=int, default=64, help="tokens of an input, at most")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens")
+    parser.add_argument("--beams", type=int, default=1)
+    parser.add_argument("--folder", help="compare the text of this folder of Hugging Face's")
+    parser.add_argument("--texts", help="JSON lines, also .gz, to compare on")
+    parser.add_argument("--column", default="text")
+    parser.add_argument("--num", type=int, default=50, help="texts to compare on")
+    parser.add_argument("--only", choices=["limba", "torch"], help="time this one here and now")
+    args = parser.parse_args(argv)
+    if args.folder:
+        if not args.texts:
+            raise ConfigError("--folder compares on real text; give --texts=FILE.jsonl too.")
+        for name, equal in compare(args).items():
+            print(f"{name}: {equal} of {args.num} texts equal, token for token")
+        return
+    if args.only:
+        print(json.dumps({"seconds": time_limba(args) if args.only == "limba" else time_torch(args)}))
+        return
+    seconds: dict[str, list[float]] = {"limba": [], "torch": []}
+    for _ in range(args.rounds):
+        for name, each in seconds.items():
+            each.append(_run(args, name))
+    ratio = statistics.median(t / o for o, t in zip(seconds["limba"], seconds["torch"], strict=True))
+    for name, each in seconds.items():
+        slower = f"; {ratio:.2f} times Limba's" if name == "torch" else ""
+        print(f"{name:8}{statistics.median(each):7.2f} s (rounds {', '.join(f'{s:.2f}' for s in each)}){slower}")
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    environment.use_large_pages()
+    sys.exit(environment.exit_code(main, sys.argv[1:]))

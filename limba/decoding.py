@@ -1,0 +1,295 @@
+"""Writing tokens one by one, whatever the network: greedy, beams, drawing, and what may not be written.
+
+The rules and results are those of transformers' `generate` (beams: its 5.x `_beam_search`), so that a converted
+model writes the same text there.
+
+A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the steps, 0
+at the prompt's last token. A cache is any tree of arrays with the rows on axis 1 (`CACHE_BATCH_AXIS`; axis 0 is
+that of layers, or of size 1). What is the same for all continuations of an input, such as the encoder's keys and
+values, is better kept in the step's closure, since a cache is copied for each beam: rows come input by input,
+R = B x beams, so `x.reshape(B, beams, ...)` puts each beside its input.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from limba.config import GenerationConfig
+
+CACHE_BATCH_AXIS = 1
+NEVER = -1.0e9  # a beam's score that no other loses to; finite as in transformers, so that sums stay numbers
+UNWRITTEN = -1
+
+Cache = Any
+Step = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]
+
+
+class Generated(NamedTuple):
+    """`tokens`: padded behind the end of sequence. `scores`: the sum of the tokens' log probabilities before any rule
+    (beams: after it, over length^penalty); best first with beams."""
+
+    tokens: Int[Array, "B S Q"]
+    scores: Float[Array, "B S"]
+
+
+def banned_mask(num_rows: int, num_ids: int, ids: Iterable[int] = ()) -> Bool[np.ndarray, " V"]:
+    """Returns True at ids that may not be written: rows that only pad the embedding, and `ids`."""
+    mask = np.arange(num_rows) >= num_ids
+    mask[[i for i in ids if i < num_rows]] = True
+    return mask
+
+
+def generate(
+    step: Step,
+    cache: Cache,
+    prompt: Int[Array, "B P"],
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    *,
+    eos_id: int,
+    pad_id: int = 0,
+    keys: Key[Array, " B"] | None = None,
+) -> Generated:
+    """Writes on behind the prompts; traceable, so that the caller jits it together with the network.
+
+    `cache` holds all of a prompt but its last token (an encoder-decoder's prompt is its start token alone); prompts
+    of unequal length end together, with -1 before their first token. `keys`, one per input, are needed for drawing:
+    an input's text then depends on nothing else in the batch.
+    """
+    copies = config.num_beams if config.num_beams > 1 else config.num_samples
+    cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=CACHE_BATCH_AXIS), cache)
+    if config.num_beams > 1:
+        return _beams(step, cache, prompt, banned, config, eos_id, pad_id)
+    return _one_by_one(step, cache, prompt, banned, config, eos_id, pad_id, keys)
+
+
+def _start(prompt: Int[Array, "B P"], copies: int, max_tokens: int) -> Int[Array, "R L"]:
+    """Returns the prompts, each `copies` times, with room for what will be written."""
+    return jnp.pad(jnp.repeat(prompt, copies, axis=0), ((0, 0), (0, max_tokens)), constant_values=UNWRITTEN)
+
+
+def _written(tokens: Int[Array, "R L"], prompt_length: int, pad_id: int) -> Int[Array, "R Q"]:
+    written = tokens[..., prompt_length:]
+    return jnp.where(written == UNWRITTEN, pad_id, written)
+
+
+def _one_by_one(
+    step: Step,
+    cache: Cache,
+    prompt: Int[Array, "B P"],
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    eos_id: int,
+    pad_id: int,
+    keys: Key[Array, " B"] | None,
+) -> Generated:
+    """Greedy, or drawn by temperature, top-k and top-p."""
+    (rows, prompt_length), samples = prompt.shape, config.num_samples
+    if config.sample:
+        numbers = jnp.tile(jnp.arange(samples), rows)
+        keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, samples), numbers)
+
+    def go_on(state: tuple) -> Array:
+        position, _, ended, _, _ = state
+        return (position < config.max_tokens) & ~jnp.all(ended)
+
+    def write_one(state: tuple) -> tuple:
+        position, tokens, ended, scores, cache = state
+        length = prompt_length + position
+        last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
+        logits, cache = step(cache, jnp.where(ended, pad_id, last), position)
+        allowed = _apply_bans(logits, tokens, length, banned, config.no_repeat_ngram_size)
+        if config.sample:
+            chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(keys, position), config)
+        else:
+            chosen = jnp.argmax(allowed, axis=-1)
+        chosen = chosen.astype(jnp.int32)
+        scores = scores + jnp.where(ended, 0.0, _log_probability(logits, chosen))
+        token = jnp.where(ended, UNWRITTEN, chosen)
+        tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1)
+        return position + 1, tokens, ended | (chosen == eos_id), scores, cache
+
+    num_rows = rows * samples
+    start = (
+        jnp.zeros((), jnp.int32),
+        _start(prompt, samples, config.max_tokens),
+        jnp.zeros(num_rows, bool),
+        jnp.zeros(num_rows, jnp.float32),
+        cache,
+    )
+    _, tokens, _, scores, _ = jax.lax.while_loop(go_on, write_one, start)
+    tokens = _written(tokens, prompt_length, pad_id)
+    return Generated(tokens.reshape(rows, samples, -1), scores.reshape(rows, samples))
+
+
+def _log_probability(logits: Float[Array, "R V"], ids: Int[Array, " R"]) -> Float[Array, " R"]:
+    chosen = jnp.take_along_axis(logits, ids[:, None], axis=-1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _apply_bans(
+    logits: Float[Array, "R V"], tokens: Int[Array, "R L"], length: Int[Array, ""], banned: Array, ngram_size: int
+) -> Float[Array, "R V"]:
+    """Returns the logits with -inf at what may not follow; `length` is that of the tokens written, prompt included."""
+    logits = jnp.where(banned[None], -jnp.inf, logits)
+    if ngram_size:
+        logits = jnp.where(_repeats(tokens, length, ngram_size, logits.shape[-1]), -jnp.inf, logits)
+    return logits
+
+
+def _repeats(tokens: Int[Array, "R L"], length: Int[Array, ""], size: int, num_ids: int) -> Bool[Array, "R V"]:
+    """True at tokens that would end an n-gram which is there already."""
+    rows, total = tokens.shape
+    num_windows = total - size + 1
+    if num_windows < 1:
+        return jnp.zeros((rows, num_ids), bool)
+    same = jnp.broadcast_to(length >= size, (rows, num_windows))
+    for i in range(size - 1):
+        current = jax.lax.dynamic_index_in_dim(tokens, length + 1 - size + i, axis=1)
+        same = same & (tokens[:, i : i + num_windows] == jnp.broadcast_to(current, same.shape))
+    endings = tokens[:, size - 1 :]
+    places = jnp.where(same & (endings != UNWRITTEN), endings, num_ids)  # one behind the last is dropped
+    none = jnp.zeros((rows, num_ids), bool)
+    return none.at[jnp.arange(rows)[:, None], places].set(True, mode="drop")
+
+
+def _draw(logits: Float[Array, "R V"], keys: Key[Array, " R"], config: GenerationConfig) -> Int[Array, " R"]:
+    logits = logits / config.temperature
+    if config.top_k is not None:
+        least = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if config.top_p is not None:
+        descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
+        probabilities = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        least = jnp.min(jnp.where(before < config.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return jax.vmap(jax.random.categorical)(keys, logits)
+
+
+class _Beams(NamedTuple):
+    """`running` are M unfinished texts per input, `finished` the best M that have ended."""
+
+    position: Int[Array, ""]
+    running: Int[Array, "B M L"]
+    running_scores: Float[Array, "B M"]  # sums of log probabilities
+    finished: Int[Array, "B M L"]
+    finished_scores: Float[Array, "B M"]  # over length^penalty
+    is_finished: Bool[Array, "B M"]
+    improvable: Bool[Array, " B"]  # a running beam may still beat a finished one
+    cache: Cache
+
+
+def _beams(
+    step: Step,
+    cache: Cache,
+    prompt: Int[Array, "B P"],
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    eos_id: int,
+    pad_id: int,
+) -> Generated:
+    (rows, prompt_length), beams = prompt.shape, config.num_beams
+    tokens = _start(prompt, beams, config.max_tokens).reshape(rows, beams, -1)
+    first_alone = jnp.where(jnp.arange(beams) == 0, 0.0, NEVER)  # else all beams would be the same
+    start = _Beams(
+        position=jnp.zeros((), jnp.int32),
+        running=tokens,
+        running_scores=jnp.broadcast_to(first_alone, (rows, beams)).astype(jnp.float32),
+        finished=tokens,
+        finished_scores=jnp.full((rows, beams), NEVER, jnp.float32),
+        is_finished=jnp.zeros((rows, beams), bool),
+        improvable=jnp.ones(rows, bool),
+        cache=cache,
+    )
+
+    def go_on(state: _Beams) -> Array:
+        full = jnp.all(state.is_finished) if config.early_stopping is True else False
+        return (state.position < config.max_tokens) & jnp.any(state.improvable) & ~jnp.asarray(full)
+
+    body = functools.partial(
+        _extend, step=step, banned=banned, config=config, eos_id=eos_id, prompt_length=prompt_length
+    )
+    end = jax.lax.while_loop(go_on, body, start)
+    best = _written(end.finished[:, : config.num_samples].reshape(rows * config.num_samples, -1), prompt_length, pad_id)
+    return Generated(best.reshape(rows, config.num_samples, -1), end.finished_scores[:, : config.num_samples])
+
+
+def _extend(
+    state: _Beams, *, step: Step, banned: Array, config: GenerationConfig, eos_id: int, prompt_length: int
+) -> _Beams:
+    """Returns the beams, one token longer."""
+    rows, beams, total = state.running.shape
+    length = prompt_length + state.position
+    flat = state.running.reshape(rows * beams, total)
+    last = jax.lax.dynamic_index_in_dim(flat, length - 1, axis=1, keepdims=False)
+    logits, cache = step(state.cache, last, state.position)
+    log_probabilities = _apply_bans(
+        jax.nn.log_softmax(logits, axis=-1), flat, length, banned, config.no_repeat_ngram_size
+    )
+    num_ids = logits.shape[-1]
+    scores = log_probabilities.reshape(rows, beams, num_ids) + state.running_scores[..., None]
+
+    # Twice as many as beams, so that enough go on where each of the best has ended.
+    top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), 2 * beams)
+    parents, ids = top // num_ids, (top % num_ids).astype(jnp.int32)
+    candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
+    candidates = jax.lax.dynamic_update_index_in_dim(candidates, ids, length, axis=2)
+    ends = (ids == eos_id) | (state.position + 1 == config.max_tokens)
+
+    running_scores, chosen = jax.lax.top_k(top_scores + jnp.where(ends, NEVER, 0.0), beams)
+    parent = jnp.take_along_axis(parents, chosen, axis=1) + beams * jnp.arange(rows)[:, None]
+    finished, finished_scores, is_finished = _finish(state, candidates, top_scores, ends, config)
+    return _Beams(
+        position=state.position + 1,
+        running=jnp.take_along_axis(candidates, chosen[..., None], axis=1),
+        running_scores=running_scores,
+        finished=finished,
+        finished_scores=finished_scores,
+        is_finished=is_finished,
+        improvable=_improvable(state, running_scores, finished_scores, is_finished, config),
+        cache=jax.tree.map(lambda leaf: jnp.take(leaf, parent.reshape(-1), axis=CACHE_BATCH_AXIS), cache),
+    )
+
+
+def _finish(
+    state: _Beams, candidates: Array, top_scores: Array, ends: Array, config: GenerationConfig
+) -> tuple[Array, Array, Array]:
+    """Returns the best finished texts, their scores and which are texts, of those before and those that end now."""
+    beams = config.num_beams
+    written = (state.position + 1).astype(jnp.float32)
+    # Only the best num_beams candidates may end; the others are there to go on.
+    ends = ends & (jnp.arange(2 * beams) < beams)[None]
+    closed = ~state.improvable
+    if config.early_stopping is True:
+        closed = closed | jnp.all(state.is_finished, axis=1)
+    scores = top_scores / written**config.length_penalty
+    scores = scores + jnp.where(closed, NEVER, 0.0)[:, None] + jnp.where(ends, 0.0, NEVER)
+    all_scores = jnp.concatenate([state.finished_scores, scores], axis=1)
+    best_scores, best = jax.lax.top_k(all_scores, beams)
+    all_tokens = jnp.concatenate([state.finished, candidates], axis=1)
+    all_finished = jnp.concatenate([state.is_finished, ends], axis=1)
+    return (
+        jnp.take_along_axis(all_tokens, best[..., None], axis=1),
+        best_scores,
+        jnp.take_along_axis(all_finished, best, axis=1),
+    )
+
+
+def _improvable(
+    state: _Beams, running_scores: Array, finished_scores: Array, is_finished: Array, config: GenerationConfig
+) -> Bool[Array, " B"]:
+    """True where the best running beam may yet beat the worst finished one, by transformers' estimate."""
+    written = (state.position + 1).astype(jnp.float32)
+    if config.early_stopping == "never" and config.length_penalty > 0:
+        written = jnp.float32(config.max_tokens)
+    possible = running_scores[:, 0] / written**config.length_penalty
+    worst = jnp.where(is_finished, jnp.min(finished_scores, axis=1, keepdims=True), NEVER)
+    return state.improvable & jnp.any(possible[:, None] > worst, axis=1)
