@@ -66,7 +66,7 @@ def load(argv: Sequence[str], checkpoint: str) -> TrainedModel:
     task = streams.resolve_task(config.data)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size)
+    check_vocabulary(vocabulary, config.model.vocab_size, streams.needs_sentinels(task))
     path = checkpoint or _default_checkpoint(config)
     mesh, model = make_mesh(config.mesh), Model(config.model)
     params, step = load_parameters(path, model, mesh)

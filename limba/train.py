@@ -48,7 +48,8 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     shards = streams.shards_of_this_process(sharding, config.data)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
-    check_vocabulary(task.output_features["targets"].vocabulary, config.model.vocab_size)
+    vocabulary = task.output_features["targets"].vocabulary
+    check_vocabulary(vocabulary, config.model.vocab_size, streams.needs_sentinels(task))
     streams.check_sources(task, config.data)
 
     model = Model(config.model)
