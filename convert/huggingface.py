@@ -177,12 +177,12 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
         for module in source.modules:
             importlib.import_module(module)
         loaded = resolve_task(source.run.data).output_features["targets"].vocabulary
-        path = getattr(loaded, "sentencepiece_model_file", "byte")
+        path = getattr(loaded, "sentencepiece_model_file", getattr(loaded, "path", "byte"))
         extra_ids = loaded.extra_ids
     else:
         print("No vocabulary is known: no tokenizer files are written. --vocabulary=PATH|byte names one.", flush=True)
         return None
-    vocabularies.check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=not source.model.is_decoder_only)
+    vocabularies.check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
     return path, extra_ids, loaded
 
 

@@ -44,9 +44,12 @@ def run(argv: Sequence[str]) -> None:
         print(f"{output.num_done:,} lines are there already.", file=sys.stderr)
 
     def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
-        texts = [trained.prefix + record[flags["field"]] for record in records]
-        inputs = [infer.encode(text, trained.vocabulary, trained.lengths["inputs"]) for text in texts]
-        for places in writer.batches(inputs):
+        texts = [record[flags["field"]] for record in records]
+        length = trained.lengths["inputs"]
+        inputs = [infer.encode(trained.prefix + text, trained.vocabulary, length) for text in texts]
+        blank = [i for i, text in enumerate(texts) if not text.strip()]
+        yield from ((i, {**records[i], "prediction": "", "score": 0.0}, "") for i in blank)
+        for places in writer.batches(inputs, [i for i in range(len(texts)) if i not in set(blank)]):
             written = writer.write(trained.params, [inputs[i] for i in places], [first + i for i in places])
             for place, samples in zip(places, written, strict=True):
                 more = {"samples": [sample._asdict() for sample in samples]} if len(samples) > 1 else {}

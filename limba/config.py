@@ -225,7 +225,7 @@ class OptimizerConfig:
     epsilon1: float = 1e-30
     epsilon2: float = 1e-3
     momentum: float | None = None
-    frozen: tuple[str, ...] = ()  # patterns of parameters that stay: 'encoder', 'token_embedder', 'layers/mlp'
+    frozen: tuple[str, ...] = ()  # what names of parameters that stay begin with: 'encoder', '.*/relpos_bias'
     # AdamW
     beta1: float = 0.9
     beta2: float = 0.999

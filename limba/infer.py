@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,12 +75,15 @@ class Writer:
         self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
         self._sharding = batch_sharding(mesh)
         sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary)) if config.ban_sentinels else []
+        sentinels += sorted(getattr(vocabulary, "special_ids", ())) if config.ban_sentinels else []
         rows = model.config.vocab_size
         self._banned = decoding.banned_mask(rows, vocabulary.vocab_size, [*sentinels, *config.banned_ids])
 
-    def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
-        """Yields the numbers of inputs that go together: like lengths, the longest first."""
-        order = sorted(range(len(inputs)), key=lambda number: (-len(inputs[number]), number))
+    def batches(self, inputs: Sequence[np.ndarray], chosen: Iterable[int] | None = None) -> Iterator[list[int]]:
+        """Yields the numbers of (chosen) inputs that go together: like lengths, the longest first."""
+        order = sorted(
+            range(len(inputs)) if chosen is None else chosen, key=lambda number: (-len(inputs[number]), number)
+        )
         for start in range(0, len(order), self.num_rows):
             yield order[start : start + self.num_rows]
 

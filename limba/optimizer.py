@@ -29,15 +29,15 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
 
 
 def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
-    """True at parameters whose name holds a match of one of the patterns; ConfigError for one that matches none."""
+    """True at parameters whose name begins with a match of a pattern; ConfigError for one that matches none."""
     names = _names(params)
     for pattern in patterns:
-        if not any(re.search(pattern, name) for name in names):
+        if not any(re.match(pattern, name) for name in names):
             raise ConfigError(
-                f"OptimizerConfig.frozen holds {pattern!r}, which no parameter's name matches; names are such as"
+                f"OptimizerConfig.frozen holds {pattern!r}, which no parameter's name begins with; names are such as"
                 f" {names[0]} and {names[-1]}."
             )
-    marks = [any(re.search(pattern, name) for pattern in patterns) for name in names]
+    marks = [any(re.match(pattern, name) for pattern in patterns) for name in names]
     return jax.tree.structure(params).unflatten(marks)
 
 

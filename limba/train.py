@@ -52,7 +52,8 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=not config.model.is_decoder_only)
+    fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     streams.check_sources(task, config.data)
 
     model = Model(config.model)

@@ -27,7 +27,7 @@ def register(name: str, language: str, source: seqio.DataSource, **choices: floa
             "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
             "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
         },
-        metric_fns=[text_metrics.diacritics(language), text_metrics.error_rates],
+        metric_fns=[text_metrics.diacritics(language), text_metrics.error_rates, text_metrics.chrf],
         shuffle_buffer_size=None,
     )
 

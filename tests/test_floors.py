@@ -18,7 +18,15 @@ FLOORS = {
     **dict.fromkeys(("data.prepare", "data.workers", "data.record_writers", "data.tfds_prepare"), 1),
     **dict.fromkeys(("data.normalization", "data.tokenizer_json", "data.vocabulary_training"), 1),
     **dict.fromkeys(
-        ("data.supervised", "data.diacritics", "data.sampling", "data.vocabulary_report", "data.inspection"), 1
+        (
+            "data.supervised",
+            "data.diacritics",
+            "data.tokenizers_vocabulary",
+            "data.sampling",
+            "data.vocabulary_report",
+            "data.inspection",
+        ),
+        1,
     ),
     **dict.fromkeys(("train_step", "state", "checkpoint", "best", "initial", "metrics", "data.streams"), 2),
     **dict.fromkeys(("train", "evaluate", "infer", "continuations", "text_files", "preflight", "report"), 3),

@@ -30,7 +30,9 @@ def resolve_task(config: DataConfig) -> Provider:
         return _replaced(seqio.TaskRegistry.get(name), config)
     if name in seqio.MixtureRegistry.names():
         mixture = seqio.MixtureRegistry.get(name)
-        if config.data_files is not None:
+        # Tasks that each read columns of their own may share a corpus: the two ways of a translation.
+        have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
+        if config.data_files is not None and not (have_columns and config.column == "text"):
             raise ConfigError(
                 f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out."
             )

@@ -40,6 +40,7 @@ __all__ = [
     "global_batch",
     "held_out_texts",
     "model_features",
+    "needs_sentinels",
     "pinned",
     "place_batch",
     "resolve_task",
@@ -353,6 +354,11 @@ def held_out_texts(
             )
             for example in _alone(examples.take(count)).as_numpy_iterator()
         ]
+
+
+def needs_sentinels(task: Provider) -> bool:
+    """False where every task has inputs and targets of its own."""
+    return not all(is_supervised(part) for part in parts_of(task))
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:

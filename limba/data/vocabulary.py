@@ -22,6 +22,7 @@ import seqio
 
 from limba.config import ConfigError
 from limba.data.normalization import ROMANIAN_COMMAS, normalization_tsv
+from limba.data.tokenizers_vocabulary import TokenizersVocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +37,17 @@ SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
 def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.Vocabulary:
-    """Returns ByT5's byte vocabulary for 'byte', else the SentencePiece model at a local path or address.
+    """Returns ByT5's byte vocabulary for 'byte', else the SentencePiece model, or tokenizer.json, at a path or address.
 
     A model that holds `<extra_id_0>` keeps its own sentinels and gets no others. Raises ConfigError for
     a file that is missing, unreadable, or no SentencePiece model with pad 0 and an end-of-sequence piece.
     """
     if path_or_byte == "byte":
         return seqio.ByteVocabulary(extra_ids=extra_ids)
+    if path_or_byte.endswith(".json"):
+        vocabulary = TokenizersVocabulary(path_or_byte)
+        vocabulary.tokenizer  # noqa: B018  a wrong file shows now
+        return vocabulary
     model = read_model(path_or_byte)
     inside = sum(1 for piece in model.pieces if SENTINEL.fullmatch(piece.piece))
     if inside and extra_ids:
@@ -54,8 +59,8 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
 
 
 def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
-    """Raises ConfigError where ids go beyond the model's embedding rows, or needed sentinels are not there."""
-    where = getattr(vocabulary, "sentencepiece_model_file", "the byte vocabulary")
+    """Raises ConfigError where ids go beyond the model's embedding rows, or sentinels are needed and none there."""
+    where = getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", "the byte vocabulary"))
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
@@ -78,6 +83,8 @@ def fitting_rows(vocabulary: seqio.Vocabulary) -> int:
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
     """Returns how many ids at the top of the vocabulary are sentinels, counted down from the last one."""
+    if isinstance(vocabulary, TokenizersVocabulary):
+        return vocabulary.num_sentinels
     if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return vocabulary.extra_ids
     pieces, count = vocabulary.tokenizer, 0
@@ -128,6 +135,10 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> np.ndarray:
     if isinstance(vocabulary, seqio.ByteVocabulary):
         first = vocabulary.unk_id + 1
         counts[first : first + 256] = 1
+        return counts
+    if isinstance(vocabulary, TokenizersVocabulary):
+        known = vocabulary.num_bytes()[:num_rows]
+        counts[: len(known)] = known
         return counts
     pieces = vocabulary.tokenizer
     for number in range(min(vocabulary.vocab_size, num_rows)):

@@ -261,11 +261,12 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     """Writes the files that make transformers' AutoTokenizer give the ids of ours.
 
     With `starts`, for a decoder alone, texts begin with the start id 0 and have no end; bytes have no such form.
-    `vocabulary` is a SentencePiece model's path or 'byte'. ByT5's sentinels count down from the last id, as
-    seqio has them, which transformers' own order does not: their ids are written out.
+    `vocabulary` is a SentencePiece model's path, a tokenizer.json's, which is taken as it is, or 'byte'. ByT5's
+    sentinels count down from the last id, as seqio has them, which transformers' own order does not: their ids are
+    written out.
     """
     from limba.data.tokenizer_json import tokenizer_json  # imports TensorFlow, which weights alone do not need
-    from limba.data.vocabulary import SENTINEL
+    from limba.data.vocabulary import SENTINEL, load_vocabulary
 
     if vocabulary == "byte" and starts:
         return  # transformers' byte tokenizer ends texts, and cannot begin them
@@ -273,7 +274,18 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
         about = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+        ids = (0, 1, 2)
+    elif vocabulary.endswith(".json"):
+        read = load_vocabulary(vocabulary)
+        with fsspec.open(vocabulary, "rt", encoding="utf-8") as file:
+            text = file.read()
+        (directory / "tokenizer.json").write_text(text, encoding="utf-8")
+        special = {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
+        sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
+        ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
+        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
+        ids = (0, 1, 2)
         text = tokenizer_json(vocabulary, extra_ids, starts)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
         with fsspec.open(vocabulary, "rb") as file:
@@ -282,8 +294,8 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     named = {number: name for name, number in special.items()}
-    roles = {"pad_token": named[0], "eos_token": named[1], "unk_token": named[2]}
-    roles |= {"bos_token": named[0]} if starts else {}
+    roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
+    roles |= {"bos_token": named[ids[0]]} if starts else {}
     ordered = sorted(sentinels, key=sentinels.__getitem__)
     sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# English to Malay: what each worker runs. gin/en_ms_translation.gin says hardware and what to expect.
+#
+#   MODEL_DIR=DIR CORPUS='pairs/*.jsonl' bash launch/en_ms.sh [NAME=VALUE ...] [--gin.NAME=VALUE ...]
+#
+# launch/pretrain.sh --help lists the names.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export MODEL_DIR=${MODEL_DIR:-$here/../runs/en_ms}
+exec bash "$here/pretrain.sh" gin/en_ms_translation.gin "$@"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Romanian diacritics with mT5 base: what each worker runs. gin/ro_diacritics.gin says hardware and what to expect.
+#
+#   MODEL_DIR=DIR CORPUS='ro/*.jsonl.gz' bash launch/ro_diacritics.sh [NAME=VALUE ...] [--gin.NAME=VALUE ...]
+#
+# launch/pretrain.sh --help lists the names.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export MODEL_DIR=${MODEL_DIR:-$here/../runs/ro_diacritics}
+exec bash "$here/pretrain.sh" gin/ro_diacritics.gin "$@"

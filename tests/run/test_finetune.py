@@ -1,0 +1,226 @@
+"""Fine-tuning whole: pairs of a corpus, a start from another run, the best step, text, scores and metrics from it."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from launch import evaluate, flags, infer, score
+from limba import train
+from limba.best import Best
+from limba.config import CheckpointConfig, ConfigError, LossConfig, MeshConfig
+from limba.data import streams
+from limba.formats.own import OwnCheckpoint, checkpoints_of
+from limba.mesh import batch_sharding
+from limba.model import Model
+from limba.train_step import gradients
+from tests import tiny
+
+GIN = """from __gin__ import dynamic_registration
+from limba import config
+from tasks import text_to_text
+include 'gin/models/byt5/tiny.gin'
+include 'gin/runs/finetune.gin'
+MIXTURE_OR_TASK_NAME = 'text_to_text'
+TASK_FEATURE_LENGTHS = {'inputs': 40, 'targets': 36}
+INITIAL_CHECKPOINT_PATH = None
+VOCABULARY = 'byte'
+EXTRA_IDS = 125
+PREFIX = 'up: '
+BATCH_SIZE = 16
+DTYPE = 'float32'
+EVAL_STEPS = 2
+EVAL_PERIOD = 2
+NUM_EXAMPLES = 8
+MAX_TOKENS = 6
+config.ModelConfig:
+  emb_dim = 32
+  num_heads = 2
+  head_dim = 8
+  mlp_dim = 32
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+config.DataConfig:
+  num_data_shards = 4
+  validation_percent = 20.0
+config.MeshConfig.fsdp = 2
+"""
+SMALL = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """Pairs of real prose and the same in capitals, as parquet, jsonl and csv; and the gin file."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
+    texts = [line.strip() for line in lines if 10 < len(line.strip()) < 60 and line.isascii()][:300]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"low": [*texts, None], "n": range(len(texts) + 1), "up": [*(t.upper() for t in texts), "X"]}),
+        folder / "pairs.parquet",
+        row_group_size=64,
+    )
+    (folder / "run.gin").write_text(GIN)
+    return folder
+
+
+def arguments(files: Path, model_dir: Path, *more: str) -> list[str]:
+    columns = "{'inputs': 'low', 'targets': 'up'}"
+    return [
+        f"--gin_file={files / 'run.gin'}",
+        f"--gin.CORPUS={files / 'pairs.parquet'}",
+        f"--gin.COLUMN={columns}",
+        f"--gin.MODEL_DIR={model_dir}",
+        *(f"--gin.{each}" for each in more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(files: Path) -> tuple[Path, Path]:
+    """A run from scratch, and one from its checkpoint: other optimizer, encoder frozen, stopped early."""
+    first, second = files / "first", files / "second"
+    train.run(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0")))
+    more = ("TRAIN_STEPS=20", f"INITIAL_CHECKPOINT_PATH={first}", "FROZEN=('encoder', 'token_embedder')")
+    stop = ("PATIENCE=1", "BEST_IS=highest", "config.OptimizerConfig.name=adamw", "LEARNING_RATE=0.01")
+    result = train.run(*flags.parse_args(arguments(files, second, *more, *stop)))
+    assert result["step"] == 4, "the loss falls from step 2 to 4, and the highest was asked for"
+    assert {"exact_match", "word_f1", "chrf", "chrf++"} <= set(result["text"])
+    return first, second
+
+
+def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path]) -> None:
+    before, after = (OwnCheckpoint(checkpoints_of(run)[step]) for run, step in zip(runs, (2, 4), strict=True))
+    for name in before:
+        frozen = name.startswith(("encoder", "token_embedder"))
+        assert np.array_equal(before[name], after[name]) == frozen, name
+    assert list(checkpoints_of(runs[1] / "best")) == [2]
+    best = json.loads((runs[1] / "best" / "best.json").read_text())
+    assert best["step"] == 2
+    assert best["metric"] == "loss"
+    assert best["since"] == 1
+    kept = Best(str(runs[1]), CheckpointConfig(best_metric="bleu"), None, None)
+    with pytest.raises(ConfigError, match="the evaluation gives chrf, loss"):
+        kept.judge(6, {"loss": 1.0, "chrf": 2.0}, None, {})
+
+
+def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Path, tmp_path: Path) -> None:
+    config, _ = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x"))
+    task, lengths = streams.resolve_task(config.data), dict(config.data.task_feature_lengths)
+    vocabulary = task.output_features["targets"].vocabulary
+    stream = streams.TrainStream(task, lengths, config.data, range(4))
+    seen = []
+    for number in range(8):
+        if number == 5:
+            positions = stream.positions()
+        seen.append(next(stream))
+    stream.close()
+    texts = set()
+    for row in (row for batch in seen for part in batch.values() for row in zip(*part.values(), strict=True)):
+        inputs, targets = row
+        for ids in (inputs, targets):
+            assert (ids == 1).sum() == 1
+            assert not ids[np.flatnonzero(ids == 1)[0] + 1 :].any()
+        low, up = (vocabulary.decode(ids[ids > 1].tolist()) for ids in (inputs, targets))
+        assert low.startswith("up: ")
+        assert up[:30] == low.removeprefix("up: ").upper()[:30]
+        texts.add(low)
+    assert len(texts) > 100
+    features = streams.model_features(seen[0][0])
+    assert ((features["decoder_target_tokens"] > 0) == features["decoder_loss_weights"]).all()
+    again = streams.TrainStream(task, lengths, config.data, range(4))
+    again.restore(positions)
+    for batch in seen[5:]:
+        for shard, part in next(again).items():
+            for name in part:
+                np.testing.assert_array_equal(part[name], batch[shard][name])
+    again.close()
+    (report,) = streams.truncation(task, lengths, config.data)
+    assert "% of inputs are cut to 40 tokens (longest" in report
+
+
+def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
+    """With unlike padding on each device: one division by all tokens, not a mean of the devices' means."""
+    batch, model = tiny.batch(), Model(SMALL)
+    batch["decoder_target_tokens"][:2, 1:] = 0
+    batch["decoder_loss_weights"] = (batch["decoder_target_tokens"] > 0).astype(np.int32)
+    params = model.init(jax.random.key(0))
+    step = jax.jit(lambda params, batch: gradients(model, LossConfig(), params, batch, None, 1))
+    grads, sums = step(params, batch)
+    # What the decoder reads where nothing is asked must not matter either.
+    batch["decoder_input_tokens"] = np.where(batch["decoder_target_tokens"] > 0, batch["decoder_input_tokens"], 7)
+    sharding = batch_sharding(tiny.mesh_of(MeshConfig(), 4))
+    shared_grads, shared = step(params, streams.place_batch(batch, sharding))
+    assert float(sums["tokens"]) == float(shared["tokens"]) == float(batch["decoder_loss_weights"].sum())
+    np.testing.assert_allclose(float(shared["loss"]), float(sums["loss"]), rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, shared_grads)
+
+
+def test_text_in_order_resumed_and_scored(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "BATCHES_PER_WINDOW", 1)
+    texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
+    command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--field=text"]
+    sampled = ["--gin.config.GenerationConfig.sample=True", "--gin.config.GenerationConfig.num_samples=2"]
+    infer.run([*command, *sampled])
+    whole = output.read_text()
+    records = [json.loads(line) for line in whole.splitlines()]
+    assert [(r["id"], r["text"]) for r in records] == list(enumerate(texts))
+    assert records[1]["prediction"] == ""
+    assert len(records[0]["samples"]) == 2
+    lines = whole.splitlines(keepends=True)
+    output.write_text("".join(lines[:18]) + lines[18][:7])  # as a kill would leave it
+    infer.run([*command, *sampled])
+    resumed = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [r["prediction"] for r in resumed] == [r["prediction"] for r in records]
+    with pytest.raises(ConfigError, match="another generation"):
+        infer.run(command)
+    scored = tmp_path / "scored.jsonl"
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"inputs": "a cat", "targets": "A CAT"}\n{"inputs": "a cat", "targets": "A"}\n')
+    score.run([command[0], f"--input={pairs}", f"--output={scored}"])
+    both = [json.loads(line) for line in scored.read_text().splitlines()]
+    assert [each["tokens"] for each in both] == [6, 2]
+    assert all(np.isfinite(each["log_likelihood"]) and each["log_likelihood"] < 0 for each in both)
+    capsys.readouterr()
+    evaluate.run([command[0], "--num_examples=8"])
+    table = capsys.readouterr().out
+    assert "| metric | copied input | step 2 |" in table
+    assert "| bits_per_byte |" in table
+    saved = json.loads((runs[1] / "evaluations" / "evaluation-2.json").read_text())
+    assert saved["copied"]["exact_match"] == 0.0
+    assert saved["figures"]["bits_per_byte"] > 0
+
+
+def test_scores_of_written_text_are_its_log_likelihood() -> None:
+    """Greedy's own score, token by token, is what the whole decoder says of the same text."""
+    from limba import infer as writing
+
+    config, model = SMALL, Model(SMALL)
+    params = model.init(jax.random.key(1))
+    inputs = tiny.batch(rows=4)["encoder_input_tokens"]
+    banned = jnp.zeros(config.vocab_size, bool)
+    found = writing.generate(model, params, inputs, banned, GenerationConfig(max_tokens=7))
+    mesh = tiny.mesh_of(MeshConfig(), 4)
+    pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(found.tokens), strict=True)]
+    expected = writing.log_likelihoods(model, params, mesh, pairs, num_rows=4)
+    np.testing.assert_allclose(found.scores[:, 0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("FROZEN=('nothing_like_it',)",), "no parameter's name begins"),
+        (("COLUMN=low",), "reads 2 columns"),
+        (("PATIENCE=2", "BEST_METRIC=None"), "patience waits"),
+    ],
+)
+def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: tuple, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train.run(*flags.parse_args(arguments(files, tmp_path, *more)))
