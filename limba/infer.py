@@ -43,13 +43,15 @@ def generate(
     return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys)
 
 
-def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int, num_ids: int) -> Int[Array, "B Q"]:
+def greedy(
+    model: Model, params: Any, inputs: Int[Array | np.ndarray, "B K"], num_tokens: int, num_ids: int
+) -> Int[Array, "B Q"]:
     """Returns the likeliest continuation token by token, 0 after the end of sequence.
 
     Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
     """
     banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
-    return generate(model, params, inputs, banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
+    return generate(model, params, jnp.asarray(inputs), banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
 
 
 class Written(NamedTuple):
