@@ -78,7 +78,12 @@ def _local(source: str) -> Path:
     return folder
 
 
-def _arrays(folder: Path, model: ModelConfig) -> huggingface.T5xView:
+def _arrays(folder: Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
+    if model.is_decoder_only:
+        arrays = huggingface.open_folder(folder, model)
+        shapes = {name: array.shape for name, array in arrays.items()}
+        check_arrays(shapes, model, str(folder), "its config.json is another model's, copy the folder anew")
+        return arrays
     stored = None
     if huggingface.weights_form(folder) == "bin":
         from convert.pytorch_bin import BinFolder

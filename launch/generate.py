@@ -17,13 +17,15 @@ ABOUT = """Writes on behind prompts, on a CPU too, with keys and values kept.
     python -m launch.generate --model=MODEL_DIR --prompt='Once upon a time' --temperature=0.6 --top_k=20 --num=3
     python -m launch.generate --model=MODEL_DIR/huggingface/step_1000 --prompt=... --temperature=0
 
---model is a run of ours, one of its checkpoints, or a folder for transformers (Llama or GPT-2). The same seed gives
-the same texts."""
+--model is a run of ours, one of its checkpoints, or a folder or hub id for transformers (Llama or GPT-2). The same seed
+gives the same texts."""
 
 
 def _arguments(argv: Sequence[str]) -> Any:
     parser = task_flags.Parser("generate", ABOUT)
-    parser.add_argument("--model", required=True, metavar="DIR", help="a run directory, a checkpoint, or a folder")
+    parser.add_argument(
+        "--model", required=True, metavar="DIR|id", help="a run directory, a checkpoint, a folder or a hub id"
+    )
     parser.add_argument("--step", type=int, help="of a run's checkpoints; the newest unless given")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="instead of the model's own")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times; stdin's lines")
@@ -62,9 +64,11 @@ def _opened(path: str, step: int | None, vocabulary: str | None) -> tuple[Any, A
     from convert import huggingface as exports
     from convert import sources
     from limba.data.vocabulary import load_vocabulary
-    from limba.formats import huggingface
+    from limba.formats import hub, huggingface
 
     folder = Path(path).expanduser()
+    if "://" not in path and not folder.exists() and hub.is_id(path):
+        folder = Path(hub.download(path))
     if "://" not in path and huggingface.is_huggingface(folder):
         model = huggingface.model_config(folder)
         _check_network(model, path)

@@ -8,9 +8,11 @@ import pytest
 import torch
 import transformers
 
+from convert.from_huggingface import import_folder
 from limba.config import ConfigError
 from limba.formats import decoder_only, huggingface, huggingface_files
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
+from limba.formats.own import OwnCheckpoint
 from limba.model import Model
 from tests import tiny
 
@@ -67,6 +69,10 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     assert set(back) == set(arrays) and all(np.array_equal(back[name], arrays[name]) for name in arrays)
     read = huggingface.model_config(tmp_path)
     assert read == tiny.language_model(**{**vars(config), "num_kv_heads": read.num_kv_heads})
+
+    import_folder(str(tmp_path), tmp_path / "imported")
+    imported = OwnCheckpoint(tmp_path / "imported/checkpoints/0")
+    assert all(np.array_equal(imported[name], arrays[name]) for name in arrays) and set(imported) == set(arrays)
 
     model, about = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(model).__name__ == architecture and not about["missing_keys"] and not about["unexpected_keys"]

@@ -81,7 +81,7 @@ def config(tmp_path: Path, articles: str) -> RunConfig:
         optimizer=OptimizerConfig(
             "adamw", ScheduleConfig("factors", 5e-3, "constant * linear_warmup", 5), weight_decay=0.1
         ),
-        mesh=MeshConfig(2, 2, 2),
+        mesh=MeshConfig(4, 2, 1),
         checkpoint=CheckpointConfig(every_steps=10),
         evaluation=EvaluationConfig(every_steps=10, num_batches=None, prompts=(PROMPT,), sampling=sampling),
         log_every_steps=1,
