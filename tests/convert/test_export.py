@@ -78,6 +78,8 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_pat
     findings = json.loads((folder / "conversion.json").read_text())["findings"]
     assert sum("passed" in line for line in findings) == 3 and any("transformers 5" in line for line in findings)
     assert findings[0] in capsys.readouterr().out and findings[0] in (folder / "README.md").read_text()
+    is_deep = config.num_decoder_layers > config.num_encoder_layers
+    assert ("use_cache=False" in (folder / "README.md").read_text()) == is_deep
     for flax in (False, True):
         equal(T5xView(folder, config, flax=flax), arrays)
     if family == "byt5":
