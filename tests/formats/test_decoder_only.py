@@ -15,6 +15,7 @@ from limba.model import Model
 from tests import tiny
 
 GPT2 = tiny.language_model(
+    num_decoder_layers=2,
     positions="learned",
     norm="layer",
     biases=("attention", "mlp"),
@@ -25,14 +26,17 @@ GPT2 = tiny.language_model(
     layer_norm_epsilon=1e-5,
 )
 LAYOUTS = {
-    "llama": (tiny.LANGUAGE_MODEL, "LlamaForCausalLM"),
+    "llama": (tiny.language_model(num_decoder_layers=2), "LlamaForCausalLM"),
     "llama, biases, tied": (
-        tiny.language_model(biases=("attention",), logits_via_embedding=True, rotary_base=500_000.0),
+        tiny.language_model(
+            num_decoder_layers=1, biases=("attention",), logits_via_embedding=True, rotary_base=500_000.0
+        ),
         "LlamaForCausalLM",
     ),
     "gpt2": (GPT2, "GPT2LMHeadModel"),
     "lm1b": (
         tiny.language_model(
+            num_decoder_layers=1,
             positions="sinusoidal",
             norm="layer",
             biases=("mlp",),
@@ -98,8 +102,8 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
     arrays = {name: np.zeros(shape, np.float32) for name, shape in decoder_only.shapes(config).items()}
     huggingface_files.write_configs(tmp_path, config, "float32")
     huggingface_files.write_pytorch(tmp_path, arrays, config)
-    with pytest.raises(ConfigError, match=r"lacks transformer.h.3.ln_1.weight and .* more"):
-        huggingface.open_folder(tmp_path, tiny.language_model(**{**vars(config), "num_decoder_layers": 4}))
+    with pytest.raises(ConfigError, match=r"lacks transformer.h.2.ln_1.weight and .* more"):
+        huggingface.open_folder(tmp_path, tiny.language_model(**{**vars(config), "num_decoder_layers": 3}))
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**about, "activation_function": "tanh"}))
     with pytest.raises(ConfigError, match="activation"):

@@ -77,13 +77,13 @@ def config(tmp_path: Path, articles: str) -> RunConfig:
         ),
         data=data,
         model_dir=str(tmp_path / "run"),
-        train_steps=30,
+        train_steps=20,
         optimizer=OptimizerConfig(
             "adamw", ScheduleConfig("factors", 5e-3, "constant * linear_warmup", 5), weight_decay=0.1
         ),
         mesh=MeshConfig(2, 2, 2),
-        checkpoint=CheckpointConfig(every_steps=15),
-        evaluation=EvaluationConfig(every_steps=15, num_batches=None, prompts=(PROMPT,), sampling=sampling),
+        checkpoint=CheckpointConfig(every_steps=10),
+        evaluation=EvaluationConfig(every_steps=10, num_batches=None, prompts=(PROMPT,), sampling=sampling),
         log_every_steps=1,
     )
 
@@ -100,14 +100,14 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert (Path(config.model_dir) / "vocabulary.model").is_file()
     assert abs(expected[1] - math.log(512) - 0.5) < 0.6
     figures = result["validation"]
-    assert figures["perplexity"] == pytest.approx(math.exp(figures["cross_entropy"])) and figures["perplexity"] < 250
+    assert figures["perplexity"] == pytest.approx(math.exp(figures["cross_entropy"])) and figures["perplexity"] < 400
     assert 1.0 < figures["bits_per_byte"] < 8.0
     samples = [record for record in read_metrics(config.model_dir) if record["kind"] == "samples"]
-    assert [record["step"] for record in samples] == [15, 30]
+    assert [record["step"] for record in samples] == [10, 20]
     assert samples[-1]["texts"][PROMPT][0].startswith(PROMPT)
 
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
-    train.run(dataclasses.replace(stopped, train_steps=15))
+    train.run(dataclasses.replace(stopped, train_steps=10))
     train.run(stopped)
     assert losses(stopped) == expected  # bit for bit
 
@@ -124,7 +124,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     exports.run(["export", config.model_dir, str(tmp_path / "out"), named, "--extra_ids=0"])
     printed = capsys.readouterr().out
     assert "transformers" in printed and "FAILED" not in printed and "greedy text equal in 2 of 2" in printed
-    folder = tmp_path / "out/step_30"
+    folder = tmp_path / "out/step_20"
     assert written(str(folder)) == text
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     vocabulary = seqio.SentencePieceVocabulary(config.data.vocabulary, extra_ids=0)
