@@ -18,6 +18,10 @@ UMT5_IN_5 = (
     " and the loss, and leaves greedy text as it is: set `model.config.tie_word_embeddings = False` after loading."
     " 4.57 needs nothing; its Flax classes do not know umT5."
 )
+DEEP_DECODER_IN_4 = (
+    "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
+    " `use_cache=False` to `generate` there. 5 needs nothing."
+)
 
 
 def write_card(
@@ -147,6 +151,8 @@ def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
         notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
     if is_umt5 and not source.model.logits_via_embedding:
         notes.append(UMT5_IN_5)
+    if source.model.num_decoder_layers > source.model.num_encoder_layers:
+        notes.append(DEEP_DECODER_IN_4)
     code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""
     return "## Use\n\n" + code + " ".join(notes)
 

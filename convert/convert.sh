@@ -2,7 +2,7 @@
 # Turns checkpoints of Limba's or T5X's into Hugging Face folders, and proves that they give the same.
 #
 #   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=latest|all|N,M] [--formats=pytorch,flax]
-#        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte] [--no-check] [--push=user/name [--dry-run]]
+#        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte|none] [--no-check] [--push=user/name [--dry-run]]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do

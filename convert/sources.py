@@ -109,7 +109,7 @@ def open_source(path: str, config: str | None) -> Source:
 
 
 def _own(place: epath.Path, directory: epath.Path, steps: Mapping[int, epath.Path], config: str | None) -> Source:
-    source, model = _read_gin(directory / "config.gin", config, str(place), lambda source: _built(source, None))
+    source, model = _read_gin(directory / "config.gin", config, str(place), lambda source: _built(source, config))
     run = flags.build(source.text) if config is None and "RunConfig" in source.text else None
     if run is not None:
         run = _moved(run, str(directory))
@@ -157,8 +157,11 @@ def _built(source: gin_files.Source, config: str | None) -> ModelConfig:
     bound = {binding.owner for binding in source.bindings if binding.field}
     if "config.ModelConfig" not in bound:
         raise ConfigError(f"{config or 'config.gin'} describes no config.ModelConfig; give a gin file of ours.")
+    named = {binding.name: binding.value for binding in source.bindings if not binding.field}
+    # gin/models/ leaves it to the run, and weights know nothing of it.
+    given = "DROPOUT_RATE = 0.0\n" if named.get("DROPOUT_RATE") == gin_files.REQUIRED else ""
     gin.clear_config()
-    gin.parse_config(source.text)
+    gin.parse_config(source.text + given)
     try:
         return gin.get_configurable(ModelConfig)()
     except (ConfigError, TypeError) as error:

@@ -83,9 +83,12 @@ def _is_tpu_vm() -> bool:
 
 def join_hosts() -> None:
     """Joins the processes of a run: by COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID where they are
-    set, by the TPU's own metadata on a TPU VM, else this process is alone. Call it before any array is made."""
+    set, by the TPU's own metadata on a TPU VM, else this process is alone. Call it before any array is made; again
+    it does nothing."""
     import jax
 
+    if jax.distributed.is_initialized():
+        return
     names = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
     given = [name for name in names if os.environ.get(name)]
     platforms = os.environ.get("JAX_PLATFORMS", "")

@@ -1,6 +1,7 @@
 """Command-line flags and gin files become one frozen RunConfig.
 
     --gin_file=FILE            a gin file; may be given several times, the later ones count more
+    --json=FILE                a configuration of Hugging Face's run_t5_mlm scripts instead of a gin file
     --gin_search_paths=A,B     folders to look for gin files in, before the repository and its gin/
     --gin.NAME=VALUE           replaces what the files set: a macro (TRAIN_STEPS) or a field
                                (config.ModelConfig.emb_dim); VALUE is a Python literal, anything else a string
@@ -21,13 +22,13 @@ from pathlib import Path
 
 import gin
 
-from launch import gin_checks, gin_files
+from launch import environment, from_json, gin_checks, gin_files
 from limba import config
 from limba.config import ConfigError, RunConfig
 
 ROOT = gin_checks.ROOT
-FLAGS = ("--gin_file", "--gin_search_paths", "--gin.NAME", "--help")
-USAGE = """usage: python -m launch.train --gin_file=FILE [--gin_search_paths=A,B] [--gin.NAME=VALUE ...]
+FLAGS = ("--gin_file", "--json", "--gin_search_paths", "--gin.NAME", "--help")
+USAGE = """usage: python -m launch.train --gin_file=FILE|--json=FILE [--gin_search_paths=A,B] [--gin.NAME=VALUE ...]
 
 Trains the run that the gin files describe. NAME is one of the names below, or any field of limba/config.py
 (--gin.config.ModelConfig.emb_dim=64). VALUE is a number, True, False, None, a string with or without
@@ -40,6 +41,7 @@ class _Arguments:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.files: list[str] = []
+        self.json: str | None = None
         self.overrides: list[str] = []
         self.search_paths: list[Path] = []
         self.help = False
@@ -54,13 +56,15 @@ class _Arguments:
             self.help = True
         elif name.startswith("gin."):
             self.overrides.append(argument.lstrip("-").removeprefix("gin."))
-        elif name in ("gin_file", "gin_search_paths"):
+        elif name in ("gin_file", "gin_search_paths", "json"):
             if not equals:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else ""
             if not value:
                 raise ConfigError(f"--{name} has no value; write --{name}=PATH.")
             if name == "gin_file":
                 self.files.append(value)
+            elif name == "json":
+                self.json = value
             else:
                 self.search_paths += [Path(folder).expanduser() for folder in value.split(",") if folder]
         else:
@@ -109,6 +113,14 @@ def model_config(gin_file: str, overrides: Sequence[str]) -> config.ModelConfig:
     return gin.get_configurable(config.ModelConfig)()
 
 
+def _num_devices() -> int:
+    """Returns the devices of all hosts, which a JSON's batch sizes are told for."""
+    environment.join_hosts()
+    import jax
+
+    return jax.device_count()
+
+
 def _operative_config(modules: Sequence[str]) -> str:
     """Returns a gin file that makes the same run again: every value used, defaults included."""
     names = [module.rpartition(".") for module in modules]
@@ -132,6 +144,10 @@ def parse_args(argv: Sequence[str]) -> tuple[RunConfig, str]:
     if arguments.help:
         print(_help(arguments))
         raise SystemExit(0)
+    if arguments.json is not None:
+        if arguments.files:
+            raise ConfigError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
+        arguments.files.append(from_json.gin_file(arguments.json, _num_devices))
     if not arguments.files:
         raise ConfigError("No gin file is given; add one, such as --gin_file=gin/ro_t5x_base.gin, or see --help.")
     source = gin_files.read(arguments.files, arguments.overrides, arguments.all_search_paths())

@@ -75,6 +75,8 @@ class DataConfig:
     new_vocabulary_bytes: int = 400_000_000  # of the training split's text, at most, that it is trained on
     new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; the rest is spelt in bytes
     objective: str | None = None  # one of OBJECTIVES instead of the task's own; None keeps that
+    noise_density: float | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
+    mean_noise_span_length: float | None = None  # in tokens (T5: 3); None: the task's own
     pack: bool = False  # several short examples in a row, kept apart by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # of data_files that have columns; {'inputs': 'en', 'targets': 'ms'}
@@ -112,6 +114,12 @@ class DataConfig:
         _positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
             _one_of(self, "objective", OBJECTIVES)
+        density, span = self.noise_density, self.mean_noise_span_length
+        _require(
+            (density is None or 0 < density < 1) and (span is None or span >= 1),
+            f"DataConfig.noise_density is {density!r} and mean_noise_span_length {span!r}; give a share between 0 and 1"
+            " and a mean of 1 or more.",
+        )
         if self.sequence_length is not None and self.objective is not None:
             _require(
                 self.objective in SEQUENCE_OBJECTIVES,

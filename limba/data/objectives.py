@@ -174,6 +174,26 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
+def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
+    """Returns the task with `noise_density` and `mean_noise_span_length`, where not None, given to its objective.
+
+    Raises ConfigError where its objective has no such choice.
+    """
+    given = {name: value for name, value in choices.items() if value is not None}
+    steps = list(task.preprocessors)
+    for place, step in enumerate(steps if given else ()):
+        function = _function(step)
+        if function in OBJECTIVE_LENGTHS and set(given) <= set(inspect.signature(function).parameters):
+            steps[place] = functools.partial(step, **given)
+            return task.replace(preprocessors=steps)
+    if given:
+        raise ConfigError(
+            f"DataConfig gives {' and '.join(given)}, and task {task.name}'s objective has no such choice; set "
+            "OBJECTIVE to span_corruption or whole_word_span_corruption, or leave it out."
+        )
+    return task
+
+
 def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
     """Returns the task with its steps set for a decoder-only model; ConfigError for an objective with an encoder."""
     steps = []

@@ -220,6 +220,8 @@ class TrainStream:
             "num_epochs": self._config.num_epochs,
             "task_feature_lengths": self._lengths,
             "objective": self._config.objective,
+            "noise_density": self._config.noise_density,
+            "mean_noise_span_length": self._config.mean_noise_span_length,
             "prefix": self._config.prefix,
             "pack": self._config.pack or None,  # None in positions from before there was packing
             "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,

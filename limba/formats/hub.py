@@ -26,8 +26,10 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def download(text: str) -> Path:
+def download(text: str, weights: bool = True) -> Path:
     """Returns the local folder of a model by its hub id, fetched with HF_TOKEN's token if there is one.
+
+    Without `weights` only the configuration and the tokenizer are fetched.
 
     A hub that cannot be reached is done without where all is in the cache already. ConfigError for a name or a
     revision that is not there, one that needs a token, one without weights that are read here, and no network.
@@ -42,7 +44,7 @@ def download(text: str) -> Path:
     try:
         try:
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision)
-            wanted = _wanted(text, [entry.rfilename for entry in about.siblings or ()])
+            wanted = _wanted(text, [entry.rfilename for entry in about.siblings or ()]) if weights else list(_BESIDE)
             folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise

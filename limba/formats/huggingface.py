@@ -169,8 +169,8 @@ def weights_form(path: str | Path) -> str | None:
 
 
 def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
-    """Returns the network that a folder's config.json describes; ConfigError where it is no T5."""
-    path = Path(directory) / "config.json"
+    """Returns the network that a folder's config.json, or such a file, describes; ConfigError where none of ours."""
+    path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:

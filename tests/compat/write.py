@@ -21,7 +21,8 @@ SIZES = {"emb_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 96, "dtype": 
 FAMILIES = {
     "t5_1_0": {"mlp_activations": ("relu",), "logits_via_embedding": True},
     "t5_1_1": {},
-    "mt5": {"vocab_size": 2048, "num_decoder_layers": 3},
+    "mt5": {"vocab_size": 2048},
+    "deep_decoder": {"num_decoder_layers": 3},
     "umt5": {"relative_bias_per_layer": True},
     "byt5": {"vocab_size": 384, "num_encoder_layers": 3, "num_decoder_layers": 1},
 }

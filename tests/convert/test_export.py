@@ -78,6 +78,8 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_pat
     findings = json.loads((folder / "conversion.json").read_text())["findings"]
     assert sum("passed" in line for line in findings) == 3 and any("transformers 5" in line for line in findings)
     assert findings[0] in capsys.readouterr().out and findings[0] in (folder / "README.md").read_text()
+    is_deep = config.num_decoder_layers > config.num_encoder_layers
+    assert ("use_cache=False" in (folder / "README.md").read_text()) == is_deep
     for flax in (False, True):
         equal(T5xView(folder, config, flax=flax), arrays)
     if family == "byt5":
@@ -275,6 +277,7 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
     refused("lacks decoder/layers_2/", run, out, f"--config={tmp_path}/other.gin")
     (tmp_path / "other.gin").write_text(network_gin(dataclasses.replace(config, mlp_dim=32)))
     refused("as \\(64, 96\\), and its configuration makes it \\(64, 32\\)", run, out, f"--config={tmp_path}/other.gin")
+    refused("as .*, and its configuration makes it", run, out, "--config=gin/models/t5_1_1/tiny.gin")
     write_run(tmp_path / "second", config)
     export(run, out, "--no-check")
     refused("made from another run, run", tmp_path / "second", out)

@@ -16,6 +16,7 @@ from limba.profile import flops_per_sequence
 from tests import tiny
 
 KEY = jax.random.key(3)
+ROWS, LENGTH = 2, 19
 LAYOUTS = {
     "llama": tiny.LANGUAGE_MODEL,
     "gpt2": tiny.language_model(
@@ -56,7 +57,13 @@ def applied(config):
 
 
 def logits(config, features, params=None):
-    return np.asarray(applied(config)(parameters(config) if params is None else params, features))
+    """Returns the logits; features are padded to one shape, which is compiled once for all."""
+    rows, length = features["decoder_target_tokens"].shape
+    segments = np.ones((rows, length), np.int32)
+    places = ((0, ROWS - rows), (0, LENGTH - length))
+    whole = {name: np.pad(array, places) for name, array in {"decoder_segment_ids": segments, **features}.items()}
+    found = applied(config)(parameters(config) if params is None else params, whole)
+    return np.asarray(found)[:rows, :length]
 
 
 def test_causal_by_the_gradient():
@@ -82,12 +89,14 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(layout):
     config, rows = LAYOUTS[layout], batch(2, 8)
     params = parameters(config)
     alone = logits(config, rows, params)
-    packed = {name: np.pad(array.reshape(1, -1), ((0, 0), (0, 3))) for name, array in rows.items()}
-    packed["decoder_segment_ids"] = np.array([[1] * 8 + [2] * 8 + [0] * 3], np.int32)
-    together = logits(config, packed, params)[:, :16].reshape(2, 8, -1)
+    packed = {name: array.reshape(1, -1) for name, array in rows.items()}
+    packed["decoder_segment_ids"] = np.repeat([[1, 2]], 8, axis=1).astype(np.int32)
+    together = logits(config, packed, params).reshape(2, 8, -1)
     np.testing.assert_allclose(together, alone, atol=2e-5)
-    padded = {name: np.pad(array, ((0, 0), (0, 5))) for name, array in rows.items()}
-    np.testing.assert_allclose(logits(config, padded, params)[:, :8], alone, atol=2e-5)
+    behind = {name: np.pad(array, ((0, 0), (0, 5))) for name, array in rows.items()}
+    behind["decoder_input_tokens"][:, 8:] = 7  # what padding holds does not count
+    behind["decoder_segment_ids"] = np.pad(np.ones((2, 8), np.int32), ((0, 0), (0, 5)))
+    np.testing.assert_allclose(logits(config, behind, params)[:, :8], alone, atol=2e-5)
 
 
 def test_a_prefix_is_seen_whole_and_the_rest_causally():
@@ -153,7 +162,7 @@ def test_bad_layouts_are_said(changes, said):
         tiny.language_model(**changes)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["llama", "gpt2"])
 def test_cached_generation_equals_uncached_token_for_token(layout):
     config = LAYOUTS[layout]
     model, params = Model(config), parameters(config)
@@ -175,7 +184,7 @@ def test_cached_generation_equals_uncached_token_for_token(layout):
     found = np.asarray(written(params).tokens)[:, 0]
     for row, ids in enumerate(prompts):
         for token in found[row]:
-            inputs = np.zeros((3, 16), np.int32)
+            inputs = np.zeros((1, LENGTH), np.int32)
             inputs[0, : len(ids)] = ids
             features = {"decoder_input_tokens": inputs, "decoder_target_tokens": np.ones_like(inputs)}
             assert int(token) == int(logits(config, features, params)[0, len(ids) - 1].argmax())

@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec
 
 from launch.flags import model_config
 from limba.config import ModelConfig
+from limba.formats.huggingface import flax_name, rows
+from limba.formats.huggingface_files import shape_of
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Model
 
@@ -59,6 +61,20 @@ def test_tree_is_t5x_s(size: str) -> None:
         title = name.replace("/layers/", "/layers_*/")
         ours.append(f"{title} {'x'.join(map(str, own))} {','.join(spec[1:] if stacked else spec)} {layers}")
     assert sorted(ours) == sorted(TREES[size])
+    assert_the_table_has_it(config_of(size), shapes)
+
+
+def assert_the_table_has_it(config: ModelConfig, shapes: dict) -> None:
+    """The table of Hugging Face's names is a bijection from the network's parameters, and knows their shapes."""
+    expected = {}
+    for name, leaf in shapes.items():
+        if "/layers/" in name:
+            expected |= {name.replace("/layers/", f"/layers_{i}/"): leaf.shape[1:] for i in range(leaf.shape[0])}
+        else:
+            expected[name] = leaf.shape
+    table = rows(config)
+    assert {row.t5x: shape_of(row.t5x, config) for row in table} == expected
+    assert len({row.pytorch for row in table}) == len({flax_name(row) for row in table}) == len(table) == len(expected)
 
 
 @pytest.mark.parametrize(("size", "vocab_size"), COUNTS)
@@ -76,6 +92,7 @@ def test_umt5_is_mt5_with_a_bias_in_every_layer(size: str) -> None:
     bias = umt5["encoder/layers/relpos_bias/rel_embedding"].shape
     assert bias == (config.num_encoder_layers, config.num_heads, 32)
     assert umt5["token_embedder/embedding"].shape[0] == 256_384
+    assert_the_table_has_it(config, umt5)
 
 
 def test_stacking_is_undone_exactly() -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 import tasks.demo  # noqa: F401  registers the task
+from convert.card import write_card
+from convert.sources import Source
 from limba import report, train
 from limba.config import (
     CheckpointConfig,
@@ -85,6 +88,15 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     (text, filled, masked), *_ = report.infills(config)
     assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
     assert masked.split("<extra_id_0>")[0] == text.split("[")[0]
+
+    run = epath.Path(config.model_dir)
+    source = Source(run, run, {100: run / "checkpoints" / "100"}, "Limba", config.model, config)
+    write_card(tmp_path, source, 100, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True)
+    written = (tmp_path / "README.md").read_text()
+    held_out = [record for record in read_metrics(config.model_dir) if record["kind"] == "validation"][-1]
+    for part in ("license: apache-2.0", "2 cores", "* proved", "TPU Research Cloud", f"{held_out['loss']:.3f} at step"):
+        assert part in written
+    assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
