@@ -99,7 +99,7 @@ def gin_file(path: str, num_devices: Callable[[], int]) -> str:
     _batches(translation, num_devices())
     _length_of_run(translation)
     if translation.values.get("do_eval") is False or "no" in (translation.get("eval_strategy", "evaluation_strategy")):
-        translation.set("EVAL_PERIOD", NO_EVALUATION, "do_eval")
+        translation.bindings["EVAL_PERIOD"] = (NO_EVALUATION, "do_eval")
     if translation.values.get("push_to_hub"):
         name = translation.values.get("hub_model_id") or "USER/NAME"
         print(f"push_to_hub: after training, bash convert/convert.sh {output} --push={name}", flush=True)
