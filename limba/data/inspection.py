@@ -113,7 +113,8 @@ def _examples(
         dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
     # A language model's examples have no inputs.
     names = [name for name in ("inputs", "targets") if name in dataset.element_spec]
-    return [{name: row[name] for name in names} for row in dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()]
+    rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
+    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some come padded
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import seqio
 
 from limba.config import ConfigError
+from limba.data.parquet import TOKENS
 from limba.data.readers import Unit
 from limba.data.sources import UnitSource
 
@@ -25,7 +26,7 @@ def text_source(task: seqio.Task) -> UnitSource:
             f"Task {task.name} reads a source that has no units; give its files as --files, or a source of "
             "limba.data.sources."
         )
-    if getattr(task.source, "key", "text") != "text":
+    if TOKENS in task.source.keys:
         raise ConfigError(f"{task.source.name} holds tokens and no text; give the files that they were made of.")
     return task.source
 
