@@ -13,7 +13,7 @@ import pytest
 from launch import evaluate, flags, infer, score
 from limba import train
 from limba.best import Best
-from limba.config import CheckpointConfig, ConfigError, LossConfig, MeshConfig
+from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
 from limba.data import streams
 from limba.formats.own import OwnCheckpoint, checkpoints_of
 from limba.mesh import batch_sharding
