@@ -9,6 +9,7 @@ from typing import Any
 
 from convert.sources import Source
 from limba.config import RunConfig
+from limba.formats import decoder_only
 from limba.metrics import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
@@ -34,7 +35,7 @@ def write_card(
     has_picture = source.run is not None and _picture(directory, source.run)
     sections = [
         f"---\nlicense: {licence or 'other'}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
-        f"tags:\n- {'umt5' if source.model.relative_bias_per_layer else 't5'}\n---",
+        f"tags:\n- {_kind(source)}\n---",
         f"# {source.directory.name}, step {step:,}",
         f"Pretrained with {source.kind}, converted by Limba.",
         _architecture(source),
@@ -54,8 +55,27 @@ def _table(heading: str, entries: dict[str, Any]) -> str:
     return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
 
 
+def _kind(source: Source) -> str:
+    if source.model.is_decoder_only:
+        return decoder_only.kind(source.model)
+    return "umt5" if source.model.relative_bias_per_layer else "t5"
+
+
 def _architecture(source: Source) -> str:
     model = source.model
+    if model.is_decoder_only:
+        return _table(
+            "Architecture",
+            {
+                "decoder layers": model.num_decoder_layers,
+                "width": model.emb_dim,
+                "heads": f"{model.num_heads} of width {model.head_dim}, {model.kv_heads} of keys and values",
+                "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
+                "rows of the embedding": f"{model.vocab_size:,}",
+                "output layer": "the embedding" if model.logits_via_embedding else "of its own",
+                "positions": model.positions,
+            },
+        )
     return _table(
         "Architecture",
         {
@@ -74,7 +94,7 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
     run = source.run
     entries: dict[str, Any] = {"steps": f"{step:,}", "hardware": hardware}
     if run is not None:
-        data = run.data
+        data, lengths = run.data, run.data.task_feature_lengths
         records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
         held_out = [record for record in records if record["kind"] == "validation"]
         entries |= {
@@ -83,7 +103,7 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
             "objective": data.objective,
             "lengths": ", ".join(f"{name} {length}" for name, length in data.task_feature_lengths.items()),
             "examples per step": data.batch_size,
-            "input tokens at most": f"{step * data.batch_size * data.task_feature_lengths['inputs']:,}",
+            "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
             "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
             "held-out loss": f"{held_out[-1]['loss']:.3f} at step {held_out[-1]['step']:,}" if held_out else None,
             "bits per byte": f"{held_out[-1]['bits_per_byte']:.3f}, held out" if held_out else None,
@@ -108,6 +128,8 @@ def _picture(directory: Path, run: RunConfig) -> bool:
 
 
 def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
+    if source.model.is_decoder_only:
+        return _usage_of_language_model(dtype)
     is_umt5 = source.model.relative_bias_per_layer
     lines = [
         "import torch",
@@ -127,3 +149,19 @@ def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
         notes.append(UMT5_IN_5)
     code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""
     return "## Use\n\n" + code + " ".join(notes)
+
+
+def _usage_of_language_model(dtype: str) -> str:
+    lines = [
+        "import torch",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'name = "."  # this folder, or its name on the hub',
+        "tokenizer = AutoTokenizer.from_pretrained(name)",
+        f"model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.{dtype})",
+        'inputs = tokenizer("A text that", return_tensors="pt", return_token_type_ids=False)',
+        "tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)",
+        "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+    ]
+    code = "```python\n" + "\n".join(lines) + "\n```\n\n"
+    return f"## Use\n\n{code}A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import logging
 import re
 import warnings
@@ -113,42 +114,36 @@ class Proof:
         self._apply = jax.jit(self._model.apply)
         self._batch = batch_of(vocabulary, config.vocab_size)
         params = parameters(arrays)
-        self._tokens = self._greedy(params)
-        self._logits = self._run(params, self._batch)
+        inputs = self._batch["encoder_input_tokens"][:NUM_TEXTS]
+        self._tokens = np.asarray(greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, self._config.vocab_size))
         width = self._batch["decoder_target_tokens"].shape[1]
-        padding = ((0, len(TEXTS) - NUM_TEXTS), (0, width - NUM_TOKENS))
-        following = _shifted(np.pad(self._tokens, padding))
-        self._followed = self._run(params, {**self._batch, **following})  # the logits behind the greedy text
+        following = _shifted(np.pad(self._tokens, ((0, 0), (0, width - NUM_TOKENS))))
+        followed = {"encoder_input_tokens": inputs, **following}
+        self._all = {name: np.concatenate([rows, followed[name]]) for name, rows in self._batch.items()}
+        self._logits, self._followed = self._run(params)
 
-    def _run(self, params: Any, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.asarray(self._apply(params, batch), np.float32)
+    def _run(self, params: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the logits of the batch, and those behind each token of the source's greedy text."""
+        logits = np.asarray(self._apply(params, self._all), np.float32)
+        return logits[: len(TEXTS)], logits[len(TEXTS) :, :NUM_TOKENS]
 
-    def _greedy(self, params: Any) -> np.ndarray:
-        inputs = jnp.asarray(self._batch["encoder_input_tokens"][:NUM_TEXTS])
-        return np.asarray(greedy(self._model, params, inputs, NUM_TOKENS, self._config.vocab_size))
+    def _greedy(self, followed: np.ndarray) -> np.ndarray:
+        """Returns greedy text up to where it parts from the source's, given the logits behind the source's tokens."""
+        ended = np.cumsum(self._tokens == EOS, axis=1) - (self._tokens == EOS)
+        return np.where(ended, 0, followed[..., : self._config.vocab_size].argmax(axis=-1))
 
     def check_own(self, directory: Path, dtype: str, flax: bool) -> Figures:
         """Compares the written weights, read by our own reader, through our own network."""
-        params = parameters(T5xView(directory, self._config, flax=flax))
+        logits, followed = self._run(parameters(T5xView(directory, self._config, flax=flax)))
         file = "flax_model.msgpack" if flax else "model.safetensors"
-        return self._figures(
-            f"{file} in our own network", self._run(params, self._batch), self._greedy(params), TOLERANCES[dtype]
-        )
+        return self._figures(f"{file} in our own network", logits, self._greedy(followed), TOLERANCES[dtype])
 
     def check_transformers(self, directory: Path, dtype: str) -> Figures:
         """Compares transformers' own logits and greedy text; a weight missing or unexpected there is a failure."""
         import torch
         import transformers
 
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model, about = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-                directory, dtype=torch.float32, output_loading_info=True
-            )
-        model.eval()
-        model.config.tie_word_embeddings = self._config.logits_via_embedding  # see docs/conversion.md, umT5
+        model, about = load_in_transformers(directory)
         whole = not about["missing_keys"] and not about["unexpected_keys"]
         inputs = torch.tensor(self._batch["encoder_input_tokens"], dtype=torch.long)
         mask = (inputs > 0).long()
@@ -182,6 +177,24 @@ class Proof:
         place = int(np.flatnonzero(tokens != self._tokens[row])[0])
         logits = self._followed[row, place]
         return float(logits[self._tokens[row, place]] - logits[tokens[place]])
+
+
+def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """Returns (transformers' model of a written folder in float32, what it says of missing and unexpected keys)."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, about = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True
+        )
+    model.eval()
+    is_tied = json.loads((directory / "config.json").read_text())["tie_word_embeddings"]
+    model.config.tie_word_embeddings = is_tied  # see docs/conversion.md, umT5
+    return model, about
 
 
 def _loss(logits: np.ndarray, targets: np.ndarray) -> float:

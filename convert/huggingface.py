@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
@@ -22,9 +23,13 @@ EXPORT = """Turns checkpoints of ours or T5X's into folders for transformers, an
 
 OUT_DIR (MODEL_DIR/huggingface unless given) gets one folder step_<N> per checkpoint. What is done is left as it
 is; a folder whose proof failed is named step_<N>.failed."""
-IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers', for INITIAL_CHECKPOINT_PATH.
+IMPORT = """Makes a checkpoint of ours, at step 0, from a folder of transformers' or a model of the hub's.
 
-    python -m convert.huggingface import DIR OUT"""
+    python -m convert.huggingface import DIR OUT
+    python -m convert.huggingface import user/name[@revision] OUT
+
+Read are model.safetensors, flax_model.msgpack and, where torch is installed, pytorch_model.bin. A private model
+needs HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
 USAGE = "usage: python -m convert.huggingface export|import ...; --help behind either says more."
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: what it was made from, and what the proof found
@@ -37,7 +42,7 @@ class Choices:
 
     formats: tuple[str, ...]
     dtype: str
-    vocabulary: str | None  # a SentencePiece model's path, 'byte', or None: the run's own
+    vocabulary: str | None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
     extra_ids: int
     checks: bool
     licence: str | None = None
@@ -61,7 +66,7 @@ def _export(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--config", metavar="FILE.gin", help="the network, instead of the run's own config.gin; name --vocabulary too"
     )
-    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own")
+    parser.add_argument("--vocabulary", help="a SentencePiece model, or byte, instead of the run's own, or none")
     parser.add_argument("--extra_ids", type=int, default=100, help="sentinels above the pieces of --vocabulary")
     parser.add_argument("--no-check", action="store_true", help="write without the proof")
     parser.add_argument("--licence", help="for the model card, as the hub names it: apache-2.0")
@@ -117,6 +122,9 @@ def export(source: Any, out: Path, steps: Sequence[int], choices: Choices) -> di
     other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
     if other:
         raise ConfigError(f"{out} holds {other[0]}, which is no conversion's; name an empty or new OUT_DIR.")
+    if source.model.is_decoder_only and "flax" in choices.formats:
+        print("transformers has a Llama and a GPT-2 for PyTorch alone: no flax_model.msgpack is written.", flush=True)
+        choices = dataclasses.replace(choices, formats=("pytorch",))
     folders = {step: out / f"step_{step}" for step in steps}
     wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
     for step in steps:
@@ -146,9 +154,22 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
     with environment.quiet_imports():
         from limba.data import vocabulary as vocabularies
         from limba.data.providers import resolve_task
+    if choices.vocabulary == "none":
+        print("No tokenizer files are written, as --vocabulary=none asks.", flush=True)
+        return None
     if choices.vocabulary is not None:
         path, extra_ids = choices.vocabulary, choices.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)
+    elif source.vocabulary is not None:
+        path, extra_ids = source.vocabulary.path, source.vocabulary.extra_ids or choices.extra_ids
+        try:
+            loaded = vocabularies.load_vocabulary(path, extra_ids)
+        except ConfigError as error:
+            reason = str(error).partition(";")[0]
+            raise ConfigError(
+                f"{source.vocabulary.place} names a vocabulary that cannot be read here ({reason}); name a copy with"
+                " --vocabulary=PATH, or leave the tokenizer out with --vocabulary=none."
+            ) from error
     elif source.run is not None and source.run.data.vocabulary is not None:
         path, extra_ids = source.run.data.vocabulary, source.run.data.extra_ids
         loaded = vocabularies.load_vocabulary(path, extra_ids)
@@ -182,7 +203,7 @@ def _convert(source: Any, step: int, final: Path, choices: Choices, tokenizer: t
     if "flax" in choices.formats:
         files.write_flax(writing, arrays, source.model, choices.dtype)
     if tokenizer is not None:
-        files.write_tokenizer(writing, *tokenizer[:2])
+        files.write_tokenizer(writing, *tokenizer[:2], starts=source.model.is_decoder_only)
     passed, findings = prove(writing, arrays, source.model, choices, tokenizer and tokenizer[2])
     card.write_card(
         writing, source, step, choices.formats, choices.dtype, findings,
@@ -212,7 +233,11 @@ def prove(folder: Path, arrays: Any, model: Any, choices: Choices, vocabulary: A
     from convert import check
 
     check.quiet_libraries()
-    proof = check.Proof(arrays, model, vocabulary)
+    if model.is_decoder_only:
+        from convert.check_lm import LanguageModelProof as Proof
+    else:
+        Proof = check.Proof
+    proof = Proof(arrays, model, vocabulary)
     figures = [proof.check_own(folder, choices.dtype, kind == "flax") for kind in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and check.has_transformers():
@@ -224,12 +249,12 @@ def prove(folder: Path, arrays: Any, model: Any, choices: Choices, vocabulary: A
 
 def _import(argv: Sequence[str]) -> None:
     parser = _parser("import", IMPORT)
-    parser.add_argument("folder", metavar="DIR", help="with config.json and model.safetensors or flax_model.msgpack")
+    parser.add_argument("source", metavar="DIR|user/name", help="a folder of transformers', or a model of the hub's")
     parser.add_argument("out", metavar="OUT", help="a new run directory; its checkpoint is OUT/checkpoints/0")
     given = parser.parse_args(argv)
     with environment.quiet_imports():
         from convert.from_huggingface import import_folder
-    print(import_folder(Path(given.folder).expanduser(), Path(given.out).expanduser().resolve()))
+    print(import_folder(given.source, Path(given.out).expanduser().resolve()))
 
 
 def run(argv: Sequence[str]) -> None:

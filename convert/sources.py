@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import numpy as np
@@ -25,6 +25,14 @@ _FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
 _TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
 
 
+class NamedVocabulary(NamedTuple):
+    """A vocabulary as a config.gin of T5X's names it, not yet looked for."""
+
+    path: str  # or 'byte'
+    extra_ids: int | None
+    place: str  # where it is named
+
+
 @dataclass(frozen=True)
 class Source:
     """`steps` gives each checkpoint's directory; `run` is None where only the network is known (T5X, imported)."""
@@ -36,6 +44,7 @@ class Source:
     model: ModelConfig
     run: RunConfig | None = None
     modules: tuple[str, ...] = field(default=())  # of tasks/, that the run imports
+    vocabulary: NamedVocabulary | None = None  # that a T5X config.gin names
 
     def arrays(self, step: int) -> Mapping[str, np.ndarray]:
         """Returns a checkpoint's parameters by T5X's names, unstacked, each read on demand.
@@ -49,7 +58,7 @@ class Source:
         else:
             arrays = Targets(t5x.open_checkpoint(path), self.model)
             shapes = arrays.shapes()
-        check_arrays(shapes, self.model, str(path))
+        check_arrays(shapes, self.model, str(path), "give the model's own configuration with --config=FILE.gin")
         return arrays
 
 
@@ -103,22 +112,31 @@ def _own(place: epath.Path, directory: epath.Path, steps: Mapping[int, epath.Pat
     source, model = _read_gin(directory / "config.gin", config, str(place), lambda source: _built(source, None))
     run = flags.build(source.text) if config is None and "RunConfig" in source.text else None
     if run is not None:
-        run = dataclasses.replace(run, model_dir=str(directory))  # it may have been moved since
+        run = _moved(run, str(directory))
     modules = tuple(dict.fromkeys(module for module, _ in source.modules))
     return Source(place, directory, steps, "Limba", model, run, modules)
+
+
+def _moved(run: RunConfig, directory: str) -> RunConfig:
+    """Returns the run as it is in this directory, which it may have been moved to, a vocabulary of its own too."""
+    vocabulary = run.data.vocabulary
+    if vocabulary is not None and vocabulary.startswith(f"{run.model_dir}/"):
+        vocabulary = directory + vocabulary.removeprefix(run.model_dir)
+    return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
 def _t5x(place: epath.Path, directory: epath.Path, steps: Mapping[int, epath.Path], config: str | None) -> Source:
     newest = t5x.open_checkpoint(steps[max(steps)])
     is_scanned = any(_SCANNED.match(name) for name in newest)
     beside = next((folder / "config.gin" for folder in (place, directory) if (folder / "config.gin").exists()), None)
-    _, model = _read_gin(
+    gin_source, model = _read_gin(
         beside or directory / "config.gin",
         config,
         str(place),
         lambda source: _built(source, config) if config else _t5x_network(source, is_scanned, str(beside)),
     )
-    return Source(place, directory, steps, "T5X", model)
+    vocabulary = None if config else _t5x_vocabulary(gin_source, str(beside))
+    return Source(place, directory, steps, "T5X", model, vocabulary=vocabulary)
 
 
 def _read_gin(
@@ -148,18 +166,36 @@ def _built(source: gin_files.Source, config: str | None) -> ModelConfig:
         raise ConfigError(f"{config or 'config.gin'} makes no network: {reason}") from None
 
 
-def _t5x_network(source: gin_files.Source, is_scanned: bool, where: str) -> ModelConfig:
-    """Returns the network of T5X's operative config: the fields of its T5Config, macros put in."""
+def _t5x_fields(source: gin_files.Source, *names: str) -> dict[str, Any]:
+    """Returns the bound fields of the classes of these names, in whatever module, macros put in."""
     macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
     found: dict[str, Any] = {}
     for binding in source.bindings:
-        if not binding.field or binding.owner.rpartition(".")[2] != "T5Config":
-            continue
-        value = binding.value
-        for _ in range(8):  # a macro may name another
-            if isinstance(value, gin_files.Macro):
-                value = macros.get(value.name, value)
-        found[binding.field] = value
+        if binding.field and binding.owner.rpartition(".")[2] in names:
+            value = binding.value
+            for _ in range(8):  # a macro may name another
+                if isinstance(value, gin_files.Macro):
+                    value = macros.get(value.name, value)
+            found[binding.field] = value
+    return found
+
+
+def _t5x_vocabulary(source: gin_files.Source, where: str) -> NamedVocabulary | None:
+    """Returns the vocabulary that T5X's config names, seqio's SentencePiece or bytes, or None."""
+    about = _t5x_fields(source, "SentencePieceVocabulary")
+    path, extra_ids = about.get("sentencepiece_model_file"), about.get("extra_ids")
+    if isinstance(path, str):
+        return NamedVocabulary(path, extra_ids if isinstance(extra_ids, int) else None, where)
+    used = {binding.value.name for binding in source.bindings if isinstance(binding.value, gin_files.Reference)}
+    if any(name.rpartition(".")[2] == "ByteVocabulary" for name in used):
+        extra_ids = _t5x_fields(source, "ByteVocabulary").get("extra_ids")
+        return NamedVocabulary("byte", extra_ids if isinstance(extra_ids, int) else None, where)
+    return None
+
+
+def _t5x_network(source: gin_files.Source, is_scanned: bool, where: str) -> ModelConfig:
+    """Returns the network of T5X's operative config: the fields of its T5Config."""
+    found = _t5x_fields(source, "T5Config")
     missing = sorted(
         entry.name
         for entry in dataclasses.fields(ModelConfig)

@@ -19,6 +19,7 @@ from limba.config import ConfigError, DataConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
+NUM_FILLED = 64  # tokens that transformers writes for a text, gaps' names included
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
@@ -44,12 +45,20 @@ def _vocabulary(data: DataConfig) -> None:
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
-def _convert(model_dir: str) -> None:
-    """Writes the newest checkpoint for transformers, proves it, and says where it is."""
-    from convert import huggingface
+def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
+    """Writes the newest checkpoint for transformers, proves it, and has transformers fill the gaps."""
+    from convert import check, huggingface
 
     print("The model as a folder for Hugging Face's transformers:")
     huggingface.run(["export", model_dir])
+    if not check.has_transformers():
+        print("To see transformers fill the gaps: bash launch/setup.sh tests installs it and torch; run this again.")
+        return
+    from convert import infill
+
+    print()
+    for number, text in enumerate(infill.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, NUM_FILLED), 1):
+        print(f"{number}. as transformers fills them: {text}\n")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -85,9 +94,11 @@ def run(argv: Sequence[str]) -> None:
         return
     print("\n" + report.summary(config))
     print(f"picture             {report.plot_loss(config)}\n")
-    for number, (text, filled) in enumerate(report.infills(config), 1):
+    masked = []
+    for number, (text, filled, with_gaps) in enumerate(report.infills(config), 1):
         print(f"{number}. held out, gaps in brackets: {text}\n   as the model fills them:    {filled}\n")
-    _convert(config.model_dir)
+        masked.append(with_gaps)
+    _convert(config.model_dir, result["step"], masked)
 
 
 if __name__ == "__main__":

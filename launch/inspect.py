@@ -21,6 +21,7 @@ def run(argv: Sequence[str]) -> None:
     group = parser.add_argument_group("what is shown")
     group.add_argument("--num", type=int, default=5, help="documents and examples")
     group.add_argument("--inputs", type=int, default=512, help="length of the inputs, which the targets follow from")
+    group.add_argument("--sequence", type=int, metavar="256", help="instead, rows of a decoder-only model, so long")
     group.add_argument("--objective", metavar="NAME", help="instead of the task's own, such as ul2 or prefix_lm")
     group.add_argument("--sample_bytes", type=int, default=4_000_000, help="of text that the figures are of")
     group.add_argument("--seed", type=int, default=0, help="of the sample and the masks")
@@ -38,7 +39,8 @@ def run(argv: Sequence[str]) -> None:
         import rich.console
 
         from limba.data import inspection
-    found = inspection.inspect_task(task, arguments.split, arguments.inputs, arguments.sample_bytes, arguments.seed)
+    length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
+    found = inspection.inspect_task(task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence)
     console = rich.console.Console(highlight=False, soft_wrap=True)
     inspection.show(found, console, arguments.num)
     if arguments.plot:

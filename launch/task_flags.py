@@ -45,6 +45,7 @@ class TaskRecipe:
     validation_percent: float
     inputs: int = 512
     objective: str | None = None
+    sequence: int | None = None  # length of a decoder-only model's rows, instead of the inputs'
 
     def __call__(self) -> Any:
         """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises ConfigError."""
@@ -57,7 +58,7 @@ class TaskRecipe:
     def data_config(self) -> DataConfig:
         return DataConfig(
             mixture_or_task_name=self.task or FILES_TASK,
-            task_feature_lengths={"inputs": self.inputs},
+            task_feature_lengths={"targets": self.sequence} if self.sequence else {"inputs": self.inputs},
             batch_size=1,
             vocabulary=self.vocabulary or (None if self.task else "byte"),
             objective=self.objective,
@@ -97,6 +98,7 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
         validation_percent=arguments.validation_percent,
         inputs=inputs,
         objective=getattr(arguments, "objective", None),
+        sequence=getattr(arguments, "sequence", None),
     )
     found.data_config()  # bad values show before anything slow is imported
     return found

@@ -66,7 +66,8 @@ def load(argv: Sequence[str], checkpoint: str) -> TrainedModel:
     task = streams.resolve_task(config.data)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size, streams.needs_sentinels(task))
+    fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     path = checkpoint or _default_checkpoint(config)
     mesh, model = make_mesh(config.mesh), Model(config.model)
     params, step = load_parameters(path, model, mesh)

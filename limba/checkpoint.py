@@ -24,6 +24,16 @@ from limba.state import TrainState
 Positions = Mapping[int, bytes]
 logger = logging.getLogger(__name__)
 
+# What to do where a checkpoint is not the run's: one that is gone on from, and one that is started from.
+RESUME_ADVICE = {
+    "params": "Give the gin file that it was trained with, or another MODEL_DIR.",
+    "opt_state": "Set OptimizerConfig as it was, or give another MODEL_DIR.",
+}
+INITIAL_ADVICE = {
+    "params": "Give the gin file that it was trained with, or another INITIAL_CHECKPOINT_PATH.",
+    "opt_state": "Set OptimizerConfig as it was, or RESET_STEP=True, which begins with a fresh optimizer at step 0.",
+}
+
 
 class Checkpoints:
     """The checkpoints of one run directory. Use as a context manager: leaving it waits for the last save."""
@@ -48,15 +58,8 @@ class Checkpoints:
         """Starts saving; all processes call it at the same step with the positions of their own shards."""
         if step in self._manager.all_steps():
             return
-        data = {
-            "task": self._data.mixture_or_task_name,
-            "seed": self._data.seed,
-            "num_data_shards": self._data.num_data_shards,
-            "positions": {str(shard): _encode(position) for shard, position in _gather(positions).items()},
-        }
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data))
-        )
+        data = ocp.args.JsonSave(position_item(self._data, _gather(positions)))
+        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), data=data))
 
     def restore_latest(self, abstract: TrainState) -> tuple[TrainState, Positions] | None:
         """Returns the newest checkpoint that can be read, or None when there is none at all.
@@ -69,7 +72,7 @@ class Checkpoints:
         for step in reversed(steps):
             restored, error = None, None
             try:
-                _check_arrays(self._manager, step, abstract, self.directory)
+                _check_arrays(self._manager, step, abstract, self.directory, RESUME_ADVICE)
                 items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
                 restored = self._manager.restore(step, args=items)
             except Exception as caught:  # noqa: BLE001  judged below, by all processes together
@@ -120,6 +123,16 @@ class Checkpoints:
         self._manager.reload()
 
 
+def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
+    """Returns what a checkpoint keeps of the data: whose positions they are, and the positions of all shards."""
+    return {
+        "task": data.mixture_or_task_name,
+        "seed": data.seed,
+        "num_data_shards": data.num_data_shards,
+        "positions": {str(shard): _encode(position) for shard, position in positions.items()},
+    }
+
+
 # What a reader says when the storage, the machine or the rights fail, and not the checkpoint.
 _PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "ABORTED")
 
@@ -138,10 +151,10 @@ def _any_process(here: bool) -> bool:
     return bool(np.asarray(multihost_utils.process_allgather(np.array(here))).any())
 
 
-def load_own(path: str, abstract: TrainState) -> TrainState:
-    """Returns the state of a run directory's newest checkpoint, or of one `checkpoints/<step>`.
+def own_checkpoint(path: str) -> epath.Path:
+    """Returns the `checkpoints/<step>` of ours that a path names: itself, or the newest of a run directory.
 
-    ConfigError when nothing is there, or when it is another model's.
+    ConfigError when nothing is there.
     """
     root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
     step = int(root.name) if root.name.isdigit() and root.parent.name == "checkpoints" else None
@@ -149,15 +162,22 @@ def load_own(path: str, abstract: TrainState) -> TrainState:
     if not directory.exists():
         raise ConfigError(
             f"INITIAL_CHECKPOINT_PATH {path} holds no checkpoints of Limba's (no directory {directory}),"
-            " none of T5X's and no local folder of Hugging Face's; give a run directory, a checkpoint, or a folder."
+            " none of T5X's and no folder of Hugging Face's, and is no hub id (user/name); give one of these."
         )
     with _manager(directory, None, create=False) as manager:
         steps = sorted(manager.all_steps())
-        step = step if step is not None else max(steps, default=None)
-        if step is None or step not in steps:
-            raise ConfigError(f"INITIAL_CHECKPOINT_PATH {path}: {directory} holds the steps {steps}; give one of them.")
+    step = step if step is not None else max(steps, default=None)
+    if step is None or step not in steps:
+        raise ConfigError(f"INITIAL_CHECKPOINT_PATH {path}: {directory} holds the steps {steps}; give one of them.")
+    return directory / str(step)
+
+
+def load_own(path: epath.Path, abstract: TrainState) -> TrainState:
+    """Returns the whole state of one `checkpoints/<step>`; ConfigError when it is another model's or optimizer's."""
+    directory, step = path.parent, int(path.name)
+    with _manager(directory, None, create=False) as manager:
         try:
-            _check_arrays(manager, step, abstract, directory)
+            _check_arrays(manager, step, abstract, directory, INITIAL_ADVICE)
             restored = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         except (FileNotFoundError, KeyError, ValueError) as error:
             if not _is_damage(error):
@@ -178,14 +198,13 @@ def _manager(directory: epath.Path, keep: int | None, create: bool) -> ocp.Check
     return ocp.CheckpointManager(directory, item_names=tuple(handlers), item_handlers=handlers, options=options)
 
 
-def _check_arrays(manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path) -> None:
+def _check_arrays(
+    manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path, advice: Mapping[str, str]
+) -> None:
     """Raises ConfigError naming the arrays that differ in name or shape from this run's, parameters first."""
     saved_tree = manager.item_metadata(step)["state"]
     saved_tree = getattr(saved_tree, "tree", saved_tree)
-    for part, owner, advice in (
-        ("params", "model", "Give the gin file that it was trained with, or another MODEL_DIR."),
-        ("opt_state", "optimizer", "Set OptimizerConfig as it was, or give another MODEL_DIR."),
-    ):
+    for part, owner in (("params", "model"), ("opt_state", "optimizer")):
         saved, wanted = _shapes(saved_tree[part]), _shapes(getattr(abstract, part))
         if not saved:
             raise ValueError(f"its metadata names no {part}")
@@ -198,7 +217,7 @@ def _check_arrays(manager: ocp.CheckpointManager, step: int, abstract: TrainStat
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise ConfigError(
                 f"The checkpoint at step {step} in {directory} is another {owner}'s: {'; '.join(differing[:3])}{more}."
-                f" {advice}"
+                f" {advice[part]}"
             )
 
 

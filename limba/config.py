@@ -6,13 +6,19 @@ TPU. A message says what is wrong, where, and what to do. Only the standard libr
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ACTIVATIONS = ("relu", "gelu", "silu", "linear")
-DTYPES = ("float32", "bfloat16")
+from limba.checks import ConfigError as ConfigError
+from limba.checks import NonFiniteError as NonFiniteError
+from limba.checks import one_of as _one_of
+from limba.checks import positive as _positive
+from limba.checks import require as _require
+from limba.model_config import ModelConfig as ModelConfig
+
 OBJECTIVES = (
     "span_corruption",
     "whole_word_span_corruption",
@@ -21,8 +27,7 @@ OBJECTIVES = (
     "lm_adaptation",
     "causal_lm",
 )
-ATTENTIONS = ("auto", "einsum", "memory_efficient")
-REMAT_POLICIES = ("none", "minimal", "full")
+SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
@@ -35,100 +40,6 @@ SCHEDULE_FACTORS = (
     "decay_every",
     "cosine_decay",
 )
-
-
-class ConfigError(ValueError):
-    """A choice that cannot work: one sentence saying what, where, and what to do."""
-
-
-class NonFiniteError(RuntimeError):
-    """The loss or the gradient is no longer a number; the batch is written down, nothing is saved after it."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        _require(
-            whole and value > 0,
-            f"{type(owner).__name__}.{name} is {value!r}; give a whole number above 0.",
-        )
-
-
-def _one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(owner, name)
-    _require(
-        value in choices,
-        f"{type(owner).__name__}.{name} is {value!r}; choose one of {', '.join(choices)}.",
-    )
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network: T5 1.0, T5 1.1, mT5, umT5 and ByT5 differ only in these fields.
-
-    Raises ConfigError for sizes below 1, unknown activations, dtypes or remat policies.
-    """
-
-    vocab_size: int  # rows of the embedding, a multiple of 128 for the TPU's sake
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_encoder_layers: int
-    num_decoder_layers: int
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    logits_via_embedding: bool = False  # tied head, its input scaled by emb_dim^-1/2 (T5 1.0)
-    relative_bias_per_layer: bool = False  # umT5
-    num_relpos_buckets: int = 32
-    relpos_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
-    dropout_rate: float = 0.0
-    dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
-    scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
-    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
-    attention: str = "auto"  # einsum, memory_efficient (no scores kept), or auto: the fastest for the platform
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        _positive(
-            self,
-            "vocab_size",
-            "emb_dim",
-            "num_heads",
-            "head_dim",
-            "mlp_dim",
-            "num_encoder_layers",
-            "num_decoder_layers",
-            "num_relpos_buckets",
-            "relpos_max_distance",
-        )
-        _require(
-            self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
-            f"ModelConfig.num_relpos_buckets is {self.num_relpos_buckets} and relpos_max_distance"
-            f" {self.relpos_max_distance}; give at least 4 buckets and a distance above half of them.",
-        )
-        for activation in self.mlp_activations:
-            _require(
-                activation in ACTIVATIONS,
-                f"ModelConfig.mlp_activations holds {activation!r}; choose from {', '.join(ACTIVATIONS)}.",
-            )
-        _require(
-            len(self.mlp_activations) in (1, 2),
-            f"ModelConfig.mlp_activations has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
-        )
-        _require(
-            0.0 <= self.dropout_rate < 1.0,
-            f"ModelConfig.dropout_rate is {self.dropout_rate!r}; give a share from 0 up to, not including, 1.",
-        )
-        _one_of(self, "dtype", DTYPES)
-        _one_of(self, "remat", REMAT_POLICIES)
-        _one_of(self, "attention", ATTENTIONS)
 
 
 @dataclass(frozen=True)
@@ -151,7 +62,8 @@ class DataConfig:
     """What is read, and how a global batch is made of it.
 
     `task_feature_lengths` may be {'inputs': 512} alone: span corruption then derives the targets
-    (114), so that nothing is padding. `vocabulary` and `data_files` replace what the task names.
+    (114), so that nothing is padding. {'targets': 256} alone is for a decoder-only model: rows are single
+    sequences of that length. `vocabulary` and `data_files` replace what the task names.
     """
 
     mixture_or_task_name: str
@@ -159,6 +71,9 @@ class DataConfig:
     batch_size: int
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
     extra_ids: int = 100  # sentinels above the pieces of `vocabulary`
+    new_vocabulary_size: int | None = None  # ids, sentinels included, of one trained where `vocabulary` has none yet
+    new_vocabulary_bytes: int = 400_000_000  # of the training split's text, at most, that it is trained on
+    new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; the rest is spelt in bytes
     objective: str | None = None  # one of OBJECTIVES instead of the task's own; None keeps that
     pack: bool = False  # several short examples in a row, kept apart by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
@@ -185,17 +100,35 @@ class DataConfig:
         )
         lengths = self.task_feature_lengths
         _require(
-            isinstance(lengths, Mapping) and "inputs" in lengths and set(lengths) <= {"inputs", "targets"},
-            f"TASK_FEATURE_LENGTHS is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too.",
+            isinstance(lengths, Mapping) and bool(lengths) and set(lengths) <= {"inputs", "targets"},
+            f"TASK_FEATURE_LENGTHS is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
+            " for a decoder-only model.",
         )
         for name, length in lengths.items():
             _require(
                 isinstance(length, int) and not isinstance(length, bool) and length > 0,
                 f"TASK_FEATURE_LENGTHS gives {length!r} for {name!r}; give a whole number above 0.",
             )
-        _positive(self, "batch_size")
+        _positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
             _one_of(self, "objective", OBJECTIVES)
+        if self.sequence_length is not None and self.objective is not None:
+            _require(
+                self.objective in SEQUENCE_OBJECTIVES,
+                f"OBJECTIVE is {self.objective!r} and TASK_FEATURE_LENGTHS {dict(lengths)}, without inputs; choose one"
+                f" of {', '.join(SEQUENCE_OBJECTIVES)}, or give {{'inputs': 512}}.",
+            )
+        if self.new_vocabulary_size is not None:
+            _positive(self, "new_vocabulary_size")
+            _require(
+                self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
+                f"DataConfig.new_vocabulary_size is {self.new_vocabulary_size} with extra_ids {self.extra_ids} and"
+                f" vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not 'byte'.",
+            )
+        _require(
+            0 < self.new_vocabulary_coverage <= 1,
+            f"DataConfig.new_vocabulary_coverage is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
+        )
         _require(isinstance(self.pack, bool), f"DataConfig.pack is {self.pack!r}; give True or False.")
         _require(self.extra_ids >= 0, f"DataConfig.extra_ids is {self.extra_ids}; give 0 or more.")
         _require(
@@ -230,6 +163,11 @@ class DataConfig:
             f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards};"
             " make it a multiple.",
         )
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens of a row that is one sequence, for a decoder-only model; None where an encoder reads inputs."""
+        return None if "inputs" in self.task_feature_lengths else self.task_feature_lengths["targets"]
 
 
 @dataclass(frozen=True)
@@ -359,15 +297,23 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Loss, token accuracy and bits per byte on the validation split; for tasks with metrics, those of written text."""
+    """Loss, accuracy, perplexity and bits per byte on the validation split; for tasks with metrics, those of written
+    text; for language models, samples."""
 
     every_steps: int = 1_000
-    num_batches: int = 20  # at most; a smaller split is read whole
+    num_batches: int | None = 20  # at most; None, or a smaller split: all of it
     num_examples: int = 0  # of the split that text is written for, to be judged by the task's metrics; 0: none
     patience: int | None = None  # evaluations without a better best_metric after which the run ends; None: never
+    prompts: tuple[str, ...] = ()  # that a decoder-only model goes on with at each evaluation
+    sampling: GenerationConfig = field(
+        default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
+    )
 
     def __post_init__(self) -> None:
-        _positive(self, "every_steps", "num_batches")
+        object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else tuple(self.prompts))
+        _positive(self, "every_steps")
+        if self.num_batches is not None:
+            _positive(self, "num_batches")
         _require(
             isinstance(self.num_examples, int) and self.num_examples >= 0,
             f"EvaluationConfig.num_examples is {self.num_examples!r}; give a whole number, 0 or more.",
@@ -453,7 +399,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    # Start from a checkpoint of Limba's or T5X's, or a folder of Hugging Face's, when model_dir holds none
+    # Start from a checkpoint of Limba's or T5X's, or a folder or hub id of Hugging Face's, when model_dir holds none
     initial_checkpoint_path: str | None = None
     reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
     num_microbatches: int = 1
@@ -468,18 +414,43 @@ class RunConfig:
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
         _positive(self, "train_steps", "num_microbatches", "log_every_steps")
+        self._check_sides()
+        if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
+            data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
+            object.__setattr__(self, "data", data)
         _require(
             self.evaluation.patience is None or self.checkpoint.best_metric is not None,
             "EvaluationConfig.patience waits for a better CheckpointConfig.best_metric, which is None; name one, such"
             " as 'loss'.",
         )
         _require(
-            self.data.objective != "causal_lm",
-            "OBJECTIVE is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose "
-            "prefix_lm or lm_adaptation.",
-        )
-        _require(
             self.data.batch_size % self.num_microbatches == 0,
             f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches};"
             " make it a multiple.",
+        )
+
+    def _check_sides(self) -> None:
+        """Raises ConfigError where the rows are not what the network reads."""
+        length, model = self.data.sequence_length, self.model
+        if not model.is_decoder_only:
+            _require(
+                self.data.objective != "causal_lm",
+                "OBJECTIVE is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
+                " prefix_lm or lm_adaptation, or include a file of gin/models/lm.",
+            )
+            _require(
+                length is None,
+                f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model has an encoder; give"
+                " {'inputs': 512}, or with 'targets' too.",
+            )
+            return
+        _require(
+            length is not None,
+            f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model is a decoder alone, which"
+            " reads one sequence; give {'targets': 256}.",
+        )
+        _require(
+            model.positions != "learned" or length is None or length <= model.max_length,
+            f"TASK_FEATURE_LENGTHS gives rows of {length} tokens and the model has {model.max_length} learned"
+            " positions; set ModelConfig.max_length.",
         )

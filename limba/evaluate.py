@@ -98,7 +98,10 @@ def loss_evaluation(
         return None
     bytes_of_piece = piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size)
     sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
-    num_bytes = sum(int(bytes_of_piece[batch["decoder_target_tokens"]].sum()) for batch in held_out)
+    num_bytes = sum(
+        int((bytes_of_piece[batch["decoder_target_tokens"]] * batch["decoder_loss_weights"]).sum())
+        for batch in held_out
+    )
 
     def evaluate(params: Any) -> Figures:
         began = time.monotonic()
@@ -108,6 +111,7 @@ def loss_evaluation(
             "loss": total["loss"] / total["tokens"],
             "cross_entropy": total["nats"] / total["tokens"],
             "accuracy": total["correct"] / total["tokens"],
+            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
             "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
             "target_tokens": total["tokens"],
             "seconds": time.monotonic() - began,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,13 +43,15 @@ def generate(
     return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys)
 
 
-def greedy(model: Model, params: Any, inputs: Int[Array, "B K"], num_tokens: int, num_ids: int) -> Int[Array, "B Q"]:
+def greedy(
+    model: Model, params: Any, inputs: Int[Array | np.ndarray, "B K"], num_tokens: int, num_ids: int
+) -> Int[Array, "B Q"]:
     """Returns the likeliest continuation token by token, 0 after the end of sequence.
 
     Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
     """
     banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
-    return generate(model, params, inputs, banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
+    return generate(model, params, jnp.asarray(inputs), banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
 
 
 class Written(NamedTuple):
@@ -133,10 +135,20 @@ def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, 
             current = spans.setdefault(order[token], [])
         elif token > EOS and current is not None:
             current.append(token)
+    return _joined(inputs, order, vocabulary, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
+
+
+def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
+    """Returns the corrupted text with each sentinel by its name, <extra_id_0> and so on."""
+    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
+    return _joined(inputs, order, vocabulary, lambda i: f"<extra_id_{i}>")
+
+
+def _joined(inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, gap: Callable[[int], str]) -> str:
     text, plain = [], []
     for token in map(int, inputs):
         if token in order:
-            text += [vocabulary.decode(plain), "[" + vocabulary.decode(spans.get(order[token], [])) + "]"]
+            text += [vocabulary.decode(plain), gap(order[token])]
             plain = []
         elif token > EOS:
             plain.append(token)

@@ -1,4 +1,4 @@
-"""Where a run may start from: a checkpoint of Limba's, of T5X's (both forms), or a folder of Hugging Face's.
+"""Where a run may start from: a checkpoint of Limba's, of T5X's (both forms), a folder or a hub id of Hugging Face's.
 
 What a path holds is detected. Arrays are read one by one and put in their place on the devices, so that no host
 holds a whole model.
@@ -16,10 +16,9 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.checkpoint import load_own
+from limba.checkpoint import load_own, own_checkpoint
 from limba.config import ConfigError, ModelConfig
-from limba.formats import huggingface, own, t5x
-from limba.formats.own import OwnCheckpoint
+from limba.formats import hub, huggingface, own, t5x
 from limba.mesh import parameter_shardings
 from limba.model import Model
 from limba.state import TrainState
@@ -35,11 +34,15 @@ def load_initial(
 ) -> TrainState:
     """Returns a state with the parameters found at `path`, and the optimizer's where they are there and fit.
 
-    `fresh` is a new state, whose optimizer part is kept where the path has none (Hugging Face) or another
-    optimizer's. The step number is the source's (0 for Hugging Face), or 0 with `reset_step`, and then the
-    optimizer is fresh too. ConfigError where nothing is there, or it is another network's.
+    `path` is a local path, an address, or where nothing lies there a hub id (user/name, user/name@revision).
+    `fresh` is a new state, whose optimizer part is kept where the path has none (Hugging Face, an import) or, of
+    T5X's, another optimizer's. The step number is the source's (0 for Hugging Face), or 0 with `reset_step`, and
+    then the optimizer is fresh too. ConfigError where nothing is there, it is another network's, or, of ours with
+    a step to go on from, another optimizer's.
     """
     root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    if "://" not in path and not root.exists() and hub.is_id(path):
+        root = epath.Path(hub.download(path))
     found = t5x.checkpoints_of(root)
     if t5x.is_t5x(root) or found:
         tree = t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
@@ -50,16 +53,14 @@ def load_initial(
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
     if "://" not in path and huggingface.is_huggingface(root):
-        stored = huggingface.T5xView(root, model)
+        stored = huggingface.open_folder(root, model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
-    if reset_step and (places := _own_checkpoints(root)):  # its optimizer may be another
-        stored = OwnCheckpoint(places[max(places)])
-        return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
-    return load_own(path, abstract)
-
-
-def _own_checkpoints(root: epath.Path) -> Mapping[int, epath.Path]:
-    return {int(root.name): root} if own.is_own(root) else own.checkpoints_of(root)
+    place = own_checkpoint(path)
+    if not reset_step and int(place.name):
+        return load_own(place, abstract)
+    # At step 0 an optimizer has learnt nothing yet, so that any other may begin there.
+    stored = own.OwnCheckpoint(place)
+    return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
@@ -67,15 +68,21 @@ def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])
 
 
-def _name(path: tuple) -> str:
+def name_of(path: tuple) -> str:
+    """Returns the name of a leaf: its keys, joined with slashes."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _stacked(name: str, num_layers: int, read: Callable[[str], np.ndarray]) -> np.ndarray:
+def stacked(name: str, num_layers: int, read: Callable[[str], np.ndarray]) -> np.ndarray:
     """Returns an array by our name, the layers of a stack being read one after the other."""
     if "/layers/" not in name:
         return read(name)
-    return np.stack([read(name.replace("/layers/", f"/layers_{i}/")) for i in range(num_layers)])
+    first = read(name.replace("/layers/", "/layers_0/"))
+    array = np.empty((num_layers, *first.shape), first.dtype)
+    array[0] = first
+    for i in range(1, num_layers):
+        array[i] = read(name.replace("/layers/", f"/layers_{i}/"))
+    return array
 
 
 def _filled(
@@ -84,7 +91,7 @@ def _filled(
     """Returns `fresh` with the parameters of `stored`, whose `names` are T5X's, unstacked."""
     wanted: dict[str, tuple[int, ...]] = {}
     for place, leaf in jax.tree.leaves_with_path(abstract.params):
-        name = _name(place)
+        name = name_of(place)
         if "/layers/" in name:
             wanted |= {name.replace("/layers/", f"/layers_{i}/"): leaf.shape[1:] for i in range(leaf.shape[0])}
         else:
@@ -108,14 +115,14 @@ def _filled(
         return array
 
     params = jax.tree.map_with_path(
-        lambda place, leaf: _placed(leaf, _stacked(_name(place), leaf.shape[0], read)), abstract.params
+        lambda place, leaf: _placed(leaf, stacked(name_of(place), leaf.shape[0], read)), abstract.params
     )
     return fresh.replace(params=params)
 
 
 def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str, np.ndarray], step: int) -> TrainState:
     """Returns the state at the source's step, with T5X's Adafactor averages where this run's optimizer has them."""
-    places = [_name(place) for place, _ in jax.tree.leaves_with_path(abstract.opt_state)]
+    places = [name_of(place) for place, _ in jax.tree.leaves_with_path(abstract.opt_state)]
     own_averages = {match[2] for place in places if (match := _MOMENTS.search(place))}
     kept = {name.split("/", 2)[2].rpartition("/")[0] for name in stored if name.startswith("state/param_states/")}
     has_averages = bool(own_averages) and kept >= {name.replace("/layers/", "/layers_0/") for name in own_averages}
@@ -125,7 +132,7 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str
     fresh_counts = {f"{re.split(r'/(?:mu|nu|v_row)/', place)[0]}/count" for place in places if not has_averages}
 
     def average(place: tuple, leaf: jax.ShapeDtypeStruct, now: jax.Array) -> jax.Array:
-        name = _name(place)
+        name = name_of(place)
         match = _MOMENTS.search(name)
         if has_averages and match:
             kind, parameter = match[1], match[2]
@@ -134,7 +141,7 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str
                 shape = _shape(stored, f"target/{one}")
                 return stored[f"state/param_states/{one}/{exchanged_kind(kind, one, shape)}"]
 
-            return _placed(leaf, _stacked(parameter, leaf.shape[0], read))
+            return _placed(leaf, stacked(parameter, leaf.shape[0], read))
         if name.endswith("count") and name not in fresh_counts:
             return _placed(leaf, np.full(leaf.shape, step))
         return now
@@ -218,6 +225,7 @@ def load_parameters(path: str, model: Model, mesh: Mesh) -> tuple[Any, int]:
     params = jax.tree.map(lambda s, sh: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sh), shapes, shardings)
     nothing = TrainState(jax.ShapeDtypeStruct((), np.int32), params, ())
     root = epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
-    places = _own_checkpoints(root) or t5x.checkpoints_of(root)
+    own_places = {int(root.name): root} if own.is_own(root) else own.checkpoints_of(root)
+    places = own_places or t5x.checkpoints_of(root)
     state = load_initial(path, nothing, model.config, nothing, reset_step=True)
     return state.params, max(places, default=0)

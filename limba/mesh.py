@@ -22,6 +22,7 @@ LOGICAL_AXIS_RULES = {
     "heads": "model",
     "joined_kv": "model",
     "relpos_buckets": None,
+    "length": None,
     "layers": None,
 }
 

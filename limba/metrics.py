@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from etils import epath
@@ -100,13 +100,25 @@ class Metrics:
         self.write("validation", step, values)
         self.say(
             f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
-            f" | {values['bits_per_byte']:.3f} bits per byte | {values['seconds']:.1f} s"
+            f" | perplexity {values['perplexity']:.2f} | {values['bits_per_byte']:.3f} bits per byte"
+            f" | {values['seconds']:.1f} s"
         )
 
     def text_line(self, step: int, values: Mapping[str, float]) -> None:
         self.write("text", step, values)
         figures = [f"{name} {value:.2f}" for name, value in values.items() if not name.startswith("letter/")]
         self.say(f"step {step:,} text: {' | '.join(figures)}")
+
+    def samples(self, step: int, texts: Mapping[str, Sequence[str]]) -> None:
+        """Records and prints what the model made of each prompt."""
+        if not self.writes:
+            return
+        for number, (prompt, several) in enumerate(texts.items()):
+            self._board.add_text(f"samples/{number}", "\n\n".join(several), step)
+            for text in several:
+                self.say(f"step {step:,} goes on from {prompt!r}: {text}")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lines.append({"kind": "samples", "step": step, "time": now, "texts": dict(texts)})
 
 
 class _JsonLines:

@@ -117,8 +117,8 @@ def _over_layers(function: Callable, stack: str) -> Callable:
 
 
 def _is_decayed(params: Tree) -> Tree:
-    """True at what weight decay shrinks: everything but the norms' scales."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].key != "scale", params)
+    """True at what weight decay shrinks: everything but the norms' scales, and biases."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
 
 
 def make_schedule(config: ScheduleConfig, train_steps: int) -> optax.Schedule:

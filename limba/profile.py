@@ -29,6 +29,8 @@ PEAK_TFLOPS = {
 def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: int) -> float:
     """Returns the FLOPs that training takes for one sequence: three times the forward pass's.
 
+    A decoder-only model's sequence is all targets.
+
     >>> base = ModelConfig(32128, 768, 12, 64, 2048, 12, 12)
     >>> round(flops_per_sequence(base, 512, 114) / 1e9)
     425
@@ -36,12 +38,16 @@ def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: 
     d, inner = config.emb_dim, config.num_heads * config.head_dim
     matrices = len(config.mlp_activations) + 1
     mlp = matrices * d * config.mlp_dim
+    logits = 2 * targets_length * d * config.vocab_size
+    if config.is_decoder_only:
+        projections = 2 * d * (inner + config.kv_heads * config.head_dim)
+        layer = targets_length * 2 * (projections + mlp) + 2 * targets_length**2 * inner
+        return 3.0 * (config.num_decoder_layers * layer + logits)
     encoder_token = 2 * (4 * d * inner + mlp)
     encoder = inputs_length * encoder_token + 4 * inputs_length**2 * inner
     # The cross-attention's keys and values are projected from the encoder's output.
     decoder = targets_length * 2 * (6 * d * inner + mlp) + 4 * inputs_length * d * inner
     decoder += 2 * targets_length**2 * inner + 4 * targets_length * inputs_length * inner
-    logits = 2 * targets_length * d * config.vocab_size
     return 3.0 * (config.num_encoder_layers * encoder + config.num_decoder_layers * decoder + logits)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from limba.checkpoint import load_own
+from limba.checkpoint import load_own, own_checkpoint
 from limba.config import RunConfig
 from limba.data import streams
 from limba.data.vocabulary import sentinel_ids
 from limba.evaluate import markdown_table
-from limba.infer import greedy, join_infill
+from limba.infer import greedy, join_infill, masked_text
 from limba.mesh import make_mesh
 from limba.metrics import duration, read_metrics
 from limba.model import Model
@@ -84,8 +84,8 @@ def plot_loss(config: RunConfig) -> epath.Path:
     return path
 
 
-def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str]]:
-    """Returns (text with its gaps [as they were], the same with the gaps [as the model fills them])."""
+def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
+    """Returns (text with its gaps [as they were], with the gaps [as the model fills them], with <extra_id_0> …)."""
     task = streams.resolve_task(config.data)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     batches = streams.validation_batches(task, lengths, config.data, 1)
@@ -93,16 +93,18 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str]]:
         return []
     model = Model(config.model)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
-    state = load_own(config.model_dir, abstract_state(model, optimizer, make_mesh(config.mesh)))
+    abstract = abstract_state(model, optimizer, make_mesh(config.mesh))
+    state = load_own(own_checkpoint(config.model_dir), abstract)
     inputs = batches[0]["encoder_input_tokens"]
     chosen = np.flatnonzero(inputs.any(axis=1))[:num]
     vocabulary = task.output_features["targets"].vocabulary
     filled = np.asarray(greedy(model, state.params, inputs[chosen], lengths["targets"], vocabulary.vocab_size))
     sentinels = np.array(sentinel_ids(vocabulary, 100))
     return [
-        tuple(
-            join_infill(inputs[row], targets, sentinels, vocabulary)
-            for targets in (batches[0]["decoder_target_tokens"][row], filled[i])
+        (
+            join_infill(inputs[row], batches[0]["decoder_target_tokens"][row], sentinels, vocabulary),
+            join_infill(inputs[row], filled[i], sentinels, vocabulary),
+            masked_text(inputs[row], sentinels, vocabulary),
         )
         for i, row in enumerate(chosen)
     ]

@@ -22,8 +22,10 @@ from jax.experimental import multihost_utils
 from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
+from limba.continuations import continuations
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary
+from limba.data.vocabulary_training import ensure_vocabulary
 from limba.evaluate import TextEvaluation, loss_evaluation
 from limba.initial import load_initial
 from limba.mesh import batch_sharding, make_mesh
@@ -46,10 +48,12 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     sharding = batch_sharding(mesh)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     shards = streams.shards_of_this_process(sharding, config.data)
+    ensure_vocabulary(config.data, jax.process_index() == 0)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
-    check_vocabulary(vocabulary, config.model.vocab_size, streams.needs_sentinels(task))
+    fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     streams.check_sources(task, config.data)
 
     model = Model(config.model)
@@ -83,7 +87,8 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
             for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
                 metrics.say(sentence)
-            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text)
+            sample = _sampler(model, config, vocabulary)
+            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text, sample)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
 
@@ -100,13 +105,14 @@ class _Loop:
         stream: streams.TrainStream,
         evaluate: Callable[[Any], dict[str, float]] | None,
         judge_text: TextEvaluation,
+        sample: Callable[[Any], dict[str, list[str]]] | None,
     ):
         self.judge_text = judge_text
         self.best = Best(config.model_dir, config.checkpoint, config.data, config.evaluation.patience)
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
-        self.stream, self.evaluate = stream, evaluate
+        self.stream, self.evaluate, self.sample = stream, evaluate, sample
         peak = peak_flops_per_device()
-        flops = flops_per_sequence(config.model, lengths["inputs"], lengths["targets"])
+        flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
 
@@ -161,6 +167,8 @@ class _Loop:
         if self.evaluate is not None:
             self.figures["validation"] = self.evaluate(state.params)
             self.metrics.validation_line(step, self.figures["validation"])
+        if self.sample is not None:
+            self.metrics.samples(step, self.sample(state.params))
         if self.judge_text.tasks:
             self.figures["text"] = self.judge_text(state.params, step)
             self.metrics.text_line(step, self.figures["text"])
@@ -206,6 +214,14 @@ class _Loop:
         self.metrics.train_line(recent[-1][0], figures)
 
 
+def _sampler(model: Model, config: RunConfig, vocabulary: Any) -> Callable[[Any], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts, or None where nothing is to be gone on with."""
+    prompts, sampling = config.evaluation.prompts, config.evaluation.sampling
+    if not prompts or not config.model.is_decoder_only:
+        return None
+    return lambda params: dict(zip(prompts, continuations(model, params, vocabulary, prompts, sampling), strict=True))
+
+
 def _introduce(
     config: RunConfig, metrics: Metrics, abstract: TrainState, lengths: Mapping[str, int], start: int, operative: str
 ) -> None:
@@ -217,14 +233,22 @@ def _introduce(
         f"{count_parameters(abstract.params):,} parameters on {len(devices)} x {devices[0].device_kind}"
         f" in {jax.process_count()} process(es)"
     )
+    inputs, targets = _sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     metrics.say(
-        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {lengths['inputs']} inputs and"
-        f" {lengths['targets']} targets a step, {config.data.num_data_shards} data shards"
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step,"
+        f" {config.data.num_data_shards} data shards"
     )
     where = f"goes on from step {start:,}" if start else "starts"
     metrics.say(f"{config.model_dir} {where}, to step {config.train_steps:,}")
     if start < config.train_steps:
         metrics.say("Compiling the step; the first line follows it.")
+
+
+def _sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the lengths that the encoder and the decoder read; a decoder alone reads one sequence."""
+    length = config.data.sequence_length
+    return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
 
 
 def _pinned(task: streams.Provider, model_dir: str) -> streams.Provider:

@@ -99,13 +99,21 @@ def train_step(
         "cross_entropy": sums["nats"] / tokens,
         "accuracy": sums["correct"] / tokens,
         "target_tokens": sums["tokens"],
-        "input_tokens": jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32),
+        "input_tokens": _count_inputs(batch),
         "learning_rate": schedule(state.step),
         "gradient_norm": optax.tree.norm(grads),
         "parameter_norm": optax.tree.norm(state.params),
         "update_norm": optax.tree.norm(updates),
     }
     return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def _count_inputs(batch: Batch) -> Float[Array, ""]:
+    """Returns the real tokens that are read and not learnt: the encoder's, or a prefix in the decoder."""
+    if "encoder_input_tokens" in batch:
+        return jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32)
+    is_prefix = (batch["decoder_target_tokens"] > 0) & (batch["decoder_loss_weights"] == 0)
+    return jnp.sum(is_prefix).astype(jnp.float32)
 
 
 def compile_ready_step(

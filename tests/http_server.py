@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 JSON = {"Content-Type": "application/json"}
@@ -52,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         with path.open("rb") as file:
             file.seek(start)
             body = file.read(stop - start)
+        headers |= getattr(self, "about", {})
         self.status, self.extra = status, headers
         if fault is not None:
             return fault(self, body)
@@ -127,6 +131,92 @@ class HubHandler(Handler):
             for file in sorted(self.server.folder.iterdir())
         ]
         return self.reply(200, json.dumps(files if "/tree/" in path else about).encode(), JSON)
+
+
+class ModelHubHandler(Handler):
+    """Answers as the Hugging Face hub does for models: folder/<user>/<name>/<revision>/<file>; faults are by path.
+
+    A name that begins with `private` needs the token `good`, one that begins with `gated` is given to nobody.
+    """
+
+    client = name = "api"  # of what is sent besides files
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(self.path.partition("?")[0])
+        fault = self.server.next_fault("POST", path)
+        if fault is not None:
+            return fault(self, b"")
+        if self.headers.get("Authorization") != "Bearer good":
+            return self.reply(401, b"{}", JSON)
+        if path == "/api/repos/create":
+            asked = json.loads(sent)
+            (self.server.folder / asked["organization"] / asked["name"] / "main").mkdir(parents=True, exist_ok=True)
+            return self._say({"url": f"{self._root()}/{asked['organization']}/{asked['name']}"})
+        if path == "/api/validate-yaml":
+            return self._say({"warnings": [], "errors": []})
+        _, _, _, user, name, action, revision = path.split("/", 6)
+        place = self.server.folder / user / name / revision
+        if action == "branch":
+            place.mkdir(exist_ok=True)
+        elif action == "preupload":
+            files = [entry["path"] for entry in json.loads(sent)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            return self._say({"files": [{"path": file, **modes, "oid": _oid(place / file)} for file in files]})
+        elif action == "commit":
+            for line in map(json.loads, sent.splitlines()):
+                if line["key"] == "file":
+                    (place / line["value"]["path"]).write_bytes(base64.b64decode(line["value"]["content"]))
+            self.server.count("commit", revision, len(sent))
+        sha = _sha(revision)
+        return self._say({"commitUrl": f"{self._root()}/{user}/{name}/commit/{sha}", "commitOid": sha})
+
+    def _root(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def _say(self, about: Any, with_body: bool = True) -> None:
+        self.reply(200, json.dumps(about).encode(), JSON, with_body)
+
+    def _answer(self, with_body: bool) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if path == "/api/whoami-v2":
+            is_known = self.headers.get("Authorization") == "Bearer good"
+            return self._say({"name": "me", "type": "user"}) if is_known else self.reply(401, b"{}", JSON)
+        user, name, *rest = path.removeprefix("/api/models").strip("/").split("/")
+        repository = self.server.folder / user / name
+        is_hidden = name.startswith("private") and self.headers.get("Authorization") != "Bearer good"
+        if is_hidden or not repository.is_dir():
+            return self.reply(401 if is_hidden else 404, b"", {"X-Error-Code": "RepoNotFound"})
+        if name.startswith("gated"):
+            return self.reply(403, b"", {"X-Error-Code": "GatedRepo"})
+        revision = rest[1] if len(rest) > 1 else "main"
+        place = next((entry for entry in repository.iterdir() if revision in (entry.name, _sha(entry.name))), None)
+        if place is None:
+            return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        sha = _sha(place.name)
+        if rest[:1] == ["resolve"]:
+            file = place / rest[2]
+            self.path = f"/hub/{file.relative_to(self.server.folder)}"
+            self.about = {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": sha}
+            super()._answer(with_body)
+            self.client = self.name = "api"
+            return None
+        files = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in place.iterdir()]
+        siblings = [{"rfilename": file["path"]} for file in files]
+        about = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
+        return self._say(files if rest[:1] == ["tree"] else {**about, "downloads": 0, "likes": 0}, with_body)
+
+
+def _sha(revision: str) -> str:
+    return hashlib.sha1(revision.encode()).hexdigest()
+
+
+def _oid(path: Path) -> str | None:
+    """Returns git's name of a file's content, which the hub gives as its ETag."""
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class FileServer(ThreadingHTTPServer):

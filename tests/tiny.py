@@ -24,11 +24,22 @@ MODEL = ModelConfig(
     num_decoder_layers=3,
     dtype="float32",
 )
+LANGUAGE_MODEL = dataclasses.replace(
+    MODEL,
+    num_encoder_layers=0,
+    positions="rotary",
+    mlp_activations=("silu", "linear"),
+    num_kv_heads=2,
+)
 OPTIMIZER = OptimizerConfig(schedule=ScheduleConfig(base_learning_rate=1.0, warmup_steps=10_000))
 
 
 def model(**changes: object) -> ModelConfig:
     return dataclasses.replace(MODEL, **changes)
+
+
+def language_model(**changes: object) -> ModelConfig:
+    return dataclasses.replace(LANGUAGE_MODEL, **changes)
 
 
 def batch(rows: int = 8, inputs: int = 24, targets: int = 10, seed: int = 0) -> dict[str, np.ndarray]:

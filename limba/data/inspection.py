@@ -46,8 +46,10 @@ class Inspection:
         return 1 - float(np.mean(filled)) / self.lengths[feature] if filled else 1.0
 
 
-def inspect_task(task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0) -> Inspection:
-    """Returns the inspection of an even sample of the split.
+def inspect_task(
+    task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
+) -> Inspection:
+    """Returns the inspection of an even sample of the split; `is_sequence`: the length is a decoder-only model's.
 
     Raises ConfigError for a mixture, a split or files that are not there, and no text.
     """
@@ -57,7 +59,7 @@ def inspect_task(task: seqio.Task, split: str, inputs_length: int, sample_bytes:
     documents = _documents(task, split, sample_bytes, seed)
     if not documents:
         raise ConfigError(f"Task {task.name} holds no document in split {split!r}; give files with text in them.")
-    lengths = _lengths(task, inputs_length)
+    lengths = derive_lengths(task, {"targets": inputs_length}) if is_sequence else _lengths(task, inputs_length)
     vocabulary = task.output_features["targets"].vocabulary
     encode = encoder(vocabulary)
     return Inspection(
@@ -260,7 +262,8 @@ def plot_lengths(found: Inspection, path: str) -> None:
     axes.set_xlabel("tokens per document")
     axes.set_ylabel("documents")
     axes.set_title(f"{found.task_name}, {found.split}: {len(found.documents):,} documents")
-    axes.axvline(found.lengths["inputs"], color="tab:orange", label=f"inputs {found.lengths['inputs']}")
+    name, length = next(iter(found.lengths.items()))
+    axes.axvline(length, color="tab:orange", label=f"{name} {length}")
     axes.legend()
     try:
         figure.savefig(path, format="png", dpi=120)

@@ -1,7 +1,8 @@
 """Objectives that go on with a text: prefix LM, LM adaptation, causal LM.
 
 An encoder-decoder reads the prefix with its encoder. A decoder-only model reads the same rows as one
-sequence, inputs then targets: the inputs seen whole and with loss weight 0, the targets causally.
+sequence, inputs then targets: the inputs seen whole and with loss weight 0, the targets causally. Its
+length alone is given then, as {"targets": L}, and `as_one_sequence` sets the steps for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from limba.config import ConfigError
@@ -20,16 +22,27 @@ ROWS_PER_BLOCK = 32
 def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict[str, int]:
     """Returns {"inputs", "targets"}, equal: a random split may put nearly the whole row on either side.
 
+    Of a sequence's length alone, {"targets": L}, each may have L - 1, or half of it if the split is 'middle'.
     Raises ConfigError for a split that is not 'random' or 'middle', and inputs shorter than 2.
     """
     if split not in ("random", "middle"):
         raise ConfigError(f"Prefix LM is told to split at {split!r}; choose one of random, middle.")
+    if "inputs" not in lengths:
+        _check_not_too_short("targets", lengths["targets"])
+        side = lengths["targets"] - 1 if split == "random" else lengths["targets"] // 2
+        return {"inputs": side, "targets": side}
     _check_not_too_short("inputs", lengths["inputs"])
     return {"inputs": lengths["inputs"], "targets": lengths["inputs"]}
 
 
 def lm_adaptation_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
-    """Returns {"inputs", "targets"} as given, the targets as long as the inputs where they are not."""
+    """Returns {"inputs", "targets"} as given, the targets as long as the inputs where they are not.
+
+    A sequence's length alone, {"targets": L}, is cut in two.
+    """
+    if "inputs" not in lengths:
+        _check_not_too_short("targets", lengths["targets"])
+        return {"inputs": lengths["targets"] // 2, "targets": lengths["targets"] - lengths["targets"] // 2}
     lengths = {"inputs": lengths["inputs"], "targets": lengths.get("targets", lengths["inputs"])}
     for name, length in lengths.items():
         _check_not_too_short(name, length)
@@ -88,17 +101,51 @@ def lm_adaptation(
 
 
 def causal_lm(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    whole_documents: bool = False,
 ) -> tf.data.Dataset:
-    """Returns {"targets": int32 [length]} of {"targets": int32 [n]}: the stream cut in rows, for decoder-only models.
+    """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut in rows, for decoder-only models.
 
-    Nothing ends a row, since the text goes on in the next; `tokenize_documents` with `append_eos=True` ends the
-    documents. The last row of a finite stream is as short as it comes out.
+    Rows are as long as told and nothing ends one, since the text goes on in the next; the last of a finite stream
+    is as short as it comes out. With `whole_documents` an example is one document, to be packed, and longer ones
+    are cut. `tokenize_documents` with `append_eos=True` ends the documents, which is how they are told apart.
     """
-    del output_features
     length = causal_lm_lengths(sequence_length)["targets"]
-    tokens = dataset.map(lambda example: example["targets"]).rebatch(length)
-    return tokens.map(lambda row: {"targets": row})
+    tokens = dataset.map(lambda example: example["targets"])
+    if whole_documents:
+        end = output_features["targets"].vocabulary.eos_id
+        return tokens.flat_map(functools.partial(_documents, length, end))
+    return tokens.rebatch(length).map(lambda row: {"targets": row})
+
+
+def _documents(length: int, end: int, tokens: tf.Tensor) -> tf.data.Dataset:
+    """Returns the documents of a run of tokens, each behind its end; their parts of `length` where they are longer."""
+
+    def cut(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        stops = np.flatnonzero(tokens == end) + 1
+        stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
+        starts = [np.arange(start, stop, length) for start, stop in zip(np.append(0, stops[:-1]), stops, strict=True)]
+        starts = np.concatenate(starts)
+        return starts, np.append(starts[1:], len(tokens))
+
+    starts, stops = tf.numpy_function(cut, [tokens], [tf.int64, tf.int64], stateful=False)
+    places = tf.data.Dataset.from_tensor_slices((tf.ensure_shape(starts, [None]), tf.ensure_shape(stops, [None])))
+    return places.map(lambda start, stop: {"targets": tokens[start:stop]})
+
+
+def as_one_sequence(step: Callable, packed: bool) -> Callable:
+    """Returns a step of this module, or `tokenize_documents`, for rows that a decoder alone reads.
+
+    Every document ends with the end-of-sequence id and a split adds none; packed, documents are kept apart.
+    """
+    function = step.func if isinstance(step, functools.partial) else step
+    if function in (prefix_lm, lm_adaptation):
+        return functools.partial(step, append_eos=False)
+    if function is causal_lm:
+        return functools.partial(step, whole_documents=packed)
+    return step
 
 
 def _split(

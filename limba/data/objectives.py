@@ -20,6 +20,7 @@ from limba.config import ConfigError
 from limba.data.blocks import Features, check_targets
 from limba.data.denoisers import ul2, ul2_lengths
 from limba.data.language_modeling import (
+    as_one_sequence,
     causal_lm,
     causal_lm_lengths,
     lm_adaptation,
@@ -35,6 +36,7 @@ __all__ = [
     "causal_lm",
     "derive_lengths",
     "lm_adaptation",
+    "of_one_sequence",
     "prefix_lm",
     "span_corruption",
     "tokenize_documents",
@@ -89,11 +91,12 @@ def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Te
             return tokens if end is None else tf.concat([tokens, tf.fill([tf.minimum(tf.size(tokens), 1)], end)], 0)
 
         return lambda texts: tf.map_fn(encoded, texts, fn_output_signature=_TOKENS).flat_values
-    encode = vocabulary.tokenizer.EncodeAsNumpy
+    encode = vocabulary.tokenizer.Encode
     ending = np.array([] if end is None else [end], np.int32)
 
     def tokens(texts: np.ndarray) -> np.ndarray:
-        vectors = [encode(text) for text in texts]
+        # All at once: the interpreter is left to the other shards once, and not for each document.
+        vectors = encode(texts.tolist(), num_threads=1, return_type="numpy")
         if end is None:
             return np.concatenate(vectors)
         return np.concatenate([part for vector in vectors for part in ((vector, ending) if len(vector) else (vector,))])
@@ -136,6 +139,10 @@ OBJECTIVE_LENGTHS: dict[Callable[..., tf.data.Dataset], Callable[..., dict[str, 
 }
 
 
+# Those of them that rows of one sequence can be made of.
+SEQUENCE_FUNCTIONS = (causal_lm, prefix_lm, lm_adaptation)
+
+
 def _function(step: Any) -> Any:
     return step.func if isinstance(step, functools.partial) else step
 
@@ -167,14 +174,34 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
+def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
+    """Returns the task with its steps set for a decoder-only model; ConfigError for an objective with an encoder."""
+    steps = []
+    for step in task.preprocessors:
+        function = _function(step)
+        if function in OBJECTIVE_LENGTHS and function not in SEQUENCE_FUNCTIONS:
+            raise ConfigError(
+                f"Task {task.name} is {function.__name__}, whose inputs an encoder reads, and TASK_FEATURE_LENGTHS "
+                "gives only targets; set OBJECTIVE to causal_lm, prefix_lm or lm_adaptation."
+            )
+        if function is tokenize_documents:
+            step = functools.partial(step, append_eos=True)
+        steps.append(as_one_sequence(step, packed))
+    return task.replace(preprocessors=steps)
+
+
 def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"}, or {"targets"} alone, with targets filled in from the task's objective.
 
+    Of {"targets": L} alone, a decoder-only model's sequence, what each part of it may have at most.
     Raises ConfigError for targets too short or inputs too short, and for missing targets where the
     task's objective is not one of this module. Targets longer than needed are kept; that is logged.
     """
     parts = [needed for part in _tasks(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
+    if "inputs" not in lengths:
+        sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
+        return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
     if not parts:
         if given is None:
             raise ConfigError(

@@ -33,11 +33,19 @@ def batched(
             raise ConfigError(f"The task's preprocessors give no token vector {name!r}; add the step that makes it.")
     if packed:
         return pack(dataset, lengths).batch(num_rows, drop_remainder=whole)
-    dataset = dataset.map(
-        lambda example: {name: tf.cast(example[name][:width], tf.int32) for name, width in lengths.items()}
-    )
+    if not _is_cut(spec, lengths):
+        dataset = dataset.map(
+            lambda example: {name: tf.cast(example[name][:width], tf.int32) for name, width in lengths.items()}
+        )
     return dataset.padded_batch(
         num_rows, padded_shapes={name: [width] for name, width in lengths.items()}, drop_remainder=whole
+    )
+
+
+def _is_cut(spec: Mapping[str, tf.TensorSpec], lengths: Mapping[str, int]) -> bool:
+    """Returns whether examples are what a batch wants but for padding: a map over single ones takes as long as they."""
+    return set(spec) == set(lengths) and all(
+        part.dtype == tf.int32 and (part.shape[0] or lengths[name] + 1) <= lengths[name] for name, part in spec.items()
     )
 
 
@@ -55,7 +63,8 @@ def pack(dataset: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Datase
 
     def cut(example: Example) -> tuple[tf.Tensor, ...]:
         vectors = [tf.cast(example[name][:width], tf.int32) for name, width in zip(names, widths, strict=True)]
-        return (tf.stack([tf.size(vector) for vector in vectors]), *vectors)
+        sizes = [tf.math.count_nonzero(vector, dtype=tf.int32) for vector in vectors]  # some come padded
+        return (tf.stack(sizes), *vectors)
 
     shapes = ([len(names)], *([None] for _ in names))
     batches = dataset.map(cut).padded_batch(EXAMPLES_AT_ONCE, padded_shapes=shapes)
@@ -118,26 +127,62 @@ def _packed(num_features: int, is_last: bool, *arrays: np.ndarray) -> tuple[np.n
     return (used, *matrices, *rows)
 
 
-def model_features(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def model_features(rows: Mapping[str, np.ndarray], sequence_length: int | None = None) -> dict[str, np.ndarray]:
     """Returns what the model reads, int32 [B, L], under the names of seqio's feature converters.
 
     The decoder's inputs are its targets shifted right behind a 0, in each segment of packed rows; padding
-    has weight 0. Rows without inputs give the decoder's features only.
+    has weight 0. With `sequence_length`, for a decoder-only model, inputs and targets become one sequence.
     """
+    if sequence_length is not None and "inputs" in rows:
+        return _joined(rows, sequence_length)
     targets = np.asarray(rows["targets"], np.int32)
+    features = _decoder_features(targets, rows.get("targets_segment_ids"))
+    if "inputs" in rows:
+        features["encoder_input_tokens"] = np.asarray(rows["inputs"], np.int32)
+    if "inputs_segment_ids" in rows:
+        features["encoder_segment_ids"] = np.asarray(rows["inputs_segment_ids"], np.int32)
+    return features
+
+
+def _decoder_features(targets: np.ndarray, segments: np.ndarray | None) -> dict[str, np.ndarray]:
     shifted = np.pad(targets[:, :-1], [(0, 0), (1, 0)])
     features = {
         "decoder_target_tokens": targets,
         "decoder_input_tokens": shifted,
         "decoder_loss_weights": (targets != 0).astype(np.int32),
     }
-    if "inputs" in rows:
-        features["encoder_input_tokens"] = np.asarray(rows["inputs"], np.int32)
-    for side, name in (("encoder", "inputs"), ("decoder", "targets")):
-        if f"{name}_segment_ids" in rows:
-            features[f"{side}_segment_ids"] = np.asarray(rows[f"{name}_segment_ids"], np.int32)
-    if "decoder_segment_ids" in features:
-        segments = features["decoder_segment_ids"]
-        before = np.pad(segments[:, :-1], [(0, 0), (1, 0)])
-        features["decoder_input_tokens"] = np.where(segments == before, shifted, 0)
+    if segments is not None:
+        features["decoder_segment_ids"] = np.asarray(segments, np.int32)
+        features["decoder_input_tokens"] = np.where(_goes_on(segments), shifted, 0)
     return features
+
+
+def _goes_on(segments: np.ndarray) -> np.ndarray:
+    """Returns where a token belongs to the segment of the one before it, bool [B, L]."""
+    return segments == np.pad(segments[:, :-1], [(0, 0), (1, 0)])
+
+
+def _joined(rows: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+    """Returns each example's inputs and targets as one sequence, the inputs without loss and seen whole (prefix LM).
+
+    `decoder_causal_attention` is 1 where a token of the prefix is read, its start included.
+    """
+    sides = [np.asarray(rows[name], np.int32) for name in FEATURES]
+    tokens = np.concatenate(sides, axis=1)
+    packed = "inputs_segment_ids" in rows
+    numbers = np.concatenate([rows[f"{name}_segment_ids"] for name in FEATURES], axis=1) if packed else tokens != 0
+    numbers = numbers.astype(np.int32)
+    is_target = np.repeat([[False, True]], [side.shape[1] for side in sides], axis=1)
+    # Examples in their order, inputs before targets, padding behind all.
+    rank = np.where(tokens == 0, np.iinfo(np.int32).max, 2 * numbers + is_target)
+    order = np.argsort(rank, axis=1, kind="stable")[:, :length]
+    tokens, numbers = (np.take_along_axis(each, order, axis=1) for each in (tokens, numbers))
+    weights = np.take_along_axis(np.broadcast_to(is_target, rank.shape), order, axis=1) & (tokens != 0)
+    is_prefix = ~weights & (tokens != 0)
+    features = _decoder_features(tokens, numbers if packed else None)
+    read_before = np.pad(is_prefix[:, :-1], [(0, 0), (1, 0)]) & _goes_on(numbers)
+    return {
+        **features,
+        "decoder_loss_weights": weights.astype(np.int32),
+        "decoder_causal_attention": (is_prefix | read_before).astype(np.int32),
+    }

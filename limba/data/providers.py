@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import seqio
 
 from limba.config import ConfigError, DataConfig
-from limba.data.objectives import with_objective
+from limba.data.objectives import of_one_sequence, with_objective
 from limba.data.packing import FEATURES
 from limba.data.readers import ReadPolicy
 from limba.data.records import ArrayRecordSource
@@ -72,6 +72,8 @@ def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
         task = with_objective(task, config.objective)
+    if config.sequence_length is not None:
+        task = of_one_sequence(task, config.pack)
     if config.data_files is not None:
         column = _column_of(task, config)
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))

@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 CHUNK_DOCUMENTS = 4096
-SMALLEST_UNIT, LARGEST_UNIT = 1 << 16, 1 << 20  # bytes of a range of lines
-UNITS_OF_A_CORPUS = 4096  # aimed at, so that small corpora can be dealt to many shards
+SMALLEST_UNIT = 1 << 16  # bytes of a range of lines
+# Larger ones, up to so many bytes, while a corpus has more units than that: enough to be dealt to many shards, few
+# enough that opening them and listing them costs little.
+LARGER_UNITS = ((CHUNK_BYTES, 256), (1 << 20, 4096))
 REQUESTS_AT_ONCE = 16
 BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -183,8 +185,9 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     footers = footers or Footers()
     total = sum(file.size or 0 for file in files)
     size = SMALLEST_UNIT
-    while size < LARGEST_UNIT and size * UNITS_OF_A_CORPUS < total:
-        size *= 2
+    for largest, num_units in LARGER_UNITS:
+        while size < largest and size * num_units < total:
+            size *= 2
     parquets = [file.path for file in files if file_format(file.path)[0] == "parquet"]
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         counts = pool.map(lambda path: _num_row_groups(path, policy, footers), parquets)

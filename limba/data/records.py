@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files
-from limba.data.sources import ENDLESS, DataFiles, UnitSource, call_numpy, patterns_of, random_generator
+from limba.data.sources import ENDLESS, DataFiles, Rewrite, UnitSource, call_numpy, patterns_of, random_generator
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -217,10 +217,13 @@ class TfdsSource(UnitSource):
         column: str = "text",
         data_dir: str | None = None,
         validation_percent: float = 1.0,
+        rewrite: Rewrite | None = None,
     ):
         self.tfds_name, self._data_dir = name, data_dir
         self._slices = dict(splits or {"train": "train", "validation": "validation"})
-        super().__init__(f"The data set {name}", lambda: self._there, list(self._slices), column, validation_percent)
+        super().__init__(
+            f"The data set {name}", lambda: self._there, list(self._slices), column, validation_percent, rewrite
+        )
 
     def read_by(self, policy: ReadPolicy) -> None:
         self._policy = policy

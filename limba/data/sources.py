@@ -36,6 +36,8 @@ PIECE_BYTES = 1 << 14
 
 # A column's name, or {feature: column}: then an element has these features, of one row.
 Column = str | Mapping[str, str]
+# What becomes of a row's text before it is a document: several, one or none.
+Rewrite = Callable[[bytes], Sequence[bytes]]
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
@@ -44,8 +46,8 @@ class UnitSource(seqio.DataSource):
 
     `resolve` returns split -> patterns or addresses. Where it gives no `validation`, that split is
     carved out of `train` by a hash of each document: equal texts fall on the same side, on every
-    machine and in every later run. Every error is a ConfigError; `failure` keeps the one that a
-    reading thread met, since TensorFlow passes on no more than its text.
+    machine and in every later run. `rewrite` makes documents of a row's text. Every error is a ConfigError;
+    `failure` keeps the one that a reading thread met, since TensorFlow passes on no more than its text.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class UnitSource(seqio.DataSource):
         splits: Sequence[str],
         column: Column = "text",
         validation_percent: float = 1.0,
+        rewrite: Rewrite | None = None,
     ):
         super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
-        self.name = name
+        self.name, self._rewrite = name, rewrite
         self.failure: ConfigError | None = None
         self._progress: dict[tuple[str, int], float] = {}
         # What its elements are called.
@@ -147,7 +150,10 @@ class UnitSource(seqio.DataSource):
     def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
         """Returns all documents of one chunk, those of the other carved split too."""
         del split
-        return self._read(unit, chunk)
+        documents = self._read(unit, chunk)
+        if documents is None or self._rewrite is None:
+            return documents
+        return [part for document in documents for part in self._rewrite(document) if part]
 
     def filtered(self, split: str, documents: list[bytes]) -> list[bytes]:
         """Returns the documents that are the split's own."""
@@ -366,9 +372,12 @@ class HubSource(UnitSource):
         column: Column = "text",
         splits: Sequence[str] = ("train", "validation"),
         validation_percent: float = 1.0,
+        validation_split: str = "validation",  # the data set's own name of it
+        rewrite: Rewrite | None = None,
     ):
         self.path, self.config_name, self.revision = path, name, revision
-        super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent)
+        self._validation_split = validation_split
+        super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent, rewrite)
 
     @property
     def resolved_revision(self) -> str | None:
@@ -380,7 +389,14 @@ class HubSource(UnitSource):
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at that commit."""
         source = HubSource(
-            self.path, self.config_name, revision, self.column, tuple(self.splits), self._validation_percent
+            self.path,
+            self.config_name,
+            revision,
+            self.column,
+            tuple(self.splits),
+            self._validation_percent,
+            self._validation_split,
+            self._rewrite,
         )
         source.read_by(self._policy)
         return source
@@ -400,7 +416,10 @@ class HubSource(UnitSource):
         files = builder.config.data_files
         if not files:
             raise ConfigError(f"{self.name} has no data files of its own; give its files as data_files.")
-        return {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+        found = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+        if self._validation_split in found:
+            found["validation"] = found.pop(self._validation_split)
+        return found
 
 
 def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:

@@ -7,17 +7,16 @@ row, as t5's preprocessors draw them, so that the rows are theirs, number for nu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError
-from limba.data.blocks import Features, check_targets, require_sentinels
+from limba.data import philox
+from limba.data.blocks import Features, check_targets, require_sentinels, row_seeds
 
 ROWS_PER_BLOCK = 32
-SEEDS_PER_ROW = 6  # t5 splits a row's seed in six and takes the first two for the mask
 
 
 def num_noise(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
@@ -83,7 +82,7 @@ def span_corruption(
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
     by its span. Sentinels count down from the top of the vocabulary. Rows fill `sequence_length`
-    exactly (512/114 from 568 tokens); the last row of a finite stream is as short as it comes out. With
+    exactly (512/114 from 568 tokens); the last row of a finite stream is filled up with zeros. With
     `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
     under seed 0, whose two steps before the masks use up the first two pairs of seeds.
 
@@ -92,172 +91,136 @@ def span_corruption(
     raw, targets_length = span_corruption_lengths(sequence_length["inputs"], noise_density, mean_noise_span_length)
     check_targets("span corruption", sequence_length, targets_length)
     vocabulary = output_features["targets"].vocabulary
-    spans = num_noise(raw, noise_density, mean_noise_span_length)[1]
+    noise, spans = num_noise(raw, noise_density, mean_noise_span_length)
     require_sentinels(
         vocabulary,
         spans,
         f"Span corruption of {sequence_length['inputs']} inputs",
         "shorter inputs, or a longer mean span",
     )
-    choices = (
-        raw,
-        noise_density,
-        mean_noise_span_length,
-        vocabulary.vocab_size - 1,
-        vocabulary.eos_id if append_eos else None,
-    )
-    row_draws, block_rows = _graph_functions(*choices)
-    draw = seqio.map_over_dataset(lambda _, seed: row_draws(tf.stack(seed)), num_seeds=1, num_parallel_calls=None)
-    draws = draw(tf.data.Dataset.range(2**62)).batch(ROWS_PER_BLOCK, drop_remainder=True)
-    blocks = dataset.map(lambda example: example["targets"]).rebatch(ROWS_PER_BLOCK * raw)
-    rows = tf.data.Dataset.zip((blocks, draws)).map(lambda tokens, drawn: block_rows(tokens, *drawn)).unbatch()
-    return rows.map(
-        lambda row: {"inputs": row["inputs"][: row["num_inputs"]], "targets": row["targets"][: row["num_targets"]]}
+    widths = (raw - noise + spans + append_eos, noise + spans + append_eos)
+    rows_of = functools.partial(
+        _rows_of_block,
+        raw=raw,
+        widths=widths,
+        choices=(
+            vocabulary.vocab_size - 1,
+            vocabulary.eos_id if append_eos else None,
+            noise_density,
+            mean_noise_span_length,
+        ),
     )
 
-
-@functools.lru_cache(maxsize=16)
-def _graph_functions(
-    raw: int, noise_density: float, mean_noise_span_length: float, top_sentinel: int, end: int | None
-) -> tuple[Callable, Callable]:
-    """Returns (draws of a row's seed, rows of a block), traced once for all shards of a process."""
-
-    def corrupt(tokens: tf.Tensor, draws: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        return corrupt_spans(tokens, draws, top_sentinel, end, noise_density, mean_noise_span_length)
-
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([2], tf.int64)])
-    def row_draws(seed: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return seed, *draws_of_row(raw, mask_seeds(seed), noise_density)
-
-    noise = num_noise(raw, noise_density, mean_noise_span_length)[0]
-    signature = [
-        tf.TensorSpec([None], tf.int32),
-        tf.TensorSpec([ROWS_PER_BLOCK, 2], tf.int64),
-        tf.TensorSpec([ROWS_PER_BLOCK, noise - 1], tf.float32),
-        tf.TensorSpec([ROWS_PER_BLOCK, raw - noise - 1], tf.float32),
-    ]
-
-    @tf.function(autograph=False, input_signature=signature)
-    def block_rows(tokens: tf.Tensor, seeds: tf.Tensor, *draws: tf.Tensor) -> dict[str, tf.Tensor]:
-        # Only the end of a finite stream gives less than a whole block: it is filled up, and what
-        # comes of the filling is cut off; a last piece of a row is done by itself, with its own seed.
-        num_tokens = tf.size(tokens)
-        num_rows, rest = num_tokens // raw, num_tokens % raw
-        whole = tf.pad(tokens, [[0, ROWS_PER_BLOCK * raw - num_tokens]])
-        rows = {
-            name: value[:num_rows] for name, value in corrupt(tf.reshape(whole, [ROWS_PER_BLOCK, raw]), draws).items()
+    def in_graph(tokens: tf.Tensor, *seeds: tf.Tensor) -> dict[str, tf.Tensor]:
+        sides = tf.numpy_function(rows_of, [tokens, *seeds], [tf.int32, tf.int32], stateful=False)
+        return {
+            name: tf.ensure_shape(side, [None, width])
+            for name, side, width in zip(("inputs", "targets"), sides, widths, strict=True)
         }
-        lengths = {f"num_{name}": tf.fill([num_rows], value.shape[1]) for name, value in rows.items()}
 
-        def with_rest() -> dict[str, tf.Tensor]:
-            last_draws = draws_of_row(rest, mask_seeds(seeds[num_rows]), noise_density)
-            last = corrupt(tokens[None, num_rows * raw :], [draw[None] for draw in last_draws])
-            result = {name: _stacked(value, last[name]) for name, value in rows.items()}
-            for name, value in last.items():
-                result[f"num_{name}"] = tf.concat([lengths[f"num_{name}"], tf.shape(value)[1:]], 0)
-            return result
-
-        return tf.cond(rest > 0, with_rest, lambda: {**rows, **lengths})
-
-    return row_draws, block_rows
+    blocks = dataset.map(lambda example: example["targets"]).rebatch(ROWS_PER_BLOCK * raw)
+    seeds = row_seeds().batch(ROWS_PER_BLOCK)
+    return tf.data.Dataset.zip((blocks, seeds)).map(lambda tokens, pair: in_graph(tokens, *pair)).unbatch()
 
 
-def _stacked(rows: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Puts `last` [1, M] below `rows` [B, N], both padded to the wider."""
-    width = tf.maximum(tf.shape(rows)[1], tf.shape(last)[1])
-    return tf.concat([tf.pad(part, [[0, 0], [0, width - tf.shape(part)[1]]]) for part in (rows, last)], 0)
+def _rows_of_block(
+    tokens: np.ndarray,
+    *seeds: np.ndarray,
+    raw: int,
+    widths: tuple[int, int],
+    choices: tuple[int, int | None, float, float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs [R, I], targets [R, T]) of a block's tokens [n] and both halves of its rows' seeds.
+
+    Only the end of a finite stream gives less than a whole block; what is left of a row is done by itself,
+    with its own seed, and filled up with zeros.
+    """
+    row_seeds = np.stack(seeds, 1)
+    num_rows = len(tokens) // raw
+    rows = [(tokens[: num_rows * raw].reshape(num_rows, raw), row_seeds[:num_rows])]
+    rows.append((tokens[None, num_rows * raw :], row_seeds[num_rows : num_rows + 1]))
+    parts = [
+        corrupt_spans(part, draws_of_rows(part.shape[1], mask_seeds(own), choices[2]), *choices)
+        for part, own in rows
+        if part.size
+    ]
+    inputs, targets = (
+        np.concatenate([np.pad(part, [(0, 0), (0, width - part.shape[1])]) for part in side])
+        for side, width in zip(zip(*parts, strict=True), widths, strict=True)
+    )
+    return inputs, targets
 
 
 def corrupt_spans(
-    tokens: tf.Tensor,
-    draws: Sequence[tf.Tensor],
+    tokens: np.ndarray,
+    draws: Sequence[np.ndarray],
     top_sentinel: int,
     end: int | None,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
-) -> dict[str, tf.Tensor]:
-    """Returns {"inputs": [B, I], "targets": [B, T]} of tokens int32 [B, L] and the draws of `draws_of_row` per row.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs [B, I], targets [B, T]) of tokens int32 [B, L] and the draws of `draws_of_rows`.
 
-    `end` is the id to append, or None. B is static; L may be known only when it runs. Rows of one length
-    have one I and one T.
+    `end` is the id to append, or None. Rows of one length have one I and one T.
     """
-    num_rows = draws[0].shape[0]
-    length = tokens.shape[1] if tokens.shape[1] is not None else tf.shape(tokens)[1]
-    is_noise = random_spans_noise_mask(length, draws, noise_density, mean_noise_span_length)
-    inputs = _spans_to_sentinels(tokens, is_noise, top_sentinel)
-    targets = _spans_to_sentinels(tokens, tf.logical_not(is_noise), top_sentinel)
+    is_noise = random_spans_noise_mask(tokens.shape[1], draws, noise_density, mean_noise_span_length)
+    sides = [_spans_to_sentinels(tokens, is_span, top_sentinel) for is_span in (is_noise, ~is_noise)]
     if end is not None:
-        ends = tf.fill([num_rows, 1], tf.constant(end, tokens.dtype))
-        inputs, targets = tf.concat([inputs, ends], 1), tf.concat([targets, ends], 1)
-    if isinstance(length, int):
-        noise, spans = num_noise(length, noise_density, mean_noise_span_length)
-        inputs.set_shape([num_rows, length - noise + spans + (end is not None)])
-        targets.set_shape([num_rows, noise + spans + (end is not None)])
-    return {"inputs": inputs, "targets": targets}
+        sides = [np.pad(side, [(0, 0), (0, 1)], constant_values=end) for side in sides]
+    return sides[0], sides[1]
 
 
-def mask_seeds(row_seed: tf.Tensor) -> tf.Tensor:
-    """Returns the two seeds [2, 2] of a row's mask, of the row's own seed [2]."""
-    return tf.random.experimental.stateless_split(row_seed, SEEDS_PER_ROW)[:2]
+def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
+    """Returns the two seeds int64 [B, 2, 2] of each row's mask, of the rows' own seeds [B, 2].
+
+    t5 splits a row's seed in six and takes the first two.
+    """
+    return philox.split(row_seeds, 2)
 
 
-def draws_of_row(length: int | tf.Tensor, seeds: tf.Tensor, noise_density: float = 0.15) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns uniform draws float32 [noise - 1] and [text - 1] of a row, from its seeds [2, 2]."""
-    noise, padded = _noise_tokens(length, noise_density)
-    return (
-        tf.random.stateless_uniform([noise - 1], seeds[0]),
-        tf.random.stateless_uniform([padded - noise - 1], seeds[1]),
-    )
-
-
-def _noise_tokens(length: int | tf.Tensor, noise_density: float) -> tuple[int | tf.Tensor, int | tf.Tensor]:
-    """Returns (noise tokens, row length of at least 2), in numbers or in the graph."""
-    if isinstance(length, int):
-        return num_noise(length, noise_density, 1.0)[0], max(length, 2)
-    padded = tf.maximum(length, 2)
-    noise = tf.cast(tf.round(tf.cast(padded, tf.float32) * noise_density), tf.int32)
-    return tf.minimum(tf.maximum(noise, 1), padded - 1), padded
+def draws_of_rows(length: int, seeds: np.ndarray, noise_density: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
+    """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], from the rows' seeds [B, 2, 2]."""
+    noise, padded = num_noise(length, noise_density, 1.0)[0], max(length, 2)
+    return philox.uniform(seeds[:, 0], noise - 1), philox.uniform(seeds[:, 1], padded - noise - 1)
 
 
 def random_spans_noise_mask(
-    length: int | tf.Tensor,
-    draws: Sequence[tf.Tensor],
+    length: int,
+    draws: Sequence[np.ndarray],
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
-) -> tf.Tensor:
-    """Returns bool [B, length], true in the noise, from the draws of `draws_of_row` for each row (B static).
+) -> np.ndarray:
+    """Returns bool [B, length], true in the noise, from the draws of `draws_of_rows`.
 
     Spans alternate, beginning with text and ending with noise; numbers of noise tokens and spans follow
     from the length, and all masks that have them are equally likely.
     """
-    noise, padded = _noise_tokens(length, noise_density)
-    if isinstance(length, int):
-        spans = num_noise(length, noise_density, mean_noise_span_length)[1]
-    else:
-        spans = tf.cast(tf.round(tf.cast(noise, tf.float32) / mean_noise_span_length), tf.int32)
-        spans = tf.maximum(spans, 1)
-    num_rows = draws[0].shape[0]
+    noise, spans = num_noise(length, noise_density, mean_noise_span_length)
+    padded, num_rows = max(length, 2), len(draws[0])
     noise_lengths = _random_segments(noise, spans, draws[0])
     text_lengths = _random_segments(padded - noise, spans, draws[1])
-    span_lengths = tf.reshape(tf.stack([text_lengths, noise_lengths], 2), [-1])
+    span_lengths = np.stack([text_lengths, noise_lengths], 2)
     # The parity of a span's number, repeated over its length, is the mask.
-    parity = tf.tile(tf.constant([False, True]), [num_rows * spans])
-    return tf.reshape(tf.repeat(parity, span_lengths), [num_rows, padded])[:, :length]
+    is_noise = np.repeat(np.tile([False, True], num_rows * spans), span_lengths.reshape(-1))
+    return is_noise.reshape(num_rows, padded)[:, :length]
 
 
-def _random_segments(num_items: int | tf.Tensor, num_segments: int | tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Returns int32 [B, num_segments]: positive lengths that add up to num_items, by draws [B, num_items - 1]."""
-    starts = tf.argsort(draws) < num_segments - 1  # t5 shuffles that many ones among zeros
-    # `where` lists them row by row, and every row has as many.
-    places = tf.reshape(tf.cast(tf.where(starts)[:, 1], tf.int32), [draws.shape[0], num_segments - 1]) + 1
-    edges = tf.pad(places, [[0, 0], [0, 1]], constant_values=num_items)
-    return edges - tf.pad(places, [[0, 0], [1, 0]])
+def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
+    """Returns int [B, num_segments]: positive lengths that add up to num_items, by draws [B, num_items - 1]."""
+    # t5 shuffles that many ones among zeros by sorting the draws. These are positive, so that their bits sort as they
+    # do; with the place behind them equal draws keep their order, and sorting whole numbers is several times as fast.
+    keys = np.ascontiguousarray(draws, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
+    order = np.sort(keys | np.arange(num_items - 1, dtype=np.uint64)) & np.uint64(0xFFFF_FFFF)
+    places = np.nonzero(order < num_segments - 1)[1].reshape(len(draws), num_segments - 1) + 1
+    edges = np.pad(places, [(0, 0), (1, 1)])
+    edges[:, -1] = num_items
+    return np.diff(edges)
 
 
-def _spans_to_sentinels(tokens: tf.Tensor, is_span: tf.Tensor, top_sentinel: int) -> tf.Tensor:
+def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> np.ndarray:
     """Replaces each run of true places in a row by one sentinel, counted down from the top."""
-    follows = tf.pad(is_span[:, :-1], [[0, 0], [1, 0]])
+    follows = np.zeros_like(is_span)
+    follows[:, 1:] = is_span[:, 1:] & is_span[:, :-1]
     first = is_span & ~follows
-    sentinels = top_sentinel + 1 - tf.cumsum(tf.cast(first, tokens.dtype), axis=1)
-    replaced = tf.where(first, sentinels, tokens)
-    return tf.reshape(tf.boolean_mask(replaced, ~(is_span & follows)), [tokens.shape[0], -1])
+    sentinels = top_sentinel + 1 - np.cumsum(first, axis=1, dtype=np.int32)
+    return np.where(first, sentinels, tokens)[~follows].reshape(len(tokens), -1)

@@ -291,9 +291,9 @@ def _clear_errors(task: Provider) -> Iterator[None]:
 
 
 def validation_batches(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None
 ) -> list[dict[str, np.ndarray]]:
-    """Returns the held-out split, read once in order, as at most `num_batches` batches of model features.
+    """Returns the held-out split, read once in order, as at most `num_batches` (None: all) batches of model features.
 
     Every host and every run of this corpus and objective gets the same. The last batch is filled up
     with rows of zeros; an empty split gives no batch, and a warning.
@@ -317,12 +317,12 @@ def validation_batches(
     batches: list[dict[str, np.ndarray]] = []
     left = num_batches
     for number, part in enumerate(parts):
-        share = -(-left // (len(parts) - number))
+        share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
         taken = _alone(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
         with _clear_errors(task):
             rows = [_filled(batch, config.batch_size) for batch in taken.as_numpy_iterator()]
-        batches += map(model_features, rows)
-        left -= len(rows)
+        batches += [model_features(batch, config.sequence_length) for batch in rows]
+        left = None if left is None else left - len(rows)
     if not batches:
         logger.warning(
             "The split %r of %s holds no text: nothing is evaluated. A larger validation_percent takes more from the "
@@ -422,7 +422,7 @@ def global_batch(
     rows_per_shard = config.batch_size // config.num_data_shards
     shards = sorted(rows_by_shard)
     place_of = {shard: place for place, shard in enumerate(shards)}
-    features = [model_features(rows_by_shard[shard]) for shard in shards]
+    features = [model_features(rows_by_shard[shard], config.sequence_length) for shard in shards]
 
     def place(name: str) -> jax.Array:
         local = np.concatenate([rows[name] for rows in features])

@@ -10,10 +10,11 @@ from limba.config import ConfigError
 from limba.data.vocabulary import NUM_SENTINELS, SENTINEL, SPACE, read_model
 
 
-def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS) -> str:
+def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False) -> str:
     """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
 
-    The end of sequence is appended, as T5 wants it; `extra_ids` sentinels follow the pieces unless the model
+    The end of sequence is appended, as T5 wants it, or, where it `starts`, padding put before, as our language
+    models want it; `extra_ids` sentinels follow the pieces unless the model
     holds its own. Two differences to SentencePiece are known: combining marks that stand in an order which
     Unicode does not hold to be the canonical one, and the literal text of a special token (`</s>`,
     `<extra_id_0>`), which is that token. Raises ConfigError for a model that is not there or not a unigram model.
@@ -43,7 +44,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS) -> str:
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
-        "post_processor": _end_of_sequence(model.pieces[end].piece, end),
+        "post_processor": _start(model.pieces[0].piece) if starts else _end_of_sequence(model.pieces[end].piece, end),
         "decoder": _decoder(),
         "model": {
             "type": "Unigram",
@@ -99,6 +100,18 @@ def _end_of_sequence(text: str, number: int) -> dict[str, Any]:
         "single": [first, end],
         "pair": [first, end, second, end],
         "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]}},
+    }
+
+
+def _start(text: str) -> dict[str, Any]:
+    """What a decoder alone reads first: padding's id."""
+    start = {"SpecialToken": {"id": text, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, second],
+        "special_tokens": {text: {"id": text, "ids": [0], "tokens": [text]}},
     }
 
 

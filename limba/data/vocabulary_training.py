@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import fsspec
 import seqio
 
-from limba.config import ConfigError
-from limba.data.providers import source_of_files
+from limba.config import ConfigError, DataConfig
+from limba.data.providers import resolve_task, source_of_files
 from limba.data.sampling import Progress, sample_documents, text_source
 from limba.data.tokenizer_json import tokenizer_json
 from limba.data.vocabulary import load_vocabulary, train_vocabulary, write_whole
 from limba.data.vocabulary_report import Fertility, fertility_table
 
 HELD_OUT_BYTES = 2_000_000  # of text that the report is about
+HOURS_WAITED = 6  # for the process that trains
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 
 
@@ -60,6 +62,28 @@ def train_on_documents(documents: Sequence[bytes], size: int, path: str, **choic
     count = train_vocabulary((document.decode() for document in documents), size, path, **choices)
     write_whole(json_path(path), tokenizer_json(path).encode())
     return count
+
+
+def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
+    """Makes the vocabulary that the run names where there is none yet and `new_vocabulary_size` is set.
+
+    One process trains it on the run's training split, the others wait for its files. A vocabulary of that many ids,
+    fewer where the text does not give them. Raises ConfigError as sampling and training do.
+    """
+    path, size = config.vocabulary, config.new_vocabulary_size
+    if path is None or size is None or (_is_there(path) and _is_there(json_path(path))):
+        return
+    if not trains:
+        wait_for_vocabulary(path, HOURS_WAITED * 3600)
+        return
+    # Bytes stand in for the vocabulary that is not there yet; nothing is encoded with them.
+    task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
+    print(f"There is no vocabulary at {path}: reading text to train one of {size:,} ids.", flush=True)
+    documents, _ = sample_task(task, config.train_split, config.new_vocabulary_bytes)
+    print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
+    coverage = config.new_vocabulary_coverage
+    count = train_on_documents(documents, size - config.extra_ids, path, character_coverage=coverage)
+    print(f"{path}: {count:,} pieces.", flush=True)
 
 
 def compare(

@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import msgpack
 import numpy as np
 import tensorstore as ts
 
 from limba.config import ConfigError, ModelConfig
+from limba.formats import decoder_only
+from limba.formats.t5x import decode_extension, joined
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
 _COPIES = re.compile(r"(encoder|decoder)\.embed_tokens\.weight")  # filled by tying; accepted, never needed
+FLAX_FILE = "flax_model.msgpack"
+# First byte -> length of what stands before an extension's data (msgpack's specification, "ext format family").
+_EXTENSION_HEADS = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD9), 2)}
+# The files of a folder's weights in each form, the better form first.
+WEIGHTS = (
+    re.compile(r"model\.safetensors(\.index\.json)?|model-\d+-of-\d+\.safetensors"),
+    re.compile(re.escape(FLAX_FILE)),
+    re.compile(r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d+-of-\d+\.bin"),
+)
 
 
 class Row(NamedTuple):
@@ -33,6 +45,8 @@ class Row(NamedTuple):
 
 def rows(config: ModelConfig) -> list[Row]:
     """Returns the table of a network, T5X's names unstacked."""
+    if config.is_decoder_only:
+        return [Row(*row) for row in decoder_only.rows(config)]
     table = [Row("token_embedder/embedding", "shared.weight", False)]
     for side, num_layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
         for i in range(num_layers):
@@ -85,6 +99,13 @@ def flax_name(row: Row) -> str:
     return path + ("/weight" if row.t5x.endswith("scale") else "/kernel")
 
 
+def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.ndarray]:
+    """Returns a folder's arrays under T5X's names and shapes, unstacked; each is read when it is asked for."""
+    if config.is_decoder_only:
+        return decoder_only.read(SafetensorsFolder(directory), config, str(directory))
+    return T5xView(directory, config)
+
+
 class SafetensorsFolder(Mapping[str, np.ndarray]):
     """The arrays of `model.safetensors`, or of the files that its index names, by PyTorch's names; read on demand."""
 
@@ -134,10 +155,17 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
 
 def is_huggingface(path: str | Path) -> bool:
-    """True for a folder of transformers' with weights that are read here."""
-    folder = Path(path)
-    names = ("model.safetensors", "model.safetensors.index.json", "flax_model.msgpack")
-    return (folder / "config.json").is_file() and any((folder / name).is_file() for name in names)
+    """True for a folder of transformers' with weights in one of the forms of WEIGHTS."""
+    return (Path(path) / "config.json").is_file() and weights_form(path) is not None
+
+
+def weights_form(path: str | Path) -> str | None:
+    """Returns which weights of a folder are read, "safetensors", "flax" or "bin", the first that is there, or None."""
+    names = [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
+    for form, pattern in zip(("safetensors", "flax", "bin"), WEIGHTS, strict=True):
+        if any(map(pattern.fullmatch, names)):
+            return form
+    return None
 
 
 def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
@@ -147,8 +175,12 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
+    if about.get("model_type") in ("llama", "gpt2"):
+        return ModelConfig(**{**decoder_only.model_fields(about), "dtype": "float32", **choices})
     if about.get("model_type") not in ("t5", "mt5", "umt5"):
-        raise ConfigError(f"{path} describes a {about.get('model_type')!r}; only t5, mt5 and umt5 are read.")
+        raise ConfigError(
+            f"{path} describes a {about.get('model_type')!r}; only t5, mt5, umt5, llama and gpt2 are read."
+        )
     projection = about.get("feed_forward_proj", "relu")
     activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
     gated = projection.startswith("gated-")
@@ -177,77 +209,133 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
 class T5xView(Mapping[str, np.ndarray]):
     """A folder's arrays under T5X's names and shapes, unstacked; each is read when it is asked for."""
 
-    def __init__(self, directory: str | Path, config: ModelConfig, flax: bool | None = None):
-        """`flax` says which of two files is read; None: PyTorch's where it is there."""
+    def __init__(
+        self,
+        directory: str | Path,
+        config: ModelConfig,
+        flax: bool | None = None,
+        stored: Mapping[str, np.ndarray] | None = None,
+    ):
+        """`flax` says which of two files is read, None the better one. `stored` gives arrays, and `shape`s, by
+        PyTorch's names from another form, such as that of `pytorch_model.bin`."""
         self.path = Path(directory)
-        self._read: Callable[[Row], np.ndarray]
-        if flax is None:
-            flax = (self.path / "flax_model.msgpack").is_file() and not any(self.path.glob("model*.safetensors*"))
+        form = weights_form(self.path)
+        if stored is None and flax is None and form == "bin":
+            raise ConfigError(
+                f"{self.path} holds its weights only as pytorch_model.bin, a pickle, which training does not open; run"
+                f" `python -m convert.huggingface import {self.path} OUT` (it needs torch), and name OUT instead."
+            )
+        flax = flax or (flax is None and stored is None and form == "flax")
+        table = rows(config)
         if flax:
-            stored = _flax_arrays(self.path / "flax_model.msgpack")
-            names = {row.t5x: flax_name(row) for row in rows(config)}
-            unread = {name for name in stored if "embed_tokens" not in name}
-            self._read = lambda row: _transposed(stored[flax_name(row)], row.t5x.endswith("rel_embedding"))
+            self._stored: Any = FlaxFile(self.path / FLAX_FILE)
+            self._places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in table}
+            unread = {name for name in self._stored if "embed_tokens" not in name}
         else:
-            stored = SafetensorsFolder(self.path)
-            names = {row.t5x: row.pytorch for row in rows(config)}
-            unread = {name for name in stored if not _COPIES.fullmatch(name)}
-            self._read = lambda row: _transposed(stored[row.pytorch], row.transposed)
+            self._stored = SafetensorsFolder(self.path) if stored is None else stored
+            self._places = {row.t5x: (row.pytorch, row.transposed) for row in table}
+            unread = {name for name in self._stored if not _COPIES.fullmatch(name)}
+        names = [name for name, _ in self._places.values()]
         if config.logits_via_embedding:
             unread.discard("lm_head.weight")  # a copy that some versions write
-        missing = [name for name in names.values() if name not in stored]
-        extra = sorted(unread - set(names.values()))
+        missing = [name for name in names if name not in self._stored]
+        extra = sorted(unread - set(names))
         if missing or extra:
             what = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which the network has not"
             more = max(len(missing), len(extra)) - 1
             raise ConfigError(
                 f"{self.path} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file."
             )
-        self._rows = {row.t5x: row for row in rows(config)}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._read(self._rows[name])
+        place, is_transposed = self._places[name]
+        array = self._stored[place]
+        return array.T if is_transposed else array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns an array's shape without reading its values."""
+        place, is_transposed = self._places[name]
+        shape = self._stored.shape(place)
+        return shape[::-1] if is_transposed else shape
 
 
-def _transposed(array: np.ndarray, is_transposed: bool) -> np.ndarray:
-    return array.T if is_transposed else array
+class FlaxFile(Mapping[str, np.ndarray]):
+    """The arrays of a flax_model.msgpack by names joined with slashes; read on demand."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        try:
+            with path.open("rb") as file, path.open("rb") as peek:
+                most = 2**32 - 1
+                unpacker = msgpack.Unpacker(file, read_size=1 << 20, max_buffer_size=most, raw=False)
+                self._index(unpacker, peek, "")
+        except (OSError, ValueError, msgpack.UnpackException) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ConfigError:
+        reason = str(error) or "it ends too early"
+        return ConfigError(f"{self.path} cannot be read as flax's msgpack ({reason}); copy it anew.")
+
+    def _index(self, unpacker: msgpack.Unpacker, peek: BinaryIO, path: str) -> None:
+        """Notes where each array of a map lies, without reading it."""
+        for _ in range(unpacker.read_map_header()):
+            key, start = unpacker.unpack(), unpacker.tell()
+            name = f"{path}/{key}" if path else key
+            if _starts_map(peek, start) and not _starts_map(peek, start, "__msgpack_chunked_array__"):
+                self._index(unpacker, peek, name)
+            else:
+                unpacker.skip()
+                self._places[name] = (start, unpacker.tell())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        start, end = self._places[name]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(end - start)
+        try:
+            value = msgpack.unpackb(
+                data, ext_hook=decode_extension, max_ext_len=len(data), raw=False, strict_map_key=False
+            )
+        except (ValueError, msgpack.UnpackException) as error:
+            raise self._unreadable(error) from error
+        return joined(value) if isinstance(value, Mapping) else np.asarray(value)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns an array's shape without reading its values."""
+        with self.path.open("rb") as file:
+            file.seek(self._places[name][0])
+            head = file.read(1 << 12)
+        unpacker = msgpack.Unpacker(raw=False)
+        if head[0] in _EXTENSION_HEADS:
+            unpacker.feed(head[_EXTENSION_HEADS[head[0]] :])
+            unpacker.read_array_header()
+            return tuple(unpacker.unpack())
+        unpacker.feed(head)
+        for _ in range(unpacker.read_map_header()):  # flax's form of an array over a gibibyte
+            if unpacker.unpack() == "shape":
+                lengths = unpacker.unpack()
+                return tuple(lengths[str(i)] for i in range(len(lengths)))
+            unpacker.skip()
+        raise self._unreadable(ValueError(f"{name} has no shape"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
-def _flax_arrays(path: Path) -> dict[str, np.ndarray]:
-    import msgpack
-
-    from limba.formats.t5x import decode_extension, joined
-
-    try:
-        with path.open("rb") as file:  # in parts: the file's bytes and its arrays are not both held
-            most = 2**32 - 1
-            tree = msgpack.Unpacker(
-                file,
-                read_size=1 << 20,
-                max_buffer_size=most,
-                max_ext_len=most,
-                ext_hook=decode_extension,
-                raw=False,
-                strict_map_key=False,
-            ).unpack()
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ConfigError(f"{path} cannot be read as flax's msgpack ({error}); copy it anew.") from error
-    arrays: dict[str, np.ndarray] = {}
-
-    def walk(node: Any, name: str) -> None:
-        if not isinstance(node, Mapping):
-            arrays[name] = node
-        elif "__msgpack_chunked_array__" in node:
-            arrays[name] = joined(node)
-        else:
-            for key, value in node.items():
-                walk(value, f"{name}/{key}" if name else key)
-
-    walk(tree, "")
-    return arrays
+def _starts_map(file: BinaryIO, place: int, first_key: str = "") -> bool:
+    """True where a map of msgpack's begins there (format specification, "map format family"), with this key first."""
+    file.seek(place)
+    head = file.read(8 + len(first_key))
+    length = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 1
+    is_map = bool(head) and (head[0] in (0xDE, 0xDF) or head[0] & 0xF0 == 0x80)
+    return is_map and (not first_key or msgpack.packb(first_key) == head[length : length + len(first_key) + 1])

@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba.config import ConfigError, ModelConfig
+from limba.formats import decoder_only
 from limba.formats.huggingface import FILE_BYTES, Row, flax_name, rows
 from limba.formats.names import unflatten
 from limba.formats.t5x import ARRAY_EXTENSION
@@ -29,6 +30,8 @@ _LETTERS = {"float32": "F32", "bfloat16": "BF16"}
 
 def shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     """Returns the shape that the parameter of T5X's name has in the network, unstacked."""
+    if config.is_decoder_only:
+        return decoder_only.written_shapes(config)[name]
     joined = config.num_heads * config.head_dim
     kinds = {
         "token_embedder/embedding": (config.vocab_size, config.emb_dim),
@@ -44,17 +47,19 @@ def shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     return next((shape for end, shape in kinds.items() if name.endswith(end)), (config.emb_dim, joined))
 
 
-def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
+def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, mend: str) -> None:
     """Raises ConfigError naming the first array that the network of `config` lacks, has besides, or has otherwise."""
-    wanted = {row.t5x: shape_of(row.t5x, config) for row in rows(config)}
+    if config.is_decoder_only:
+        wanted = decoder_only.shapes(config)
+    else:
+        wanted = {row.t5x: shape_of(row.t5x, config) for row in rows(config)}
     for name in [*wanted, *shapes]:
         if name not in shapes or name not in wanted:
             what = "lacks" if name not in shapes else "holds, and its configuration has not,"
-            raise ConfigError(f"{where} {what} {name}; give the model's own configuration with --config=FILE.gin.")
+            raise ConfigError(f"{where} {what} {name}; {mend}.")
         if shapes[name] != wanted[name]:
             raise ConfigError(
-                f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]};"
-                " give the model's own configuration with --config=FILE.gin."
+                f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {mend}."
             )
 
 
@@ -64,6 +69,8 @@ def config_json(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     Without a bias in every layer it is always a `t5`, mT5 being one too: transformers' `mt5` never scales the
     logits of a tied head. `scale_decoder_outputs` is what 5 makes of `tie_word_embeddings`.
     """
+    if config.is_decoder_only:
+        return decoder_only.config_json(config, dtype)
     first, *gate = config.mlp_activations
     if gate and gate != ["linear"]:
         raise ConfigError(
@@ -103,7 +110,8 @@ def config_json(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
 
 def write_configs(directory: Path, config: ModelConfig, dtype: str) -> None:
     """Writes config.json and generation_config.json."""
-    generation = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
+    generation = {"pad_token_id": 0, "eos_token_id": 1, start: 0}
     for name, content in (("config", config_json(config, dtype)), ("generation_config", generation)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
@@ -141,6 +149,8 @@ def write_pytorch(
     file_bytes: int = FILE_BYTES,
 ) -> None:
     """Writes model.safetensors, or several files of at most `file_bytes` and their index."""
+    if config.is_decoder_only:
+        arrays = decoder_only.written(arrays, config)
     size = ts.dtype(dtype).numpy_dtype.itemsize
     files: list[list[tuple[Row, int]]] = [[]]
     for row in _in_order(arrays, config):
@@ -247,9 +257,10 @@ def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryvi
                 gaps.pop(0)
 
 
-def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int) -> None:
+def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
     """Writes the files that make transformers' AutoTokenizer give the ids of ours.
 
+    With `starts`, for a decoder alone, texts begin with the start id 0 and have no end; bytes have no such form.
     `vocabulary` is a SentencePiece model's path, a tokenizer.json's, which is taken as it is, or 'byte'. ByT5's
     sentinels count down from the last id, as seqio has them, which transformers' own order does not: their ids are
     written out.
@@ -257,6 +268,8 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int) -> None:
     from limba.data.tokenizer_json import tokenizer_json  # imports TensorFlow, which weights alone do not need
     from limba.data.vocabulary import SENTINEL, load_vocabulary
 
+    if vocabulary == "byte" and starts:
+        return  # transformers' byte tokenizer ends texts, and cannot begin them
     if vocabulary == "byte":
         sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
@@ -273,7 +286,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int) -> None:
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
         ids = (0, 1, 2)
-        text = tokenizer_json(vocabulary, extra_ids)
+        text = tokenizer_json(vocabulary, extra_ids, starts)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
         with fsspec.open(vocabulary, "rb") as file:
             (directory / "spiece.model").write_bytes(file.read())
@@ -282,6 +295,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int) -> None:
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
+    roles |= {"bos_token": named[ids[0]]} if starts else {}
     ordered = sorted(sentinels, key=sentinels.__getitem__)
     sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}

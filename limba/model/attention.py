@@ -53,6 +53,19 @@ def _fastest(query: Float[Array, "B Q H C"], key: Float[Array, "B K H C"]) -> st
 IMPLEMENTATIONS = {"einsum": dot_product_attention, "memory_efficient": memory_efficient_attention}
 
 
+def attend(
+    implementation: str,
+    query: Float[Array, "B Q H C"],
+    key: Float[Array, "B K H C"],
+    value: Float[Array, "B K H C"],
+    bias: Float[Array, "H Q K"] | None,
+    mask: Bool[Array, "B Q K"] | None,
+) -> Float[Array, "B Q H C"]:
+    """Returns softmax(q k^T + bias) v by the implementation of that name, or by the fastest ('auto')."""
+    name = _fastest(query, key) if implementation == "auto" else implementation
+    return IMPLEMENTATIONS[name](query, key, value, bias, mask)
+
+
 class Attention(nn.Module):
     """Projects, attends, projects back. `x` asks; `memory` (x itself, or the encoder's output) answers."""
 
@@ -83,7 +96,6 @@ class Attention(nn.Module):
             # T5 drops an attention weight for all queries of a head alike: that is to drop the value it picks.
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.dropout_rate, (*value.shape[:-1], 1))
             value = jnp.where(kept, value / (1 - self.dropout_rate), 0)
-        name = _fastest(query, key) if self.implementation == "auto" else self.implementation
-        attended = IMPLEMENTATIONS[name](query, key, value, bias, mask)
+        attended = attend(self.implementation, query, key, value, bias, mask)
         attended = attended.reshape(*x.shape[:-1], self.num_heads * self.head_dim)
         return Dense(x.shape[-1], ("joined_kv", "embed"), self.dtype, attention_kernel_init, name="out")(attended)

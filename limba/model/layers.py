@@ -1,4 +1,4 @@
-"""The pieces a T5 layer is made of besides attention: embedding, dense, RMS norm, gated MLP, dropout.
+"""The pieces a layer is made of besides attention: embedding, dense, norms, gated MLP, dropout.
 
 Raffel et al. 2020 (arXiv:1910.10683) sections 2.1 and 3.1; the gated MLP is Shazeer 2020
 (arXiv:2002.05202). Parameter names, logical axes and initial values are T5X's, so that a
@@ -58,9 +58,10 @@ class Embed(nn.Module):
     vocab_size: int
     emb_dim: int
     dtype: jnp.dtype
+    deviation: float = 1.0  # of the initial values
 
     def setup(self) -> None:
-        init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ("vocab", "embed"))
+        init = nn.with_logical_partitioning(nn.initializers.normal(self.deviation), ("vocab", "embed"))
         self.embedding = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
@@ -72,19 +73,25 @@ class Embed(nn.Module):
 
 
 class Dense(nn.Module):
-    """`x @ kernel` over the last axis; no bias, as everywhere in T5."""
+    """`x @ kernel` over the last axis, plus a bias where told; T5 has none."""
 
     features: int
     axes: tuple[str, str]  # logical names of the kernel's two axes
     dtype: jnp.dtype
     init: Initializer = kernel_init
     output_dtype: jnp.dtype | None = None  # float32 for logits
+    has_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         init = nn.with_logical_partitioning(self.init, self.axes)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
-        return matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.output_dtype or self.dtype)
+        y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.output_dtype or self.dtype)
+        if not self.has_bias:
+            return y
+        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
+        bias = self.param("bias", bias_init, (self.features,), jnp.float32)
+        return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
 
 
 class RMSNorm(nn.Module):
@@ -100,6 +107,24 @@ class RMSNorm(nn.Module):
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
         return x.astype(self.dtype) * scale.astype(self.dtype)[None, None]
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / deviation * scale + bias, the statistics taken in float32 (Ba et al. 2016, arXiv:1607.06450)."""
+
+    epsilon: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        ones = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
+        scale = self.param("scale", ones, (x.shape[-1],), jnp.float32)
+        bias = self.param("bias", zeros, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+        return (x * scale[None, None] + bias[None, None]).astype(self.dtype)
 
 
 class Dropout(nn.Module):
@@ -119,14 +144,15 @@ class MlpBlock(nn.Module):
     activations: tuple[str, ...]
     dropout_rate: float
     dtype: jnp.dtype
+    has_biases: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"], deterministic: bool) -> Float[Array, "B L D"]:
         hidden = None
         for i, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{i}"
-            branch = Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, name=name)(x)
+            branch = Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, has_bias=self.has_biases, name=name)(x)
             branch = ACTIVATION_FUNCTIONS[activation](branch)
             hidden = branch if hidden is None else hidden * branch
         hidden = Dropout(self.dropout_rate)(hidden, deterministic)
-        return Dense(x.shape[-1], ("mlp", "embed"), self.dtype, name="wo")(hidden)
+        return Dense(x.shape[-1], ("mlp", "embed"), self.dtype, has_bias=self.has_biases, name="wo")(hidden)

@@ -19,3 +19,8 @@ def segment_mask(queries: Int[Array, "B Q"], keys: Int[Array, "B K"]) -> Bool[Ar
 def causal_mask(length: int) -> Bool[Array, "1 L L"]:
     """True at and before the query."""
     return jnp.tril(jnp.ones((1, length, length), bool))
+
+
+def prefix_mask(is_prefix: Bool[Array, "B L"]) -> Bool[Array, "B L L"]:
+    """True where both belong to a prefix, which is seen whole (Raffel et al. 2020, section 3.2.1)."""
+    return is_prefix[:, :, None] & is_prefix[:, None, :]

@@ -258,13 +258,16 @@ class Model:
     """A network as two pure functions; Flax stays behind this wall."""
 
     def __init__(self, config: ModelConfig):
+        from limba.model.language_model import LanguageModel  # here: it builds on this module
+
         self.config = config
-        self._module = Transformer(config)
+        self._module = LanguageModel(config) if config.is_decoder_only else Transformer(config)
 
     def _boxed(self, key: Array) -> Parameters:
         # Shapes of parameters do not depend on the batch's: the smallest batch will do.
         ones = jnp.ones((1, 1), jnp.int32)
-        names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+        names = ("decoder_input_tokens", "decoder_target_tokens")
+        names += () if self.config.is_decoder_only else ("encoder_input_tokens",)
         return self._module.init(key, dict.fromkeys(names, ones), True)["params"]
 
     def init(self, key: Array) -> Parameters:
@@ -287,3 +290,11 @@ class Model:
         batch = {"encoder_input_tokens": inputs}
         encoded = self._module.apply({"params": parameters}, batch, True, method=Transformer.encode)
         return decode.cached_decoder(self.config, parameters, encoded, inputs, max_tokens)
+
+    def cached_language_model(
+        self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int
+    ) -> tuple[decode.Step, decode.Cache]:
+        """Reads the prompts, which end together behind -1, and returns a decoder-only network's step and its cache."""
+        from limba.model.language_model_decode import cached_language_model  # as above
+
+        return cached_language_model(self.config, parameters, prompt, max_tokens)

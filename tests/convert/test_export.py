@@ -11,16 +11,19 @@ import pytest
 import tensorstore as ts
 import transformers
 
-from convert import check, huggingface, sources
+from convert import check, huggingface, infill, sources
 from convert.from_huggingface import import_folder, network_gin
 from launch import environment
 from limba.config import ConfigError
-from limba.data.vocabulary import load_vocabulary
+from limba.data.vocabulary import load_vocabulary, sentinel_ids
 from limba.formats import huggingface_files as files
 from limba.formats import t5x
-from limba.formats.huggingface import T5xView, rows
+from limba.formats.huggingface import T5xView
 from limba.formats.names import stack_layers, unflatten
 from limba.formats.own import OwnCheckpoint
+from limba.infer import greedy, join_infill, masked_text
+from limba.model import Model
+from tests.convert.runs import arrays_of, write_run
 from tests.model.test_huggingface import FAMILIES, our_config
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -53,32 +56,6 @@ utils.SaveCheckpointConfig.period = 3
 
 def config_of(family, **changes):
     return dataclasses.replace(our_config(family), num_encoder_layers=2, **changes)
-
-
-def arrays_of(config, seed=0):
-    """Random parameters whose logits are about 1."""
-    random = np.random.default_rng(seed)
-    arrays = {}
-    for row in rows(config):
-        shape = files.shape_of(row.t5x, config)
-        array = random.standard_normal(shape)
-        scale = 1.0 if row.t5x.endswith("embedding") else shape[0] ** -0.5
-        scale /= 4 if row.t5x.endswith(("logits_dense/kernel", "query/kernel")) else 1
-        arrays[row.t5x] = np.float32(1 + array / 10 if row.t5x.endswith("scale") else array * scale)
-    return arrays
-
-
-def write_run(directory, config, steps=(5,)):
-    """A run directory as ours is on disk; returns the arrays of each step."""
-    directory.mkdir(parents=True)
-    (directory / "config.gin").write_text(network_gin(config))
-    written = {}
-    for step in steps:
-        written[step] = arrays_of(config, step)
-        tree = {"step": np.int32(step), "params": unflatten(stack_layers(written[step]))}
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            checkpointer.save(directory / "checkpoints" / str(step) / "state", tree)
-    return written
 
 
 def export(directory, *flags):
@@ -139,6 +116,27 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
             equal(T5xView(folder, config, flax=flax), arrays)
     import_folder(tmp_path / "out" / "step_3", tmp_path / "ours")
     equal(OwnCheckpoint(tmp_path / "ours" / "checkpoints" / "0"), arrays)
+
+
+def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, capsys):
+    def written(text, flag=None):
+        (legacy / "config.gin").write_text(T5X_GIN.replace("VOCAB = 128", "VOCAB = 1024") + text)
+        source = sources.open_source(str(legacy), None)
+        found = huggingface.vocabulary_of(source, huggingface.Choices((), "float32", flag, 100, False))
+        return found and found[:2]
+
+    model = "seqio.SentencePieceVocabulary.sentencepiece_model_file = "
+    assert written(f"FILE = '{vocabulary}'\nVOCABULARY = @seqio.SentencePieceVocabulary()\n{model}%FILE\n") == (
+        str(vocabulary), 100,
+    )  # fmt: skip
+    named = f"{model}'{vocabulary}'\nseqio.SentencePieceVocabulary.extra_ids = 50\n"
+    assert written(named) == (str(vocabulary), 50)
+    assert written("VOCABULARY = @seqio.ByteVocabulary()\n") == ("byte", 100)
+    absent = f"{model}'{tmp_path}/absent.model'\n"
+    with pytest.raises(ConfigError, match="config.gin names a vocabulary that cannot be read here .*absent.model is"):
+        written(absent)
+    assert written(absent, "none") is None and written("") is None
+    assert "No vocabulary is known" in capsys.readouterr().out
 
 
 def test_all_steps_once_and_interrupted_ones_again(tmp_path, capsys):
@@ -215,12 +213,33 @@ def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5"]
 
 
+def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
+    config = config_of("t5_1_1", vocab_size=1024)
+    arrays = arrays_of(config)
+    files.write_configs(tmp_path, config, "float32")
+    files.write_pytorch(tmp_path, arrays, config)
+    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    text = "The module <extra_id_0> a file and <extra_id_1> it."
+    ids = np.array([*load_vocabulary(str(vocabulary)).encode(text), 1])
+    sentinels = np.array(sentinel_ids(load_vocabulary(str(vocabulary)), 100))
+    assert masked_text(ids, sentinels, load_vocabulary(str(vocabulary))) == text
+    ours = greedy(Model(config), check.parameters(arrays), ids[None], 12, 1024)
+    expected = join_infill(ids, np.asarray(ours)[0], sentinels, load_vocabulary(str(vocabulary)))
+    assert infill.fill(tmp_path, [text], 12) == [expected]
+
+
 def test_greedy_text_that_goes_astray_fails():
     config = config_of("t5_1_1")
     arrays = arrays_of(config)
     proof = check.Proof(arrays, config, None)
     tokens = np.array(proof._tokens)
     assert proof._figures("same", proof._logits, tokens, 1e-4).passed
+    np.testing.assert_array_equal(proof._greedy(proof._followed), tokens)
+    other = proof._followed.copy()
+    other[1, 2] *= -1  # the text parts there, as it would if it were written on token by token
+    parted = proof._greedy(other)
+    assert (parted[:, :2] == tokens[:, :2]).all() and parted[1, 2] == other[1, 2].argmax() != tokens[1, 2]
+    assert not proof._figures("parted", proof._logits, parted, 1e-4).passed
     tokens[0, 3] = (tokens[0, 3] + 7) % 200 + 2
     figures = proof._figures("other text", proof._logits, tokens, 1e-4)
     assert not figures.passed and figures.texts_equal == 1

@@ -17,6 +17,8 @@ FAMILIES = {
     "mt5": SIZES,
     "umt5": SIZES,
     "byt5": SIZES,
+    "lm": ["0.05b", "0.1b", "1.0b", "tiny"],
+    "lm_modern": ["0.05b", "0.1b", "1.0b", "tiny"],
 }
 COUNTS = {
     ("t5_1_1/small", None): 76_961_152,
@@ -45,13 +47,16 @@ REQUIRED = {
 
 
 def model_of(name: str, **overrides: object) -> ModelConfig:
-    values = [f"--gin.{key}={value}" for key, value in {**REQUIRED, **overrides}.items()]
+    lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith("lm") else {}
+    values = [f"--gin.{key}={value}" for key, value in {**REQUIRED, **lengths, **overrides}.items()]
     files = [f"--gin_file=gin/models/{name}.gin", "--gin_file=gin/runs/pretrain.gin"]
     return parse_args([*files, *values])[0].model
 
 
 def num_parameters(model: ModelConfig) -> int:
     """Matrices, norm scales and relative biases; T5 has no other parameters."""
+    if model.is_decoder_only:
+        return num_parameters_of_decoder(model)
     inner = model.num_heads * model.head_dim
     attention = 4 * model.emb_dim * inner
     mlp = (len(model.mlp_activations) + 1) * model.emb_dim * model.mlp_dim
@@ -61,6 +66,18 @@ def num_parameters(model: ModelConfig) -> int:
     vocabulary = model.vocab_size * model.emb_dim * (1 if model.logits_via_embedding else 2)
     biases = num_biases * model.num_relpos_buckets * model.num_heads
     return vocabulary + encoder + decoder + biases + 2 * model.emb_dim
+
+
+def num_parameters_of_decoder(model: ModelConfig) -> int:
+    d, inner, shared = model.emb_dim, model.num_heads * model.head_dim, model.kv_heads * model.head_dim
+    gates = len(model.mlp_activations)
+    layer = 2 * d * (inner + shared) + (gates + 1) * d * model.mlp_dim
+    layer += (gates * model.mlp_dim + d) if "mlp" in model.biases else 0
+    layer += (inner + 2 * shared + d) if "attention" in model.biases else 0
+    norm = 2 * d if model.norm == "layer" else d
+    head = 0 if model.logits_via_embedding else d * model.vocab_size
+    head += model.vocab_size if "logits" in model.biases else 0
+    return model.vocab_size * d + model.num_decoder_layers * (layer + 2 * norm) + norm + head
 
 
 def test_every_family_has_its_sizes() -> None:
@@ -83,6 +100,9 @@ def test_headers_say_the_count(name: str) -> None:
 def test_families_differ_as_they_should(name: str) -> None:
     family, size = name.split("/")
     model = model_of(name)
+    if family.startswith("lm"):
+        check_language_model(model, size, modern=family == "lm_modern")
+        return
     assert model.vocab_size == {"mt5": 250_112, "umt5": 256_384, "byt5": 384}.get(family, 32_128)
     assert model.vocab_size % 128 == 0
     assert model.logits_via_embedding == (family == "t5_1_0")
@@ -96,3 +116,18 @@ def test_families_differ_as_they_should(name: str) -> None:
             model.num_heads,
             model.num_encoder_layers,
         )
+
+
+def check_language_model(model: ModelConfig, size: str, modern: bool) -> None:
+    """As published, and the same sizes as a Llama."""
+    assert model.vocab_size == 30_080 and model.is_decoder_only and not model.logits_via_embedding
+    published = {"0.05b": (6, 512, 8, 2048), "0.1b": (12, 768, 12, 3072), "1.0b": (18, 2048, 16, 8192)}
+    if size in published:
+        layers, width, heads, mlp = published[size]
+        assert (model.num_decoder_layers, model.emb_dim, model.num_heads) == (layers, width, heads)
+        assert model.head_dim * heads == width and (modern or model.mlp_dim == mlp)
+    if modern:
+        assert (model.positions, model.norm, model.biases) == ("rotary", "rms", ())
+        assert model.mlp_activations == ("silu", "linear") and model.kv_heads < model.num_heads
+    else:
+        assert (model.positions, model.norm, model.biases) == ("sinusoidal", "layer", ("mlp", "logits"))

@@ -7,6 +7,8 @@ import pytest
 
 from launch import flags, gin_checks
 from limba import config
+from limba.formats import decoder_only
+from limba.optimizer import make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(path.name for path in ROOT.glob("gin/*.gin"))
@@ -16,6 +18,15 @@ ROMANIAN = {
     "ro_t5x_large.gin": (64_000, 4_000_000, 1.0, 10_000, 5),
     "ro_mt5x_base.gin": (250_112, 2_000_000, 0.4, 25_000, 3),
     "ro_mt5x_large.gin": (250_112, 1_500_000, 0.5, 10_000, 3),
+}
+
+
+LANGUAGE_MODELS = {
+    # task, length, batch, width, evaluations every
+    "ja_lm_0.1b.gin": ("wiki40b_ja_causal_lm", 256, 256, 768, 5_000),
+    "ja_lm_1.0b.gin": ("wiki40b_ja_causal_lm", 1024, 128, 2048, 5_000),
+    "ja_lm_default.gin": ("cc100_ja_causal_lm", 128, 256, 512, 1_000),
+    "lm1b_default.gin": ("lm1b_causal_lm", 128, 256, 512, 1_000),
 }
 
 
@@ -74,6 +85,25 @@ def test_romanian_runs_are_as_published_but_for_the_padding(name: str) -> None:
     assert run.mesh == config.MeshConfig()
     assert (run.initial_checkpoint_path is not None) == ("mt5" in name)
     assert (ROOT / "launch" / name.replace("t5x", "t5").replace("_t5_", "_").replace(".gin", ".sh")).exists()
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_are_as_published(name: str) -> None:
+    task, length, batch, width, every = LANGUAGE_MODELS[name]
+    run, _ = build(name)
+    assert run.data.mixture_or_task_name == task and run.data.sequence_length == length
+    assert (run.data.batch_size, run.train_steps, run.model.emb_dim) == (batch, 500_000, width)
+    assert run.data.pack and run.data.extra_ids == 0 and run.data.new_vocabulary_size == 30_000
+    assert run.data.vocabulary == f"{run.model_dir}/vocabulary.model"
+    rule, schedule = run.optimizer, run.optimizer.schedule
+    assert (rule.name, rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay) == ("adamw", 0.9, 0.98, 1e-9, 0.1)
+    rate = make_schedule(schedule, run.train_steps)
+    assert [round(float(rate(step)), 9) for step in (500, 1_000, 4_000)] == [0.0008, 0.0016, 0.0008]
+    assert run.loss.z_loss == 0.0 and run.model.dropout_rate == 0.1
+    assert (run.checkpoint.every_steps, run.evaluation.every_steps) == (10_000, every)
+    assert run.evaluation.num_batches is None and len(run.evaluation.prompts) == 1
+    assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.6, 20)
+    assert decoder_only.kind(run.model) == "gpt2"  # it can be published
 
 
 def test_every_class_of_the_configuration_can_be_bound() -> None:

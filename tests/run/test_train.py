@@ -82,8 +82,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     text = report.summary(config)
     assert "100" in text and "bits per byte" in text
     assert len(report.plot_loss(config).read_bytes()) > 5_000
-    (text, filled), *_ = report.infills(config)
+    (text, filled, masked), *_ = report.infills(config)
     assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
+    assert masked.split("<extra_id_0>")[0] == text.split("[")[0]
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
