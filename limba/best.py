@@ -46,6 +46,9 @@ class Best:
                 record["since"] += 1
             record["last_step"] = step
             if jax.process_index() == 0:
+                gin_file = self.directory.parent / "config.gin"
+                if gin_file.exists():  # so that the directory is read like any run's
+                    (self.directory / "config.gin").write_text(gin_file.read_text())
                 self._path.write_text(json.dumps(record, indent=1) + "\n")
         if self._patience is not None and record["since"] >= self._patience:
             return (

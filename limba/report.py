@@ -12,6 +12,7 @@ from limba.checkpoint import load_own, own_checkpoint
 from limba.config import RunConfig
 from limba.data import streams
 from limba.data.vocabulary import sentinel_ids
+from limba.evaluate import markdown_table
 from limba.infer import greedy, join_infill, masked_text
 from limba.mesh import make_mesh
 from limba.metrics import duration, read_metrics
@@ -43,10 +44,16 @@ def summary(config: RunConfig) -> str:
             f"token accuracy      {last['accuracy']:.1%}, held out",
         ]
     directory = epath.Path(config.model_dir)
+    lines += [f"best step           {directory / 'best'}"] if (directory / "best").exists() else []
     lines += [
         f"checkpoints         {directory / 'checkpoints'}",
         f"figures             {directory / 'metrics.jsonl'}, {directory / 'tensorboard'}",
     ]
+    written = [record for record in records if record["kind"] == "text"]
+    if written:
+        chosen = {f"step {record['step']:,}": record for record in (written[0], written[-1])}
+        figures = {step: {n: v for n, v in of.items() if isinstance(v, float)} for step, of in chosen.items()}
+        lines += ["", "text written for held-out examples:", "", markdown_table(figures)]
     return "\n".join(lines)
 
 

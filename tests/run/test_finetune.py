@@ -13,7 +13,7 @@ import pytest
 from launch import evaluate, flags, infer, score
 from limba import train
 from limba.best import Best
-from limba.config import CheckpointConfig, ConfigError, LossConfig, MeshConfig
+from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
 from limba.data import streams
 from limba.formats.own import OwnCheckpoint, checkpoints_of
 from limba.mesh import batch_sharding
@@ -102,6 +102,7 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
     assert best["step"] == 2
     assert best["metric"] == "loss"
     assert best["since"] == 1
+    assert (runs[1] / "best" / "config.gin").read_text() == (runs[1] / "config.gin").read_text()
     kept = Best(str(runs[1]), CheckpointConfig(best_metric="bleu"), None, None)
     with pytest.raises(ConfigError, match="the evaluation gives chrf, loss"):
         kept.judge(6, {"loss": 1.0, "chrf": 2.0}, None, {})
