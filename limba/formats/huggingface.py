@@ -175,19 +175,21 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
-    if about.get("model_type") in ("llama", "gpt2"):
-        return ModelConfig(**{**decoder_only.model_fields(about), "dtype": "float32", **choices})
-    if about.get("model_type") not in ("t5", "mt5", "umt5"):
-        raise ConfigError(
-            f"{path} describes a {about.get('model_type')!r}; only t5, mt5, umt5, llama and gpt2 are read."
-        )
+    kind = about.get("model_type")
+    if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
+        raise ConfigError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
+    try:
+        fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about)
+    except KeyError as error:
+        raise ConfigError(f"{path} has no {error}; give the config.json of a model of transformers'.") from error
+    return ModelConfig(**{**fields, "dtype": "float32", **choices})
+
+
+def _t5_fields(about: Mapping[str, Any]) -> dict[str, Any]:
     projection = about.get("feed_forward_proj", "relu")
     activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
     gated = projection.startswith("gated-")
-    head_tied = about.get("tie_word_embeddings", True)
-    if gated and about["model_type"] == "t5" and "tie_word_embeddings" not in about:
-        head_tied = True
-    fields = {
+    return {
         "vocab_size": about["vocab_size"],
         "emb_dim": about["d_model"],
         "num_heads": about["num_heads"],
@@ -196,14 +198,12 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
         "num_encoder_layers": about["num_layers"],
         "num_decoder_layers": about.get("num_decoder_layers") or about["num_layers"],
         "mlp_activations": (activation, "linear") if gated else (activation,),
-        "logits_via_embedding": head_tied,
+        "logits_via_embedding": about.get("tie_word_embeddings", True),
         "relative_bias_per_layer": about["model_type"] == "umt5",
         "num_relpos_buckets": about.get("relative_attention_num_buckets", 32),
         "relpos_max_distance": about.get("relative_attention_max_distance", 128),
         "layer_norm_epsilon": about.get("layer_norm_epsilon", 1e-6),
-        "dtype": "float32",
     }
-    return ModelConfig(**{**fields, **choices})
 
 
 class T5xView(Mapping[str, np.ndarray]):

@@ -115,9 +115,13 @@ def test_bad_folders_are_refused(tmp_path):
     weights.write_bytes(b"\x01")
     with pytest.raises(ConfigError, match="cannot be read as safetensors"):
         load_initial(str(folder), abstract, config, fresh, False)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ConfigError, match="only t5, mt5 and umt5"):
-        huggingface.model_config(folder)
+    for about, message in (
+        ('{"model_type": "bart"}', "only t5, mt5, umt5"),
+        ('{"model_type": "llama"}', "no 'vocab_size'"),
+    ):
+        (folder / "config.json").write_text(about)
+        with pytest.raises(ConfigError, match=message):
+            huggingface.model_config(folder)
 
 
 @pytest.mark.parametrize("family", ["t5_1_0", "mt5", "umt5"])
