@@ -115,7 +115,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
-    model, choice = Model(config), OptimizerConfig(name=args.optimizer)
+    model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
     shardings = state_shardings(model, optimizer, mesh)
     state = abstract_state(model, optimizer, mesh)

@@ -16,14 +16,15 @@ from typing import Any
 
 HEADER = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) .*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-CALLED = re.compile(r"(?:body|condition|calls|to_apply|called_computations|branch_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
+CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
 COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
-COLLECTIVES |= dict.fromkeys(("reduce-scatter", "all-to-all", "collective-permute", "collective-permute-start"), "other")
+COLLECTIVES |= dict.fromkeys(("reduce-scatter", "all-to-all", "collective-permute"), "other")
+COLLECTIVES["collective-permute-start"] = "other"
 
 
 @dataclasses.dataclass
@@ -171,9 +172,7 @@ def compile_kernels(jaxpr: Any, device: Any) -> None:
                 name = equation.params["name"]
                 if name not in seen:
                     seen.add(name)
-                    shapes = [
-                        jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=whole) for x in equation.invars
-                    ]
+                    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=whole) for x in equation.invars]
                     call = jax.jit(lambda *xs, equation=equation: equation.primitive.bind(*xs, **equation.params))
                     call.lower(*shapes).compile()
                     cost = equation.params.get("cost_estimate")

@@ -21,7 +21,7 @@ OBJECTIVES = (
     "lm_adaptation",
     "causal_lm",
 )
-ATTENTIONS = ("auto", "einsum", "memory_efficient")
+ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 REMAT_POLICIES = ("none", "minimal", "full")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
@@ -91,8 +91,8 @@ class ModelConfig:
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
-    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
-    attention: str = "auto"  # einsum, memory_efficient (no scores kept), or auto: the fastest for the platform
+    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
+    attention: str = "auto"  # einsum, memory_efficient, pallas (TPU; both keep no scores), auto: the platform's fastest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))

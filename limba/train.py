@@ -50,7 +50,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     check_vocabulary(vocabulary, config.model.vocab_size)
     streams.check_sources(task, config.data)
 
-    model = Model(config.model)
+    model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     abstract = abstract_state(model, optimizer, mesh)

@@ -63,10 +63,10 @@ def train(
     num_devices: int = 1,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
-    network = Model(config)
+    mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
+    network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
     state = create_state(network, optimizer, mesh, seed=0)
     shardings = state_shardings(network, optimizer, mesh)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
