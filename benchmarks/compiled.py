@@ -57,6 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
     parser.add_argument("--remat", default="minimal", choices=["none", "minimal", "full"])
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
@@ -128,7 +129,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
         for name, length in features.items()
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
-    step = compile_ready_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)
+    step = compile_ready_step(model, optimizer, schedule, LossConfig(logits=args.logits), args.microbatches, shardings)
     return step.trace(state, batch, key)
 
 
@@ -189,6 +190,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     environment.set_variables()
-    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # compile_seconds would be a read's
     sys.exit(environment.exit_code(main, sys.argv[1:]))

@@ -22,6 +22,7 @@ OBJECTIVES = (
     "causal_lm",
 )
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
+LOGITS = ("auto", "whole", "chunked")
 REMAT_POLICIES = ("none", "minimal", "full")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
@@ -137,8 +138,10 @@ class LossConfig:
 
     z_loss: float = 1e-4
     label_smoothing: float = 0.0
+    logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
 
     def __post_init__(self) -> None:
+        _one_of(self, "logits", LOGITS)
         _require(self.z_loss >= 0, f"LossConfig.z_loss is {self.z_loss!r}; give 0 or more.")
         _require(
             0 <= self.label_smoothing < 1,

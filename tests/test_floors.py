@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FLOORS = {
     "limba.config": 0,
-    **dict.fromkeys(("model", "losses", "optimizer", "mesh", "profile", "formats"), 1),
+    **dict.fromkeys(("model", "losses", "chunked_loss", "optimizer", "mesh", "profile", "formats"), 1),
     **dict.fromkeys(("data.remote", "data.compression", "data.parquet"), 1),
     **dict.fromkeys(("data.sources", "data.readers", "data.objectives", "data.vocabulary", "data.demo_corpus"), 1),
     **dict.fromkeys(("data.blocks", "data.span_corruption", "data.denoisers", "data.language_modeling"), 1),

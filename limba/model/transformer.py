@@ -78,10 +78,10 @@ class EncoderLayer(nn.Module):
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
             bias = _relative_bias(config, self.mesh, True, x)
-        y = _norm(config, "pre_attention_layer_norm")(x)
-        x = x + drop(_attention(config, self.mesh, "attention")(y, y, bias, mask, deterministic), deterministic)
-        y = _norm(config, "pre_mlp_layer_norm")(x)
-        return x + drop(_mlp(config)(y, deterministic), deterministic)
+        y, scale = _norm(config, "pre_attention_layer_norm")(x)
+        x = x + drop(_attention(config, self.mesh, "attention")(y, y, bias, mask, deterministic, scale), deterministic)
+        y, scale = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic, scale), deterministic)
 
 
 class DecoderLayer(nn.Module):
@@ -104,13 +104,17 @@ class DecoderLayer(nn.Module):
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
             bias = _relative_bias(config, self.mesh, False, x)
-        y = _norm(config, "pre_self_attention_layer_norm")(x)
-        x = x + drop(_attention(config, self.mesh, "self_attention")(y, y, bias, mask, deterministic), deterministic)
-        y = _norm(config, "pre_cross_attention_layer_norm")(x)
-        cross = _attention(config, self.mesh, "encoder_decoder_attention")(y, encoded, None, cross_mask, deterministic)
+        y, scale = _norm(config, "pre_self_attention_layer_norm")(x)
+        x = x + drop(
+            _attention(config, self.mesh, "self_attention")(y, y, bias, mask, deterministic, scale), deterministic
+        )
+        y, scale = _norm(config, "pre_cross_attention_layer_norm")(x)
+        cross = _attention(config, self.mesh, "encoder_decoder_attention")(
+            y, encoded, None, cross_mask, deterministic, scale
+        )
         x = x + drop(cross, deterministic)
-        y = _norm(config, "pre_mlp_layer_norm")(x)
-        return x + drop(_mlp(config)(y, deterministic), deterministic)
+        y, scale = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic, scale), deterministic)
 
 
 def _mlp(config: ModelConfig) -> MlpBlock:
@@ -186,7 +190,7 @@ class Encoder(nn.Module):
         bias = None if config.relative_bias_per_layer else _relative_bias(config, self.mesh, True, x)
         x = Dropout(config.dropout_rate)(x, deterministic)
         x = run_layers(self, EncoderLayer, config.num_encoder_layers, x, (bias, mask), deterministic)
-        return Dropout(config.dropout_rate)(_norm(config, "encoder_norm")(x), deterministic)
+        return Dropout(config.dropout_rate)(_norm(config, "encoder_norm").scaled(x), deterministic)
 
 
 class Decoder(nn.Module):
@@ -203,14 +207,15 @@ class Decoder(nn.Module):
         mask: Mask,
         cross_mask: Mask,
         deterministic: bool,
+        as_states: bool = False,
     ) -> Float[Array, "B Q DorV"]:
         config = self.config
         bias = None if config.relative_bias_per_layer else _relative_bias(config, self.mesh, False, x)
         x = Dropout(config.dropout_rate)(x, deterministic)
         inputs = (encoded, bias, mask, cross_mask)
         x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
-        x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm")(x), deterministic)
-        if config.logits_via_embedding:
+        x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm").scaled(x), deterministic)
+        if config.logits_via_embedding or as_states:
             return x
         head = Dense(
             config.vocab_size,
@@ -243,15 +248,15 @@ class Transformer(nn.Module):
         ids = ids_of(tokens, batch.get("encoder_segment_ids"))
         return self.encoder(self.token_embedder(tokens), Mask(ids, ids), deterministic)
 
-    def __call__(self, batch: Batch, deterministic: bool) -> Float[Array, "B Q V"]:
+    def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
         inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
         encoded = self.encode(batch, deterministic)
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))
         x = self.token_embedder(batch["decoder_input_tokens"])
-        x = self.decoder(x, encoded, mask, cross_mask, deterministic)
-        if self.config.logits_via_embedding:
+        x = self.decoder(x, encoded, mask, cross_mask, deterministic, as_states)
+        if self.config.logits_via_embedding and not as_states:
             # Tied logits are scaled by D^-1/2, since the embeddings start at variance 1 (T5 1.0).
             return self.token_embedder.attend(x) / jnp.sqrt(jnp.float32(self.config.emb_dim))
         return x
@@ -262,7 +267,7 @@ class Model:
 
     def __init__(self, config: ModelConfig, mesh: Mesh | None = None):
         """`mesh` is where it will run, which decides how attention is computed; None: one device, or any."""
-        self.config = config
+        self.config, self.mesh = config, mesh
         self._module = Transformer(config, mesh)
 
     def _boxed(self, key: Array) -> Parameters:
@@ -283,3 +288,17 @@ class Model:
         """Returns float32 logits; dropout is off without a key."""
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         return self._module.apply({"params": parameters}, batch, dropout_key is None, rngs=rngs)
+
+    def apply_to_states(
+        self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None
+    ) -> Float[Array, "B Q D"]:
+        """Returns what the logits are made of, for a loss that makes them itself: see `head`."""
+        rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        return self._module.apply({"params": parameters}, batch, dropout_key is None, True, rngs=rngs)
+
+    def head(self, parameters: Parameters) -> tuple[Float[Array, "D V"], float]:
+        """Returns the matrix, in the activations' dtype, and the factor that turn states into logits."""
+        dtype = jnp.dtype(self.config.dtype)
+        if self.config.logits_via_embedding:
+            return parameters["token_embedder"]["embedding"].astype(dtype).T, self.config.emb_dim**-0.5
+        return parameters["decoder"]["logits_dense"]["kernel"].astype(dtype), 1.0
