@@ -60,6 +60,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
+    parser.add_argument("--split_update", action="store_true", help="each device updates a part of the parameters")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
     parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="any other of ModelConfig")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
@@ -118,8 +119,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
     model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
-    shardings = state_shardings(model, optimizer, mesh)
-    state = abstract_state(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, args.split_update)
+    state = abstract_state(model, optimizer, mesh, args.split_update)
     features = {"encoder_input_tokens": args.inputs}
     features |= dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"), args.targets)
     if args.packed:
@@ -129,7 +130,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
         for name, length in features.items()
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
-    step = compile_ready_step(model, optimizer, schedule, LossConfig(logits=args.logits), args.microbatches, shardings)
+    loss = LossConfig(logits=args.logits)
+    step = compile_ready_step(model, optimizer, schedule, loss, args.microbatches, shardings, args.split_update)
     return step.trace(state, batch, key)
 
 

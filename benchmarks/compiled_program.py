@@ -36,11 +36,8 @@ class ProgramCosts:
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
-def _bytes_of(shape: str) -> int:
-    return sum(
-        BYTES.get(kind, 4) * math.prod(int(size) for size in sizes.split(",") if size)
-        for kind, sizes in ARRAY.findall(shape)
-    )
+def _bytes_of(arrays: list[tuple[str, str]]) -> int:
+    return sum(BYTES.get(kind, 4) * math.prod(int(size) for size in sizes.split(",") if size) for kind, sizes in arrays)
 
 
 def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
@@ -70,9 +67,10 @@ def costs_of_program(text: str) -> ProgramCosts:
             if not inside_fusion and (cycles := CYCLES.search(rest)):
                 costs.fusion_cycles += times * int(cycles[1])
             if operation in COLLECTIVES:
-                # A start gives its operand beside its result.
-                size = _bytes_of(shape) // (2 if operation.endswith("-start") else 1)
-                costs.collective_bytes[COLLECTIVES[operation]] += times * size
+                arrays = ARRAY.findall(shape)
+                if operation in ("all-gather-start", "collective-permute-start"):
+                    arrays = arrays[1:2]  # a start gives its operand before its result
+                costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
             if operation == "custom-call" and '"tpu_custom_call"' in rest:
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1

@@ -23,6 +23,7 @@ OBJECTIVES = (
 )
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 LOGITS = ("auto", "whole", "chunked")
+RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 REMAT_POLICIES = ("none", "minimal", "full")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
@@ -319,9 +320,14 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    split_update: bool = False  # each device of `data` updates a part of the parameters, which are then gathered
 
     def __post_init__(self) -> None:
         _positive(self, "fsdp", "model")
+        _require(
+            isinstance(self.split_update, bool),
+            f"MeshConfig.split_update is {self.split_update!r}; give True or False.",
+        )
         _require(
             self.data == -1 or self.data > 0,
             f"MeshConfig.data is {self.data!r}; give a whole number above 0, or -1 for all devices that are left.",
@@ -384,8 +390,15 @@ class RunConfig:
     num_microbatches: int = 1
     log_every_steps: int = 100
     random_seed: int = 0
+    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
+    profile_steps: int = 0  # so many steps, from the third on, are traced into MODEL_DIR/profile
 
     def __post_init__(self) -> None:
+        _one_of(self, "random_bits", RANDOM_BITS)
+        _require(
+            isinstance(self.profile_steps, int) and self.profile_steps >= 0,
+            f"RunConfig.profile_steps is {self.profile_steps!r}; give a whole number, 0 or more.",
+        )
         _require(
             isinstance(self.model_dir, str) and bool(self.model_dir),
             f"MODEL_DIR is {self.model_dir!r}; give a directory or a gs:// path.",

@@ -53,3 +53,21 @@ def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree.map(one, logical_axes, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def split_over_data(shardings: Tree, shapes: Tree) -> Tree:
+    """Returns the shardings with each array's first axis that divides, and is whole, cut over `data` as well.
+
+    For the optimizer (arXiv:1910.02054, stage 1): an array without such an axis stays as it is.
+    """
+
+    def one(sharding: NamedSharding, shape: jax.ShapeDtypeStruct) -> NamedSharding:
+        parts = sharding.mesh.shape["data"]
+        spec = [*sharding.spec, *[None] * (len(shape.shape) - len(sharding.spec))]
+        for axis, size in enumerate(shape.shape):
+            if spec[axis] is None and size % parts == 0:
+                spec[axis] = "data"
+                return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+        return sharding
+
+    return jax.tree.map(one, shardings, shapes)

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from limba.mesh import parameter_shardings, replicated
+from limba.mesh import parameter_shardings, replicated, split_over_data
 from limba.model import Model
 
 Tree = Any
@@ -32,19 +32,22 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: Array
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def state_shardings(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def state_shardings(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, split_update: bool = False
+) -> TrainState:
     """Returns a NamedSharding per array of the state.
 
     Optimizer arrays with a parameter's name and shape lie like that parameter (Adam's moments,
-    Adafactor's unfactored second moments); the rest, rows and columns of factored ones, are small
-    and whole on every device.
+    Adafactor's unfactored second moments), or, with `split_update`, like the part of it that a device
+    updates; the rest, rows and columns of factored ones, are small and whole on every device.
     """
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
     params = parameter_shardings(mesh, model.logical_axes(), shapes.params)
+    updated = split_over_data(params, shapes.params) if split_update else params
     by_name = {
         _name(path): (shape.shape, sharding)
         for (path, shape), sharding in zip(
-            jax.tree.leaves_with_path(shapes.params), jax.tree.leaves(params), strict=True
+            jax.tree.leaves_with_path(shapes.params), jax.tree.leaves(updated), strict=True
         )
     }
     whole = replicated(mesh)
@@ -61,18 +64,22 @@ def state_shardings(model: Model, optimizer: optax.GradientTransformation, mesh:
     return TrainState(whole, params, opt_state)
 
 
-def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, split_update: bool = False
+) -> TrainState:
     """Returns the state's shapes, dtypes and shardings, without its arrays."""
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
-    shardings = state_shardings(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, split_update)
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
     )
 
 
-def create_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+def create_state(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, split_update: bool = False
+) -> TrainState:
     """Returns a fresh state, every array created in its place: no host ever holds the whole model."""
-    shardings = state_shardings(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, split_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
     return make(jax.random.key(seed))
 

@@ -32,6 +32,8 @@ from limba.profile import flops_per_sequence, peak_flops_per_device
 from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
 from limba.train_step import compile_ready_evaluation, compile_ready_step
 
+FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
+
 
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
@@ -53,7 +55,8 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    abstract = abstract_state(model, optimizer, mesh)
+    split = config.mesh.split_update
+    abstract = abstract_state(model, optimizer, mesh, split)
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
     with checkpoints, contextlib.closing(streams.TrainStream(task, lengths, config.data, shards)) as stream:
         restored = checkpoints.restore_latest(abstract)
@@ -61,11 +64,11 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             state, positions = restored
             stream.restore({shard: positions[shard] for shard in shards})
         elif config.initial_checkpoint_path:
-            fresh = create_state(model, optimizer, mesh, config.random_seed)
+            fresh = create_state(model, optimizer, mesh, config.random_seed, split)
             state = load_initial(config.initial_checkpoint_path, abstract, config.model, fresh, config.reset_step)
             del fresh
         else:
-            state = create_state(model, optimizer, mesh, config.random_seed)
+            state = create_state(model, optimizer, mesh, config.random_seed, split)
         start = int(state.step)
         if start > config.train_steps or (restored is None and start == config.train_steps):
             raise ConfigError(
@@ -74,8 +77,9 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
 
         held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
         evaluate = _evaluator(model, config, held_out, sharding, piece_bytes(vocabulary, config.model.vocab_size))
+        shardings = state_shardings(model, optimizer, mesh, split)
         step_function = compile_ready_step(
-            model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
+            model, optimizer, schedule, config.loss, config.num_microbatches, shardings, split
         )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
@@ -105,7 +109,7 @@ class _Loop:
 
     def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
         config, metrics = self.config, self.metrics
-        key = jax.random.key(config.random_seed + 1)
+        key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
         recent: list[tuple[int, Any, Any]] = []  # (step, rows, metrics on the device) since the last line
         interrupted, saved = False, start if start in self.checkpoints.steps() else None
         step, waited, began = start, 0.0, time.monotonic()
@@ -119,10 +123,12 @@ class _Loop:
                     break
                 rows = self.stream.empty() if rows is None else rows
                 waited += time.monotonic() - asked
+                self._begin_trace(step - start)
                 state, step_metrics = step_function(state, place(rows), key)
                 recent.append((step, rows, step_metrics))
                 metrics.advance(step)
                 last, interrupted = step == config.train_steps, stop_requested(step)
+                self._end_trace(step - start, last or interrupted, step_metrics)
                 saves = last or interrupted or step % config.checkpoint.every_steps == 0
                 evaluates = not interrupted and (last or step % config.evaluation.every_steps == 0)
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
@@ -145,6 +151,17 @@ class _Loop:
             self._save(step, state)
             saved = step
         return {"step": saved, "interrupted": interrupted, **self.figures}
+
+    def _begin_trace(self, number: int) -> None:
+        if self.config.profile_steps and number == FIRST_TRACED:
+            jax.profiler.start_trace(str(epath.Path(self.config.model_dir) / "profile"))
+
+    def _end_trace(self, number: int, is_last: bool, step_metrics: Any) -> None:
+        profiled, last = self.config.profile_steps, FIRST_TRACED + self.config.profile_steps - 1
+        if profiled and number >= FIRST_TRACED and (number == last or (is_last and number < last)):
+            jax.block_until_ready(step_metrics)
+            jax.profiler.stop_trace()
+            self.metrics.say(f"Traced {number - FIRST_TRACED + 1} step(s) into {self.config.model_dir}/profile")
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         self.figures["validation"] = self.evaluate(state)
@@ -181,6 +198,8 @@ class _Loop:
             "data_wait": waited / seconds,
             **{f"epochs/{name}": epochs for name, epochs in self.stream.epochs().items()},
         }
+        if memory := jax.local_devices()[0].memory_stats():  # a CPU keeps no account
+            figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
         if self.peak_seconds_per_step is not None:
             figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
         self.figures["train"] = figures

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from limba.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.config import LossConfig
 from limba.losses import cross_entropy
+from limba.mesh import split_over_data
 from limba.model import Model
 from limba.state import TrainState
 
@@ -92,8 +93,11 @@ def train_step(
     schedule: optax.Schedule,
     loss: LossConfig,
     num_microbatches: int,
+    update_shardings: Any = None,
 ) -> tuple[TrainState, Metrics]:
     """Returns the next state and this step's metrics.
+
+    `update_shardings` says, parameter by parameter, which part of it a device updates; None: all that it holds.
 
     The key is the run's own and never advances: the step's number is folded in, so that a resumed
     run repeats exactly. The loss sum and its gradient are divided once, by the real target tokens.
@@ -102,8 +106,11 @@ def train_step(
     grads, sums = gradients(model, loss, state.params, batch, dropout_key, num_microbatches)
     tokens = jnp.maximum(sums["tokens"], 1.0)
     grads = jax.tree.map(lambda g: g / tokens, grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params = state.params
+    if update_shardings is not None:
+        grads, params = (jax.lax.with_sharding_constraint(x, update_shardings) for x in (grads, params))
+    updates, opt_state = optimizer.update(grads, state.opt_state, params)
+    new_params = optax.apply_updates(params, updates)
     metrics = {
         "loss": sums["loss"] / tokens,
         "cross_entropy": sums["nats"] / tokens,
@@ -112,10 +119,10 @@ def train_step(
         "input_tokens": jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32),
         "learning_rate": schedule(state.step),
         "gradient_norm": optax.tree.norm(grads),
-        "parameter_norm": optax.tree.norm(state.params),
+        "parameter_norm": optax.tree.norm(params),
         "update_norm": optax.tree.norm(updates),
     }
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return TrainState(state.step + 1, new_params, opt_state), metrics
 
 
 def compile_ready_step(
@@ -125,8 +132,15 @@ def compile_ready_step(
     loss: LossConfig,
     num_microbatches: int,
     shardings: TrainState,
+    split_update: bool = False,
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
-    """Returns `train_step` jitted: state donated and kept in place, metrics whole on every device."""
+    """Returns `train_step` jitted: state donated and kept in place, metrics whole on every device.
+
+    With `split_update` gradients go to the device that updates their part, and new parameters to all.
+    """
+
+    def parts(params: Any) -> Any:
+        return split_over_data(shardings.params, params) if split_update else None
 
     def step(state: TrainState, batch: Batch, key: Array) -> tuple[TrainState, Metrics]:
         return train_step(
@@ -138,6 +152,7 @@ def compile_ready_step(
             schedule=schedule,
             loss=loss,
             num_microbatches=num_microbatches,
+            update_shardings=parts(state.params),
         )
 
     whole = NamedSharding(shardings.step.mesh, PartitionSpec())

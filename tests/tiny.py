@@ -67,9 +67,10 @@ def train(
     network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    state = create_state(network, optimizer, mesh, seed=0)
-    shardings = state_shardings(network, optimizer, mesh)
-    step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
+    split = mesh_config is not None and mesh_config.split_update
+    state = create_state(network, optimizer, mesh, 0, split)
+    shardings = state_shardings(network, optimizer, mesh, split)
+    step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings, split)
     losses = []
     for i in range(steps):
         state, metrics = step(state, batch(seed=i), jax.random.key(7))

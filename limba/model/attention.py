@@ -145,7 +145,27 @@ class Attention(nn.Module):
             factor = jnp.concatenate([ones] * (projections[-1].shape[1] - 1) + [factor], axis=1)
             projections[-1] = projections[-1] * factor
         attended = PallasAttention(self.mesh, heads)(tuple(projections), bias, mask)
-        attended = checkpoint_name(attended, ATTENDED)
         out = Kernel((heads * width, features), ("joined_kv", "embed"), self.dtype, attention_kernel_init, name="out")()
-        product = jnp.einsum("bhcl,hcd->bld", attended, out.reshape(heads, width, features))
-        return checkpoint_name(product, DENSE)
+        return checkpoint_name(_joined(attended, out.reshape(heads, width, features)), DENSE)
+
+
+@jax.custom_vjp
+def _joined(attended: Float[Array, "B H C Q"], out: Float[Array, "H C D"]) -> Float[Array, "B Q D"]:
+    """Returns the heads' projection back to the model's width.
+
+    What `remat` keeps bears its name only on the way to the backward pass: jax rounds a kept array anew wherever the
+    forward pass reads it too, which after a kernel is a pass over memory of its own.
+    """
+    return jnp.einsum("bhcl,hcd->bld", attended, out)
+
+
+def _joined_forward(attended: Array, out: Array) -> tuple[Array, tuple[Array, Array]]:
+    return jnp.einsum("bhcl,hcd->bld", attended, out), (checkpoint_name(attended, ATTENDED), out)
+
+
+def _joined_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    attended, out = saved
+    return jnp.einsum("bld,hcd->bhcl", gradient, out), jnp.einsum("bhcl,bld->hcd", attended, gradient)
+
+
+_joined.defvjp(_joined_forward, _joined_backward)

@@ -34,7 +34,7 @@ def test_replays_a_recorded_t5x_run(scan_layers: bool) -> None:
     assert result["final_rms_max_relative_difference"] < 1e-4
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(8, 1, 1)])
+@pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(8, 1, 1, split_update=True)])
 def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
     sharded, _ = tiny.train(mesh_config=mesh, num_devices=8)
     alone, _ = tiny.train()
