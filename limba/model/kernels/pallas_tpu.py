@@ -3,8 +3,8 @@
 One program of the grid holds all scores of some queries of one head. Arrays are feature-major, [B, H, C, length]:
 a head is 64 wide, and 64 of a TPU's 128 lanes would lie empty. Scores are kept as [K, Q], so that maxima and sums
 run across registers, not across lanes. The batch is the grid's innermost axis: a head's bias stays in VMEM while
-the examples go by, and its gradient is added up there. Nothing is saved but the inputs: with all keys of a query
-at hand the softmax is repeated, not corrected (Dao et al. 2022, arXiv:2205.14135, without the blocks over keys).
+the examples go by, and its gradient is added up there. Saved are the inputs and, for each query, its highest score
+and one over its weights' sum (Dao et al. 2022, arXiv:2205.14135, without the blocks over keys).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from limba.model.kernels.memory_efficient import HIDDEN_SCORE
+from limba.model.layers import ATTENDED
 
 LANES = 128
 SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy is 1 MiB of VMEM's 16, and about eight are alive
@@ -83,16 +85,17 @@ def _padded(x: Array, count: int) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids: tuple[Array, Array]) -> Array:
-    return _call("forward", plan, projections, bias, ids, None)
+    return _call("forward", plan, projections, bias, ids)[0]
 
 
 def _attend_forward(plan: Plan, *inputs: Array) -> tuple[Array, tuple]:
-    return _attend(plan, *inputs), inputs
+    attended, statistics = _call("forward", plan, *inputs)
+    return attended, (*inputs, checkpoint_name(statistics, ATTENDED))
 
 
 def _attend_backward(plan: Plan, saved: tuple, gradient: Array) -> tuple:
-    projections, bias, ids = saved
-    results = _call("backward", plan, projections, bias, ids, gradient)
+    projections, bias, ids, statistics = saved
+    results = _call("backward", plan, projections, bias, ids, statistics, gradient)
     to_bias = None if bias is None else results.pop()
     if len(results) == 2:  # the query's, and the keys' and values' by each block of queries
         parts = results[1]
@@ -110,8 +113,8 @@ def _call(
     projections: tuple[Array, ...],
     bias: Array | None,
     ids: tuple[Array, Array],
-    gradient: Array | None,
-) -> Array | list[Array]:
+    *of_backward: Array,
+) -> list[Array]:
     """Runs the kernel over (heads, blocks of queries, examples)."""
     (batch, _, heads, width, queries), dtype = projections[0].shape, projections[0].dtype
     keys, block, rows = ids[1].shape[-1], plan.query_block, plan.rows
@@ -128,9 +131,12 @@ def _call(
         pl.BlockSpec((rows, 1, keys), lambda h, i, b: (b, 0, 0)),
         *(projected(part, length) for part, length in _parts(is_fused, block, keys)),
     ]
-    shapes, out_specs = [jax.ShapeDtypeStruct((batch, heads, width, queries), dtype)], [of_head]
-    if gradient is not None:
-        arrays, in_specs = [*arrays, gradient], [*in_specs, of_head]
+    of_statistics = pl.BlockSpec((rows, 1, 2, block), lambda h, i, b: (b, h, 0, i))
+    shapes = [(batch, heads, width, queries), (batch, heads, 2, queries)]
+    shapes = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, (dtype, jnp.float32), strict=True)]
+    out_specs = [of_head, of_statistics]
+    if of_backward:
+        arrays, in_specs = [*arrays, *of_backward], [*in_specs, of_statistics, of_head]
         if is_fused and num_blocks == 1:
             shapes, out_specs = [jax.ShapeDtypeStruct(projections[0].shape, dtype)], [projected(0, keys, 3)]
         else:
@@ -142,25 +148,25 @@ def _call(
     if bias is not None:
         of_bias = pl.BlockSpec((1, keys, block), lambda h, i, b: (h, 0, i))
         arrays, in_specs = [*arrays, bias], [*in_specs, of_bias]
-        if gradient is not None:
+        if of_backward:
             shapes, out_specs = [*shapes, jax.ShapeDtypeStruct(bias.shape, jnp.float32)], [*out_specs, of_bias]
     marks = ("_causal" if plan.causal else "") + ("_bias" if bias is not None else "")
     results = pl.pallas_call(
-        functools.partial(_forward_kernel if gradient is None else _backward_kernel, plan, bias is not None),
+        functools.partial(_backward_kernel if of_backward else _forward_kernel, plan, bias is not None),
         grid=(heads, num_blocks, batch // rows),
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=shapes,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=(4 if gradient is None else 10) * batch * heads * width * queries * keys,
+            flops=(10 if of_backward else 4) * batch * heads * width * queries * keys,
             transcendentals=batch * heads * queries * keys,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in [*arrays, *shapes]),
         ),
         interpret=plan.interpret,
         name=f"attention_{which}_{queries}x{keys}{marks}",
     )(*arrays)
-    return results[0] if gradient is None else list(results)
+    return list(results)
 
 
 def _parts(is_fused: bool, block: int, keys: int) -> tuple[tuple[int, int], ...]:
@@ -198,20 +204,22 @@ def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
 
 def _forward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
     query_ids, key_ids, query, key, value, *rest = refs
-    attended = rest[-1]
+    attended, statistics = rest[-2:]
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
     for row in range(plan.rows):
         bias = rest[0][0] if has_bias else None
         ids = _as_column(key_ids[row])
         scores = _scores(query[row, 0, 0], key[row, 0, 0], bias, query_ids[row], ids, first_query)
-        weights = jnp.exp(scores - jnp.max(scores, axis=0, keepdims=True))
-        total = jnp.sum(weights, axis=0, keepdims=True)
+        highest = jnp.max(scores, axis=0, keepdims=True)
+        weights = jnp.exp(scores - highest)
+        share = 1 / jnp.sum(weights, axis=0, keepdims=True)
         sums = _product(value[row, 0, 0], weights.astype(value.dtype), 1, 0)
-        attended[row, 0] = (sums / total).astype(attended.dtype)
+        attended[row, 0] = (sums * share).astype(attended.dtype)
+        statistics[row, 0, 0:1], statistics[row, 0, 1:2] = highest, share
 
 
 def _backward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
-    query_ids, key_ids, query, key, value, gradient, *rest = refs
+    query_ids, key_ids, query, key, value, statistics, gradient, *rest = refs
     bias, to_bias = (rest[0], rest[-1]) if has_bias else (None, None)
     outputs = rest[1:-1] if has_bias else rest
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
@@ -225,15 +233,15 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
         q, k, v = query[row, 0, 0], key[row, 0, 0], value[row, 0, 0]
         ids = _as_column(key_ids[row])
         scores = _scores(q, k, None if bias is None else bias[0], query_ids[row], ids, first_query)
-        highest = jnp.max(scores, axis=0, keepdims=True)
+        highest, share = statistics[row, 0, 0:1], statistics[row, 0, 1:2]
         weights = jnp.exp(scores - highest)
         # The softmax's division goes to the gradient, [C, Q], instead of to the weights, [K, Q].
-        share = 1 / jnp.sum(weights, axis=0, keepdims=True)
         g = gradient[row, 0].astype(jnp.float32) * share
         to_value = _product(g.astype(v.dtype), weights.astype(v.dtype), 1, 1)
         # A query that sees nothing has no say in its scores.
         g = jnp.where(highest > HIDDEN_SCORE / 2, g, 0).astype(v.dtype)
         to_weights = _product(v, g, 0, 0)
+        # Not from the rounded output, which would be cheaper: in bfloat16 the bias's gradient was 2-4 times less exact.
         mean = jnp.sum(weights * to_weights, axis=0, keepdims=True) * share
         to_scores = weights * (to_weights - mean)
         if has_bias:
