@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ def fits(keys: int) -> bool:
 
 
 def pallas_attention(
-    projections: tuple[Float[Array, "B N H C L"], ...],
+    projections: tuple[Float[Array, "B _ H C _"], ...],
     bias: Float[Array, "H K Q"] | None,
     query_ids: Int[Array, "B Q"],
     key_ids: Int[Array, "B K"],
@@ -88,7 +88,7 @@ def _attend(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids:
     return _call("forward", plan, projections, bias, ids)[0]
 
 
-def _attend_forward(plan: Plan, *inputs: Array) -> tuple[Array, tuple]:
+def _attend_forward(plan: Plan, *inputs: Array | tuple[Array, ...] | None) -> tuple[Array, tuple]:
     attended, statistics = _call("forward", plan, *inputs)
     return attended, (*inputs, checkpoint_name(statistics, ATTENDED))
 
@@ -202,7 +202,7 @@ def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
     return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
 
 
-def _forward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
+def _forward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
     query_ids, key_ids, query, key, value, *rest = refs
     attended, statistics = rest[-2:]
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
@@ -218,7 +218,7 @@ def _forward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
         statistics[row, 0, 0:1], statistics[row, 0, 1:2] = highest, share
 
 
-def _backward_kernel(plan: Plan, has_bias: bool, *refs: Array) -> None:
+def _backward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
     query_ids, key_ids, query, key, value, statistics, gradient, *rest = refs
     bias, to_bias = (rest[0], rest[-1]) if has_bias else (None, None)
     outputs = rest[1:-1] if has_bias else rest

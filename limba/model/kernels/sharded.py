@@ -51,7 +51,7 @@ class PallasAttention:
         return jax.lax.with_sharding_constraint(copies, NamedSharding(self.mesh, spec))
 
     def __call__(
-        self, projections: tuple[Float[Array, "B N H C L"], ...], bias: Float[Array, "G H K Q"] | None, mask: Mask
+        self, projections: tuple[Float[Array, "B _ H C _"], ...], bias: Float[Array, "G H K Q"] | None, mask: Mask
     ) -> Float[Array, "B H C Q"]:
         """Returns what `pallas_attention` does; run by an interpreter, slowly, where there is no TPU."""
         platform = jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
