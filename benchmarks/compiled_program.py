@@ -155,6 +155,16 @@ def cycles_of_schedule(text: str) -> int | None:
     return outside + inside * iterations
 
 
+def _compile_alone(equation: Any, name: str, shapes: list[Any]) -> None:
+    import jax
+
+    def call(*xs: Any) -> Any:
+        return equation.primitive.bind(*xs, **equation.params)
+
+    call.__name__ = name  # which the schedule's file is named after
+    jax.jit(call).lower(*shapes).compile()
+
+
 def compile_kernels(jaxpr: Any, device: Any) -> None:
     """Compiles each Pallas call of a traced program alone for `device`, and prints its name and FLOPs."""
     import jax
@@ -171,8 +181,7 @@ def compile_kernels(jaxpr: Any, device: Any) -> None:
                 if name not in seen:
                     seen.add(name)
                     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=whole) for x in equation.invars]
-                    call = jax.jit(lambda *xs, equation=equation: equation.primitive.bind(*xs, **equation.params))
-                    call.lower(*shapes).compile()
+                    _compile_alone(equation, name, shapes)
                     cost = equation.params.get("cost_estimate")
                     print(f"KERNEL\t{name}\t{cost.flops if cost else 0}", flush=True)
                 continue

@@ -84,9 +84,7 @@ class Attention(nn.Module):
         bias: Float[Array, "H Q K"] | Float[Array, "G H K Q"] | None,
         mask: Mask,
         deterministic: bool,
-        input_scale: Float[Array, " D"] | None = None,
     ) -> Float[Array, "B Q D"]:
-        """`input_scale` multiplies `x` (and `memory`, where it is x) within the projections."""
         (batch, queries, _), keys = x.shape, memory.shape[1]
         name = implementation(self.choice, self.mesh, batch, queries, keys, self.num_heads)
         kept = None
@@ -95,12 +93,11 @@ class Attention(nn.Module):
             shape = (batch, keys, self.num_heads, 1)
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.dropout_rate, shape)
         if name == "pallas":
-            return self._feature_major(x, memory, bias, mask, kept, input_scale)
+            return self._feature_major(x, memory, bias, mask, kept)
         width = self.num_heads * self.head_dim
 
         def project(name: str, inputs: Array, init: Initializer) -> Array:
-            scale = input_scale if inputs is x else None
-            flat = Dense(width, ("embed", "joined_kv"), self.dtype, init, name=name)(inputs, scale)
+            flat = Dense(width, ("embed", "joined_kv"), self.dtype, init, name=name)(inputs)
             return flat.reshape(*flat.shape[:-1], self.num_heads, self.head_dim)
 
         query = project("query", x, query_init(self.head_dim))
@@ -119,19 +116,18 @@ class Attention(nn.Module):
         bias: Array | None,
         mask: Mask,
         kept: Array | None,
-        input_scale: Float[Array, " D"] | None,
     ) -> Float[Array, "B Q D"]:
         """Returns the same by the Pallas kernel: lengths last, the projections of an input in one product."""
         features, heads, width = x.shape[-1], self.num_heads, self.head_dim
 
-        def kernel(name: str, inputs: Array, init: Initializer) -> Float[Array, "D H C"]:
+        def kernel(name: str, init: Initializer) -> Float[Array, "D H C"]:
             of = Kernel((features, heads * width), ("embed", "joined_kv"), self.dtype, init, name=name)
-            return of(input_scale if inputs is x else None).reshape(-1, heads, width)
+            return of().reshape(-1, heads, width)
 
         kernels = [
-            kernel("query", x, query_init(width)),
-            kernel("key", memory, attention_kernel_init),
-            kernel("value", memory, attention_kernel_init),
+            kernel("query", query_init(width)),
+            kernel("key", attention_kernel_init),
+            kernel("value", attention_kernel_init),
         ]
         sources = [(x, kernels)] if x is memory else [(x, kernels[:1]), (memory, kernels[1:])]
         projections = []

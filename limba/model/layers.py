@@ -84,14 +84,9 @@ class Kernel(nn.Module):
     init: Initializer = kernel_init
 
     @nn.compact
-    def __call__(self, input_scale: Float[Array, " I"] | None = None) -> Float[Array, "I O"]:
+    def __call__(self) -> Float[Array, "I O"]:
         init = nn.with_logical_partitioning(self.init, self.axes)
-        kernel = self.param("kernel", init, self.shape, jnp.float32)
-        return _scaled(kernel, input_scale).astype(self.dtype)
-
-
-def _scaled(kernel: Float[Array, "I O"], input_scale: Float[Array, " I"] | None) -> Float[Array, "I O"]:
-    return kernel if input_scale is None else kernel * input_scale[:, None]
+        return self.param("kernel", init, self.shape, jnp.float32).astype(self.dtype)
 
 
 class Dense(nn.Module):
@@ -104,36 +99,26 @@ class Dense(nn.Module):
     output_dtype: jnp.dtype | None = None  # float32 for logits
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "... I"], input_scale: Float[Array, " I"] | None = None
-    ) -> Float[Array, "... O"]:
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         init = nn.with_logical_partitioning(self.init, self.axes)
-        kernel = _scaled(self.param("kernel", init, (x.shape[-1], self.features), jnp.float32), input_scale)
+        kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
         product = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.output_dtype or self.dtype)
         return checkpoint_name(product, DENSE)
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), and its scale, the mean of squares taken in float32 (Zhang & Sennrich, arXiv:1910.07467).
-
-    A dense layer that follows multiplies its matrix by the scale, row by row: that is the same product, and the
-    scale's gradient is then a sum over the matrix, not over all tokens. `scaled` is for what is followed by else.
-    """
+    """x / rms(x) * scale, the mean of squares taken in float32 (Zhang & Sennrich, arXiv:1910.07467)."""
 
     epsilon: float
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B L D"]) -> tuple[Float[Array, "B L D"], Float[Array, " D"]]:
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
         scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-        return x.astype(self.dtype), scale
-
-    def scaled(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        normed, scale = self(x)
-        return normed * scale.astype(self.dtype)[None, None]
+        return x.astype(self.dtype) * scale.astype(self.dtype)[None, None]
 
 
 class Dropout(nn.Module):
@@ -155,13 +140,11 @@ class MlpBlock(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B L D"], deterministic: bool, input_scale: Float[Array, " D"] | None = None
-    ) -> Float[Array, "B L D"]:
+    def __call__(self, x: Float[Array, "B L D"], deterministic: bool) -> Float[Array, "B L D"]:
         hidden = None
         for i, activation in enumerate(self.activations):
             name = "wi" if len(self.activations) == 1 else f"wi_{i}"
-            branch = Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, name=name)(x, input_scale)
+            branch = Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, name=name)(x)
             branch = ACTIVATION_FUNCTIONS[activation](branch)
             hidden = branch if hidden is None else hidden * branch
         hidden = Dropout(self.dropout_rate)(hidden, deterministic)

@@ -78,10 +78,10 @@ class EncoderLayer(nn.Module):
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
             bias = _relative_bias(config, self.mesh, True, x)
-        y, scale = _norm(config, "pre_attention_layer_norm")(x)
-        x = x + drop(_attention(config, self.mesh, "attention")(y, y, bias, mask, deterministic, scale), deterministic)
-        y, scale = _norm(config, "pre_mlp_layer_norm")(x)
-        return x + drop(_mlp(config)(y, deterministic, scale), deterministic)
+        y = _norm(config, "pre_attention_layer_norm")(x)
+        x = x + drop(_attention(config, self.mesh, "attention")(y, y, bias, mask, deterministic), deterministic)
+        y = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic), deterministic)
 
 
 class DecoderLayer(nn.Module):
@@ -104,17 +104,13 @@ class DecoderLayer(nn.Module):
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
             bias = _relative_bias(config, self.mesh, False, x)
-        y, scale = _norm(config, "pre_self_attention_layer_norm")(x)
-        x = x + drop(
-            _attention(config, self.mesh, "self_attention")(y, y, bias, mask, deterministic, scale), deterministic
-        )
-        y, scale = _norm(config, "pre_cross_attention_layer_norm")(x)
-        cross = _attention(config, self.mesh, "encoder_decoder_attention")(
-            y, encoded, None, cross_mask, deterministic, scale
-        )
+        y = _norm(config, "pre_self_attention_layer_norm")(x)
+        x = x + drop(_attention(config, self.mesh, "self_attention")(y, y, bias, mask, deterministic), deterministic)
+        y = _norm(config, "pre_cross_attention_layer_norm")(x)
+        cross = _attention(config, self.mesh, "encoder_decoder_attention")(y, encoded, None, cross_mask, deterministic)
         x = x + drop(cross, deterministic)
-        y, scale = _norm(config, "pre_mlp_layer_norm")(x)
-        return x + drop(_mlp(config)(y, deterministic, scale), deterministic)
+        y = _norm(config, "pre_mlp_layer_norm")(x)
+        return x + drop(_mlp(config)(y, deterministic), deterministic)
 
 
 def _mlp(config: ModelConfig) -> MlpBlock:
@@ -190,7 +186,7 @@ class Encoder(nn.Module):
         bias = None if config.relative_bias_per_layer else _relative_bias(config, self.mesh, True, x)
         x = Dropout(config.dropout_rate)(x, deterministic)
         x = run_layers(self, EncoderLayer, config.num_encoder_layers, x, (bias, mask), deterministic)
-        return Dropout(config.dropout_rate)(_norm(config, "encoder_norm").scaled(x), deterministic)
+        return Dropout(config.dropout_rate)(_norm(config, "encoder_norm")(x), deterministic)
 
 
 class Decoder(nn.Module):
@@ -214,7 +210,7 @@ class Decoder(nn.Module):
         x = Dropout(config.dropout_rate)(x, deterministic)
         inputs = (encoded, bias, mask, cross_mask)
         x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
-        x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm").scaled(x), deterministic)
+        x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm")(x), deterministic)
         if config.logits_via_embedding or as_states:
             return x
         head = Dense(
