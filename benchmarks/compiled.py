@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--size", default="base", help="file of that folder")
     parser.add_argument("--topology", default="v4-8", choices=TOPOLOGIES)
     parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all devices")
-    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--inputs", type=int, default=512, help="of an encoder")
     parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
@@ -120,10 +120,11 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
     shardings = state_shardings(model, optimizer, mesh)
     state = abstract_state(model, optimizer, mesh)
-    features = {"encoder_input_tokens": args.inputs}
-    features |= dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"), args.targets)
-    if args.packed:
-        features |= {"encoder_segment_ids": args.inputs, "decoder_segment_ids": args.targets}
+    decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
+    features = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
+    if not config.is_decoder_only:
+        encoder = ("encoder_input_tokens", "encoder_segment_ids")
+        features |= dict.fromkeys(encoder[: 2 if args.packed else 1], args.inputs)
     batch = {
         name: jax.ShapeDtypeStruct((args.batch, length), np.int32, sharding=batch_sharding(mesh))
         for name, length in features.items()
@@ -155,7 +156,8 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
     live = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     total = costs.fusion_cycles + sum(kernel["cycles"] for kernel in kernels.values())
     seconds = total / clock_ghz / 1e9
-    flops = flops_per_sequence(config, args.inputs, args.targets) * args.batch
+    inputs = 0 if config.is_decoder_only else args.inputs
+    flops = flops_per_sequence(config, inputs, args.targets) * args.batch
     return {
         "fusion_cycles": costs.fusion_cycles,
         "kernel_cycles": total - costs.fusion_cycles,
