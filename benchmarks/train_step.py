@@ -34,9 +34,9 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.state import create_state, state_shardings
     from limba.train_step import compile_ready_step
 
-    model, choice = Model(config), OptimizerConfig(name=args.optimizer)
-    optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
     mesh = make_mesh(MeshConfig())
+    model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
+    optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
     step = compile_ready_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)

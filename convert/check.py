@@ -109,7 +109,9 @@ class Proof:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], config: ModelConfig, vocabulary: Any | None):
         """`vocabulary` is seqio's, or None; reads all of `arrays` into memory."""
-        self._config = dataclasses.replace(config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True)
+        self._config = dataclasses.replace(
+            config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True, attention="auto"
+        )
         self._model = Model(self._config)
         self._apply = jax.jit(self._model.apply)
         self._batch = batch_of(vocabulary, config.vocab_size)

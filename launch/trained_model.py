@@ -69,7 +69,8 @@ def load(argv: Sequence[str], checkpoint: str) -> TrainedModel:
     fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     path = checkpoint or _default_checkpoint(config)
-    mesh, model = make_mesh(config.mesh), Model(config.model)
+    mesh = make_mesh(config.mesh)
+    model = Model(config.model, mesh)
     params, step = load_parameters(path, model, mesh)
     return TrainedModel(config, task, lengths, vocabulary, model, mesh, params, step, path, prefix_of(task))
 

@@ -28,6 +28,8 @@ OBJECTIVES = (
     "causal_lm",
 )
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
+LOGITS = ("auto", "whole", "chunked")
+RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
@@ -48,8 +50,10 @@ class LossConfig:
 
     z_loss: float = 1e-4
     label_smoothing: float = 0.0
+    logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
 
     def __post_init__(self) -> None:
+        _one_of(self, "logits", LOGITS)
         _require(self.z_loss >= 0, f"LossConfig.z_loss is {self.z_loss!r}; give 0 or more.")
         _require(
             0 <= self.label_smoothing < 1,
@@ -413,8 +417,15 @@ class RunConfig:
     num_microbatches: int = 1
     log_every_steps: int = 100
     random_seed: int = 0
+    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
+    profile_steps: int = 0  # so many steps, from the third on, are traced into MODEL_DIR/profile
 
     def __post_init__(self) -> None:
+        _one_of(self, "random_bits", RANDOM_BITS)
+        _require(
+            isinstance(self.profile_steps, int) and self.profile_steps >= 0,
+            f"RunConfig.profile_steps is {self.profile_steps!r}; give a whole number, 0 or more.",
+        )
         _require(
             isinstance(self.model_dir, str) and bool(self.model_dir),
             f"MODEL_DIR is {self.model_dir!r}; give a directory or a gs:// path.",
@@ -423,6 +434,11 @@ class RunConfig:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
         _positive(self, "train_steps", "num_microbatches", "log_every_steps")
         self._check_sides()
+        _require(
+            self.loss.logits != "chunked" or "logits" not in self.model.biases,
+            "LossConfig.logits is 'chunked' and ModelConfig.biases holds 'logits', which chunks do without; choose"
+            " whole or auto.",
+        )
         if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
             data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
             object.__setattr__(self, "data", data)

@@ -93,6 +93,8 @@ class Metrics:
         parts += [f"{value:.2f} epochs{' of ' + name if len(epochs) > 1 else ''}" for name, value in epochs.items()]
         if "mfu" in values:
             parts.append(f"MFU {values['mfu']:.1%}")
+        if "hbm_peak_gib" in values:
+            parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
         left = (self.train_steps - step) * values["seconds_per_step"]
         self.say(" | ".join([*parts, f"ETA {duration(left)}"]))
 

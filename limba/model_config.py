@@ -8,7 +8,7 @@ from limba.checks import one_of, positive, require
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
 DTYPES = ("float32", "bfloat16")
-ATTENTIONS = ("auto", "einsum", "memory_efficient")
+ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 POSITIONS = ("relative", "rotary", "learned", "sinusoidal")
 NORMS = ("rms", "layer")
 BIASED_PARTS = ("attention", "mlp", "logits")
@@ -46,8 +46,8 @@ class ModelConfig:
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
-    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls), full
-    attention: str = "auto"  # einsum, memory_efficient (no scores kept), or auto: the fastest for the platform
+    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
+    attention: str = "auto"  # einsum, memory_efficient, pallas (TPU; both keep no scores), auto: the platform's fastest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
@@ -93,6 +93,11 @@ class ModelConfig:
         require(
             self.positions != "relative",
             "ModelConfig.positions is 'relative' and num_encoder_layers 0; choose rotary, learned or sinusoidal.",
+        )
+        require(
+            self.attention != "pallas",
+            "ModelConfig.attention is 'pallas' and num_encoder_layers 0; that kernel is an encoder-decoder's:"
+            " choose auto, einsum or memory_efficient.",
         )
         for part in self.biases:
             require(

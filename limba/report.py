@@ -91,9 +91,10 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     batches = streams.validation_batches(task, lengths, config.data, 1)
     if not batches:
         return []
-    model = Model(config.model)
+    mesh = make_mesh(config.mesh)
+    model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
-    abstract = abstract_state(model, optimizer, make_mesh(config.mesh))
+    abstract = abstract_state(model, optimizer, mesh)
     state = load_own(own_checkpoint(config.model_dir), abstract)
     inputs = batches[0]["encoder_input_tokens"]
     chosen = np.flatnonzero(inputs.any(axis=1))[:num]

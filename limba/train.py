@@ -36,6 +36,8 @@ from limba.profile import flops_per_sequence, peak_flops_per_device
 from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
 from limba.train_step import compile_ready_step
 
+FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
+
 
 def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
@@ -56,7 +58,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     streams.check_sources(task, config.data)
 
-    model = Model(config.model)
+    model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     abstract = abstract_state(model, optimizer, mesh)
@@ -115,10 +117,11 @@ class _Loop:
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
+        self.tracing = False
 
     def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
         config, metrics = self.config, self.metrics
-        key = jax.random.key(config.random_seed + 1)
+        key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
         recent: list[tuple[int, Any, Any]] = []  # (step, rows, metrics on the device) since the last line
         interrupted, saved = False, start if start in self.checkpoints.steps() else None
         step, waited, began = start, 0.0, time.monotonic()
@@ -132,10 +135,12 @@ class _Loop:
                     break
                 rows = self.stream.empty() if rows is None else rows
                 waited += time.monotonic() - asked
+                self._begin_trace(step - start)
                 state, step_metrics = step_function(state, place(rows), key)
                 recent.append((step, rows, step_metrics))
                 metrics.advance(step)
                 last, interrupted = step == config.train_steps, stop_requested(step)
+                self._end_trace(step - start, last or interrupted, state)
                 saves = last or interrupted or step % config.checkpoint.every_steps == 0
                 evaluates = not interrupted and (last or step % config.evaluation.every_steps == 0)
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
@@ -154,6 +159,7 @@ class _Loop:
                 if interrupted:
                     metrics.say(f"Asked to stop: saved step {step:,}. The same command goes on from there.")
                     break
+        self._end_trace(step - start, True, state)
         if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
             if recent:
                 self._log(recent, waited, began)
@@ -161,6 +167,18 @@ class _Loop:
             self._save(step, state)
             saved = step
         return {"step": saved, "interrupted": interrupted, **self.figures}
+
+    def _begin_trace(self, number: int) -> None:
+        if self.config.profile_steps and number == FIRST_TRACED:
+            jax.profiler.start_trace(str(epath.Path(self.config.model_dir) / "profile"))
+            self.tracing = True
+
+    def _end_trace(self, number: int, is_last: bool, state: TrainState) -> None:
+        if self.tracing and (is_last or number == FIRST_TRACED + self.config.profile_steps - 1):
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self.tracing = False
+            self.metrics.say(f"Traced {number - FIRST_TRACED + 1} step(s) into {self.config.model_dir}/profile")
 
     def _evaluate(self, step: int, state: TrainState) -> str:
         """Evaluates and keeps the best; returns why the run should end, or ""."""
@@ -208,6 +226,8 @@ class _Loop:
             "data_wait": waited / seconds,
             **{f"epochs/{name}": epochs for name, epochs in self.stream.epochs().items()},
         }
+        if memory := jax.local_devices()[0].memory_stats():  # a CPU keeps no account
+            figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
         if self.peak_seconds_per_step is not None:
             figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
         self.figures["train"] = figures

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from limba.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.config import LossConfig
 from limba.losses import cross_entropy
 from limba.model import Model
@@ -27,15 +28,24 @@ def loss_sums(model: Model, loss: LossConfig, params: Any, batch: Batch, dropout
     `loss` is what is trained (nats, z-loss and smoothing included), `nats` the plain cross entropy,
     `correct` and `tokens` counts.
     """
-    logits = model.apply(params, batch, dropout_key)
-    trained, plain, correct = cross_entropy(logits, batch["decoder_target_tokens"], loss)
-    weights = batch["decoder_loss_weights"].astype(jnp.float32)
+    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"].astype(jnp.float32)
+    if _in_chunks(model, loss, targets):
+        states, (head, scale) = model.apply_to_states(params, batch, dropout_key), model.head(params)
+        sums = chunked_cross_entropy(states, head, targets, weights, loss, model.mesh, scale)
+        return dict(zip(("loss", "nats", "correct"), sums, strict=True), tokens=jnp.sum(weights))
+    trained, plain, correct = cross_entropy(model.apply(params, batch, dropout_key), targets, loss)
     return {
         "loss": jnp.sum(trained * weights),
         "nats": jnp.sum(plain * weights),
         "correct": jnp.sum(correct * weights),
         "tokens": jnp.sum(weights),
     }
+
+
+def _in_chunks(model: Model, loss: LossConfig, targets: Array) -> bool:
+    if loss.logits != "auto" or "logits" in model.config.biases:
+        return loss.logits == "chunked"
+    return logits_bytes(*targets.shape, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
 
 
 def gradients(

@@ -22,7 +22,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes and dtypes in signatures are checked at every call, traced ones included.
-CHECKED = ["limba.model", "limba.losses", "limba.train_step", "limba.infer", "limba.decoding"]
+CHECKED = ["limba.model", "limba.losses", "limba.chunked_loss", "limba.train_step", "limba.infer", "limba.decoding"]
 install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -12,7 +12,7 @@ from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, S
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.state import TrainState, create_state, state_shardings
-from limba.train_step import compile_ready_step
+from limba.train_step import compile_ready_step, gradients
 
 MODEL = ModelConfig(
     vocab_size=256,
@@ -74,11 +74,11 @@ def train(
     num_devices: int = 1,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
-    network = Model(config)
+    mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
+    network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
-    state = create_state(network, optimizer, mesh, seed=0)
+    state = create_state(network, optimizer, mesh, 0)
     shardings = state_shardings(network, optimizer, mesh)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
     losses = []
@@ -86,3 +86,19 @@ def train(
         state, metrics = step(state, batch(seed=i), jax.random.key(7))
         losses.append(float(metrics["loss"]))
     return losses, state
+
+
+def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *others: tuple) -> None:
+    """Compares loss sums, and gradients beside their largest value, from the same parameters, batch and dropout."""
+    params, wanted = jax.jit(Model(one[0]).init)(jax.random.key(0)), None
+    for config, axes, loss in (one, *others):
+        network = Model(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
+        key = jax.random.key(7) if config.dropout_rate else None
+        gradient, sums = jax.jit(lambda *xs, n=network, o=loss, k=key: gradients(n, o, *xs, k, 1))(params, batch())
+        gradient = jax.tree.map(np.asarray, gradient)
+        if wanted is None:
+            wanted, wanted_sums = gradient, sums
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, wanted_sums)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max()), gradient, wanted
+        )

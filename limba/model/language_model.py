@@ -10,12 +10,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
 from limba.model.attention import attend
 from limba.model.layers import Dense, Dropout, Embed, LayerNorm, MlpBlock, RMSNorm, attention_kernel_init
-from limba.model.masks import causal_mask, padding_mask, prefix_mask, segment_mask
+from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
 from limba.model.transformer import Batch, run_layers
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
@@ -100,6 +101,7 @@ class LanguageModelLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); in pieces, so that decoding puts its cache between them."""
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -140,13 +142,14 @@ class LanguageModelLayer(nn.Module):
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - config.dropout_rate, (*value.shape[:-1], 1))
             value = jnp.where(kept, value / (1 - config.dropout_rate), 0)
         key, value = (every_head(each, config.num_heads) for each in (key, value))
-        return self.finish(x, attend(config.attention, query, key, value, None, mask), deterministic)
+        return self.finish(x, attend(config.attention, self.mesh, query, key, value, mask), deterministic)
 
 
 class Stack(nn.Module):
     """Embedded tokens to normed hidden states, and these to logits where the head is not tied."""
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -173,9 +176,9 @@ class Stack(nn.Module):
             return x + sinusoids(positions, x.shape[-1]).astype(x.dtype)
         return x
 
-    def finish(self, x: Float[Array, "B L D"]) -> Float[Array, "B L DorV"]:
+    def finish(self, x: Float[Array, "B L D"], as_states: bool = False) -> Float[Array, "B L DorV"]:
         x = self.decoder_norm(x)
-        return x if self.config.logits_via_embedding else self.logits_dense(x)
+        return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
 
     @nn.compact
     def __call__(
@@ -184,11 +187,12 @@ class Stack(nn.Module):
         positions: Int[Array, "B L"],
         mask: Bool[Array, "B L L"],
         deterministic: bool,
+        as_states: bool = False,
     ) -> Float[Array, "B L DorV"]:
         config = self.config
         x = Dropout(config.dropout_rate)(self.placed(x, positions), deterministic)
         x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, (positions, mask), deterministic)
-        return self.finish(x)
+        return self.finish(x, as_states)
 
 
 class LanguageModel(nn.Module):
@@ -200,20 +204,23 @@ class LanguageModel(nn.Module):
     """
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
         deviation = config.emb_dim**-0.5 if config.logits_via_embedding else 1.0
         self.token_embedder = Embed(config.vocab_size, config.emb_dim, jnp.dtype(config.dtype), deviation)
-        self.decoder = Stack(config)
+        self.decoder = Stack(config, self.mesh)
 
-    def __call__(self, batch: Batch, deterministic: bool) -> Float[Array, "B L V"]:
+    def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B L DorV"]:
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
-        mask = jnp.broadcast_to(causal_mask(targets.shape[1]), (*targets.shape, targets.shape[1]))
+        behind = causal_mask(targets.shape[1])
         if "decoder_causal_attention" in batch:
-            mask = mask | prefix_mask(batch["decoder_causal_attention"] > 0)
-        mask = mask & padding_mask(targets, targets) & segment_mask(segments, segments)
+            behind = behind | prefix_mask(batch["decoder_causal_attention"] > 0)
+        ids = ids_of(targets, segments)
+        mask = Mask(ids, ids).visible() & behind
         x = self.token_embedder(batch["decoder_input_tokens"])
-        x = self.decoder(x, positions_in_segments(segments), mask, deterministic)
-        return self.token_embedder.attend(x) if self.config.logits_via_embedding else x
+        x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states)
+        tied = self.config.logits_via_embedding and not as_states
+        return self.token_embedder.attend(x) if tied else x

@@ -64,7 +64,7 @@ class _Network:
         def one_layer(x: Array, layer: Parameters) -> tuple[Array, tuple[Array, Array]]:
             query, key, value = self._apply(layer, "project", x, positions)
             whole = (every_head(each, config.num_heads) for each in (key, value))
-            x = self._apply(layer, "finish", x, attend("einsum", query, *whole, None, mask), True)
+            x = self._apply(layer, "finish", x, attend("einsum", None, query, *whole, mask), True)
             return x, (jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
 
         _, (keys, values) = jax.lax.scan(one_layer, x, self._stacked)

@@ -13,11 +13,15 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int
 
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 attention_kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+# What a layer's backward pass needs and a second forward pass would cost most to make again.
+DENSE, ATTENDED = "dense", "attended"
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "relu": nn.relu,
@@ -72,8 +76,22 @@ class Embed(nn.Module):
         return jnp.einsum("bld,vd->blv", x, self.embedding.astype(self.dtype), preferred_element_type=jnp.float32)
 
 
+class Kernel(nn.Module):
+    """A dense layer's matrix alone, in the activations' dtype, under the layer's own name."""
+
+    shape: tuple[int, int]
+    axes: tuple[str, str]
+    dtype: jnp.dtype
+    init: Initializer = kernel_init
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "I O"]:
+        init = nn.with_logical_partitioning(self.init, self.axes)
+        return self.param("kernel", init, self.shape, jnp.float32).astype(self.dtype)
+
+
 class Dense(nn.Module):
-    """`x @ kernel` over the last axis, plus a bias where told; T5 has none."""
+    """`x @ kernel`, which `remat = 'minimal'` keeps, over the last axis, plus a bias where told; T5 has none."""
 
     features: int
     axes: tuple[str, str]  # logical names of the kernel's two axes
@@ -87,6 +105,7 @@ class Dense(nn.Module):
         init = nn.with_logical_partitioning(self.init, self.axes)
         kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
         y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.output_dtype or self.dtype)
+        y = checkpoint_name(y, DENSE)
         if not self.has_bias:
             return y
         bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])

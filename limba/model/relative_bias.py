@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from limba.model.kernels.sharded import PallasAttention
+
 
 def relative_position_buckets(
     distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
@@ -40,7 +42,11 @@ def relative_position_buckets(
 
 
 class RelativeBias(nn.Module):
-    """The table `rel_embedding` [H, buckets], looked up for every pair of positions."""
+    """The table `rel_embedding` [H, buckets], looked up for every pair of positions.
+
+    With `attend`, it comes as that attention wants it: keys before queries, and once for each group of devices
+    that share a batch. Each adds up its own gradient over the layers; what is reduced between them is the table's.
+    """
 
     num_heads: int
     num_buckets: int
@@ -48,7 +54,9 @@ class RelativeBias(nn.Module):
     bidirectional: bool
 
     @nn.compact
-    def __call__(self, query_length: int, key_length: int) -> Float[Array, "H Q K"]:
+    def __call__(
+        self, query_length: int, key_length: int, attend: PallasAttention | None = None
+    ) -> Float[Array, "H Q K"] | Float[Array, "G H K Q"]:
         init = nn.with_logical_partitioning(
             nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"), ("heads", "relpos_buckets")
         )
@@ -63,9 +71,19 @@ class RelativeBias(nn.Module):
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        one_hot = (buckets == np.arange(self.num_buckets)[:, None]).astype(np.float32)
-        diagonals = jnp.matmul(table, one_hot, precision="highest")
-        return _spread_diagonals(diagonals, query_length, key_length)
+        if attend is not None:
+            buckets = buckets[-columns % period]  # read as query minus key
+            tables = attend.for_each_group(table)
+            flat = tables.reshape(-1, self.num_buckets)
+            diagonals = _diagonals(flat, buckets)
+            spread = _spread_diagonals(diagonals, key_length, query_length)
+            return spread.reshape(*tables.shape[:2], key_length, query_length)
+        return _spread_diagonals(_diagonals(table, buckets), query_length, key_length)
+
+
+def _diagonals(table: Float[Array, "H buckets"], buckets: np.ndarray) -> Float[Array, "H P"]:
+    one_hot = (buckets == np.arange(table.shape[-1])[:, None]).astype(np.float32)
+    return jnp.matmul(table, one_hot, precision="highest")
 
 
 def _spread_diagonals(diagonals: Float[Array, "H P"], query_length: int, key_length: int) -> Float[Array, "H Q K"]:

@@ -14,13 +14,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
-from jaxtyping import Array, Bool, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
 
 from limba.config import ModelConfig
 from limba.model import decode
-from limba.model.attention import Attention
-from limba.model.layers import Dense, Dropout, Embed, MlpBlock, RMSNorm
-from limba.model.masks import causal_mask, padding_mask, segment_mask
+from limba.model.attention import Attention, implementation
+from limba.model.kernels.sharded import PallasAttention
+from limba.model.layers import ATTENDED, DENSE, Dense, Dropout, Embed, MlpBlock, RMSNorm
+from limba.model.masks import Mask, ids_of
 from limba.model.relative_bias import RelativeBias
 
 Parameters = Mapping[str, Any]
@@ -31,46 +33,54 @@ def _norm(config: ModelConfig, name: str) -> RMSNorm:
     return RMSNorm(config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name)
 
 
-def _attention(config: ModelConfig, name: str) -> Attention:
+def _attention(config: ModelConfig, mesh: Mesh | None, name: str) -> Attention:
     return Attention(
         config.num_heads,
         config.head_dim,
         config.dropout_rate,
         jnp.dtype(config.dtype),
         config.attention,
+        mesh,
         name=name,
     )
 
 
-def _relative_bias(config: ModelConfig, bidirectional: bool) -> RelativeBias:
-    return RelativeBias(
+def _relative_bias(
+    config: ModelConfig, mesh: Mesh | None, bidirectional: bool, x: Float[Array, "B L D"]
+) -> Float[Array, "H L L"] | Float[Array, "G H L L"]:
+    """Returns the bias of self-attention over `x`, as the attention that will be taken wants it."""
+    bias = RelativeBias(
         config.num_heads,
         config.num_relpos_buckets,
         config.relpos_max_distance,
         bidirectional,
         name="relpos_bias",
     )
+    batch, length, _ = x.shape
+    name = implementation(config.attention, mesh, batch, length, length, config.num_heads)
+    return bias(length, length, PallasAttention(mesh, config.num_heads) if name == "pallas" else None)
 
 
 class EncoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     config: ModelConfig
+    mesh: Mesh | None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        bias: Float[Array, "H L L"] | None,
-        mask: Bool[Array, "B L L"],
+        bias: Float[Array, "*G H L L"] | None,
+        mask: Mask,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
         config = self.config
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
-            bias = _relative_bias(config, True)(x.shape[1], x.shape[1])
+            bias = _relative_bias(config, self.mesh, True, x)
         y = _norm(config, "pre_attention_layer_norm")(x)
-        x = x + drop(_attention(config, "attention")(y, y, bias, mask, deterministic), deterministic)
+        x = x + drop(_attention(config, self.mesh, "attention")(y, y, bias, mask, deterministic), deterministic)
         y = _norm(config, "pre_mlp_layer_norm")(x)
         return x + drop(_mlp(config)(y, deterministic), deterministic)
 
@@ -79,25 +89,26 @@ class DecoderLayer(nn.Module):
     """Causal self-attention, attention to the encoder's output, MLP; each on the normed stream."""
 
     config: ModelConfig
+    mesh: Mesh | None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "B Q D"],
         encoded: Float[Array, "B K D"],
-        bias: Float[Array, "H Q Q"] | None,
-        mask: Bool[Array, "B Q Q"],
-        cross_mask: Bool[Array, "B Q K"],
+        bias: Float[Array, "*G H Q Q"] | None,
+        mask: Mask,
+        cross_mask: Mask,
         deterministic: bool,
     ) -> Float[Array, "B Q D"]:
         config = self.config
         drop = Dropout(config.dropout_rate)
         if config.relative_bias_per_layer:
-            bias = _relative_bias(config, False)(x.shape[1], x.shape[1])
+            bias = _relative_bias(config, self.mesh, False, x)
         y = _norm(config, "pre_self_attention_layer_norm")(x)
-        x = x + drop(_attention(config, "self_attention")(y, y, bias, mask, deterministic), deterministic)
+        x = x + drop(_attention(config, self.mesh, "self_attention")(y, y, bias, mask, deterministic), deterministic)
         y = _norm(config, "pre_cross_attention_layer_norm")(x)
-        cross = _attention(config, "encoder_decoder_attention")(y, encoded, None, cross_mask, deterministic)
+        cross = _attention(config, self.mesh, "encoder_decoder_attention")(y, encoded, None, cross_mask, deterministic)
         x = x + drop(cross, deterministic)
         y = _norm(config, "pre_mlp_layer_norm")(x)
         return x + drop(_mlp(config)(y, deterministic), deterministic)
@@ -112,7 +123,7 @@ def run_layers(
     layer_type: type[nn.Module],
     num_layers: int,
     x: Float[Array, "B L D"],
-    inputs: tuple[Array | None, ...],
+    inputs: tuple[Array | Mask | None, ...],
     deterministic: bool,
 ) -> Float[Array, "B L D"]:
     """Runs a stack of equal layers over parameters stacked on axis 0 in `owner`'s `layers`.
@@ -121,7 +132,7 @@ def run_layers(
     folded with i.
     """
     config = owner.config
-    layer = layer_type(config, parent=None)
+    layer = layer_type(config, owner.mesh, parent=None)
 
     def init(key: Array) -> Parameters:
         def init_one(layer_key: Array) -> Parameters:
@@ -160,7 +171,7 @@ def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
     """Wraps a layer so that its backward pass recomputes what `remat` does not save."""
     if remat == "none":
         return step
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "minimal" else None
+    policy = jax.checkpoint_policies.save_only_these_names(DENSE, ATTENDED) if remat == "minimal" else None
     return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
 
 
@@ -168,14 +179,12 @@ class Encoder(nn.Module):
     """Embedded tokens to the memory that the decoder reads."""
 
     config: ModelConfig
+    mesh: Mesh | None
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B L D"], mask: Bool[Array, "B L L"], deterministic: bool
-    ) -> Float[Array, "B L D"]:
+    def __call__(self, x: Float[Array, "B L D"], mask: Mask, deterministic: bool) -> Float[Array, "B L D"]:
         config = self.config
-        length = x.shape[1]
-        bias = None if config.relative_bias_per_layer else _relative_bias(config, True)(length, length)
+        bias = None if config.relative_bias_per_layer else _relative_bias(config, self.mesh, True, x)
         x = Dropout(config.dropout_rate)(x, deterministic)
         x = run_layers(self, EncoderLayer, config.num_encoder_layers, x, (bias, mask), deterministic)
         return Dropout(config.dropout_rate)(_norm(config, "encoder_norm")(x), deterministic)
@@ -185,24 +194,25 @@ class Decoder(nn.Module):
     """Embedded, shifted targets and the encoder's output to logits, or, with a tied head, hidden states."""
 
     config: ModelConfig
+    mesh: Mesh | None
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "B Q D"],
         encoded: Float[Array, "B K D"],
-        mask: Bool[Array, "B Q Q"],
-        cross_mask: Bool[Array, "B Q K"],
+        mask: Mask,
+        cross_mask: Mask,
         deterministic: bool,
+        as_states: bool = False,
     ) -> Float[Array, "B Q DorV"]:
         config = self.config
-        length = x.shape[1]
-        bias = None if config.relative_bias_per_layer else _relative_bias(config, False)(length, length)
+        bias = None if config.relative_bias_per_layer else _relative_bias(config, self.mesh, False, x)
         x = Dropout(config.dropout_rate)(x, deterministic)
         inputs = (encoded, bias, mask, cross_mask)
         x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
         x = Dropout(config.dropout_rate)(_norm(config, "decoder_norm")(x), deterministic)
-        if config.logits_via_embedding:
+        if config.logits_via_embedding or as_states:
             return x
         head = Dense(
             config.vocab_size,
@@ -222,33 +232,28 @@ class Transformer(nn.Module):
     """
 
     config: ModelConfig
+    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
         self.token_embedder = Embed(config.vocab_size, config.emb_dim, jnp.dtype(config.dtype))
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = Encoder(config, self.mesh)
+        self.decoder = Decoder(config, self.mesh)
 
     def encode(self, batch: Batch, deterministic: bool) -> Float[Array, "B K D"]:
         tokens = batch["encoder_input_tokens"]
-        mask = padding_mask(tokens, tokens)
-        if "encoder_segment_ids" in batch:
-            segments = batch["encoder_segment_ids"]
-            mask = mask & segment_mask(segments, segments)
-        return self.encoder(self.token_embedder(tokens), mask, deterministic)
+        ids = ids_of(tokens, batch.get("encoder_segment_ids"))
+        return self.encoder(self.token_embedder(tokens), Mask(ids, ids), deterministic)
 
-    def __call__(self, batch: Batch, deterministic: bool) -> Float[Array, "B Q V"]:
+    def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
         inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
         encoded = self.encode(batch, deterministic)
-        mask = padding_mask(targets, targets) & causal_mask(targets.shape[1])
-        cross_mask = padding_mask(targets, inputs)
-        if "decoder_segment_ids" in batch:
-            segments = batch["decoder_segment_ids"]
-            mask = mask & segment_mask(segments, segments)
-            cross_mask = cross_mask & segment_mask(segments, batch["encoder_segment_ids"])
+        ids = ids_of(targets, batch.get("decoder_segment_ids"))
+        mask = Mask(ids, ids, causal=True)
+        cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))
         x = self.token_embedder(batch["decoder_input_tokens"])
-        x = self.decoder(x, encoded, mask, cross_mask, deterministic)
-        if self.config.logits_via_embedding:
+        x = self.decoder(x, encoded, mask, cross_mask, deterministic, as_states)
+        if self.config.logits_via_embedding and not as_states:
             # Tied logits are scaled by D^-1/2, since the embeddings start at variance 1 (T5 1.0).
             return self.token_embedder.attend(x) / jnp.sqrt(jnp.float32(self.config.emb_dim))
         return x
@@ -257,11 +262,12 @@ class Transformer(nn.Module):
 class Model:
     """A network as two pure functions; Flax stays behind this wall."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, mesh: Mesh | None = None):
+        """`mesh` is where it will run, which decides how attention is computed; None: one device, or any."""
         from limba.model.language_model import LanguageModel  # here: it builds on this module
 
-        self.config = config
-        self._module = LanguageModel(config) if config.is_decoder_only else Transformer(config)
+        self.config, self.mesh = config, mesh
+        self._module = (LanguageModel if config.is_decoder_only else Transformer)(config, mesh)
 
     def _boxed(self, key: Array) -> Parameters:
         # Shapes of parameters do not depend on the batch's: the smallest batch will do.
@@ -282,6 +288,21 @@ class Model:
         """Returns float32 logits; dropout is off without a key."""
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         return self._module.apply({"params": parameters}, batch, dropout_key is None, rngs=rngs)
+
+    def apply_to_states(
+        self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None
+    ) -> Float[Array, "B Q D"]:
+        """Returns what the logits are made of, for a loss that makes them itself: see `head`."""
+        rngs = {} if dropout_key is None else {"dropout": dropout_key}
+        return self._module.apply({"params": parameters}, batch, dropout_key is None, True, rngs=rngs)
+
+    def head(self, parameters: Parameters) -> tuple[Float[Array, "D V"], float]:
+        """Returns the matrix, in the activations' dtype, and the factor that turn states into logits without bias."""
+        dtype = jnp.dtype(self.config.dtype)
+        if self.config.logits_via_embedding:
+            scale = 1.0 if self.config.is_decoder_only else self.config.emb_dim**-0.5
+            return parameters["token_embedder"]["embedding"].astype(dtype).T, scale
+        return parameters["decoder"]["logits_dense"]["kernel"].astype(dtype), 1.0
 
     def cached_decoder(
         self, parameters: Parameters, inputs: Int[Array, "B K"], max_tokens: int

@@ -47,6 +47,15 @@ ARGUMENTS = {
     "open quotation": ([*PRETRAIN, '--gin.MODEL_DIR="/tmp'], ["--gin.MODEL_DIR", "quotation mark"]),
     "wrong choice": ([*PRETRAIN, "--gin.DTYPE=float16"], ["ModelConfig.dtype", "float32, bfloat16"]),
     "batch that does not divide": ([*PRETRAIN, "--gin.NUM_MICROBATCHES=3"], ["128", "does not divide", "3"]),
+    "unknown attention": (
+        [*PRETRAIN, "--gin.config.ModelConfig.attention=flash"],
+        ["ModelConfig.attention", "memory_efficient, pallas"],
+    ),
+    "unknown random bits": (
+        [*PRETRAIN, "--gin.config.RunConfig.random_bits=mersenne"],
+        ["RunConfig.random_bits", "unsafe_rbg"],
+    ),
+    "unknown form of logits": ([*PRETRAIN, "--gin.config.LossConfig.logits=half"], ["LossConfig.logits", "chunked"]),
     "reference not called": ([*PRETRAIN, "--gin.config.RunConfig.data=@config.DataConfig"], ["@config.DataConfig()"]),
     "reference to nothing": ([*PRETRAIN, "--gin.config.RunConfig.data=@config.Data()"], ["config.Data", "not a class"]),
     "macro of nothing": ([*PRETRAIN, "--gin.BATCH_SIZE=%BATCH"], ["%BATCH", "nothing sets"]),

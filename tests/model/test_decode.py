@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from limba import decoding, infer
-from limba.config import GenerationConfig
+from limba.config import GenerationConfig, MeshConfig
 from limba.model import Model
+from tests import tiny
 from tests.model.test_huggingface import copied_parameters, our_config, reference_model
 
 ROWS, LENGTH = 6, 17
@@ -72,7 +73,7 @@ def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch
         "decoder_input_tokens": shifted,
         "decoder_target_tokens": targets,
     }
-    model = Model(config)
+    model = Model(config, tiny.mesh_of(MeshConfig(), 1))  # attention goes by the mesh's platform
     expected = np.asarray(jax.jit(model.apply)(params, batch))
 
     monkeypatch.setattr("limba.model.decode.jax.default_backend", lambda: platform)

@@ -154,6 +154,7 @@ def test_grouped_heads_have_fewer_keys_and_flops():
         ({"biases": ("head",)}, "choose from attention, mlp, logits"),
         ({"biases": ("logits",), "logits_via_embedding": True}, "a tied head has no bias"),
         ({"head_dim": 15}, "an even one"),
+        ({"attention": "pallas"}, "choose auto, einsum or memory_efficient"),
         ({"num_encoder_layers": 2}, "being a T5, has not"),
     ],
 )

@@ -22,6 +22,7 @@ from limba.config import (
     DataConfig,
     EvaluationConfig,
     GenerationConfig,
+    LossConfig,
     MeshConfig,
     OptimizerConfig,
     RunConfig,
@@ -150,6 +151,9 @@ def test_choices_that_do_not_go_together(config: RunConfig) -> None:
         dataclasses.replace(config, model=tiny.MODEL)
     with pytest.raises(ConfigError, match="set ModelConfig.max_length"):
         dataclasses.replace(config, model=tiny.language_model(positions="learned", max_length=16))
+    biased = tiny.language_model(biases=("logits",))
+    with pytest.raises(ConfigError, match="choose whole or auto"):
+        dataclasses.replace(config, model=biased, loss=LossConfig(logits="chunked"))
     corrupted = dataclasses.replace(
         config.data, mixture_or_task_name="demo_span_corruption", vocabulary="byte", new_vocabulary_size=None
     )

@@ -100,7 +100,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
-    config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000))
+    config = changed(config, train_steps=100_000, evaluation=EvaluationConfig(every_steps=100_000), profile_steps=1)
     started = threading.Event()
 
     def stop() -> None:
@@ -113,6 +113,8 @@ def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
     result = train.run(config)
     thread.join()
     assert result["interrupted"] and result["step"] == max(losses(config))
+    if result["step"] >= 3:
+        assert list(Path(config.model_dir, "profile").rglob("*.xplane.pb"))
     again = train.run(changed(config, train_steps=result["step"] + 2))
     assert again["step"] == result["step"] + 2
 

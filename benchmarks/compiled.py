@@ -1,0 +1,198 @@
+"""Compiles a training step for TPUs that are not here, and says what the compiler says it costs.
+
+    python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --json
+
+Needs libtpu (`bash launch/setup.sh tpu`), no TPU. Cycles are estimates of one device: they compare two programs for
+the same chips, they are not times.
+
+fusion_cycles         XLA's estimates of its fusions, loops multiplied by their trip counts
+kernel_cycles         Pallas calls: the bundles of their compiled schedule times the iterations of their grid; where a
+                      schedule cannot be read, their FLOPs at 60 % of peak (`kernels` says which)
+total_cycles          both; collectives carry no estimate, see all_reduce_mib and all_gather_mib
+live_gib_per_chip     arguments + outputs + temporaries - aliased
+estimated_mfu         limba/profile.py's FLOPs over total_cycles at the chip's clock and peak
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launch import environment
+from limba.config import ConfigError
+
+# Name on the cloud: libtpu's topology, its further choices, peak TFLOP/s of a device, its clock in GHz.
+MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+TOPOLOGIES = {
+    "v2-8": ("v2:2x2", {}, 23.0, 0.70),
+    "v3-8": ("v3:2x2", {}, 61.5, 0.94),
+    "v4-8": ("v4:2x2x1", MEGACORE, 275.0, 1.05),
+    "v4-16": ("v4:2x2x2", MEGACORE, 275.0, 1.05),
+    "v4-32": ("v4:2x2x4", MEGACORE, 275.0, 1.05),
+    "v5e-4": ("v5e:2x2", {}, 197.0, 1.50),
+    "v5e-16": ("v5e:4x4", {}, 197.0, 1.50),
+    "v5p-8": ("v5p:2x2x1", MEGACORE, 459.0, 1.75),
+    "v6e-16": ("v6e:4x4", {}, 918.0, 1.75),
+}
+KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
+    parser.add_argument("--size", default="base", help="file of that folder")
+    parser.add_argument("--topology", default="v4-8", choices=TOPOLOGIES)
+    parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all devices")
+    parser.add_argument("--inputs", type=int, default=512, help="of an encoder")
+    parser.add_argument("--targets", type=int, default=114)
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
+    parser.add_argument("--optimizer", default="adafactor")
+    parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
+    parser.add_argument("--remat", default="minimal", choices=["none", "minimal", "full"])
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
+    parser.add_argument("--fsdp", type=int, default=1)
+    parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
+    parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
+    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="any other of ModelConfig")
+    parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
+    parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    args = parser.parse_args(argv)
+    if min(args.batch, args.inputs, args.targets, args.microbatches) < 1 or args.batch % args.microbatches:
+        raise ConfigError(
+            "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
+        )
+    return args
+
+
+def topology_devices(name: str) -> Any:
+    """Returns the devices of a topology; they can be compiled for, not run on."""
+    import numpy as np
+    from jax.experimental import topologies
+
+    topology, choices, _, _ = TOPOLOGIES[name]
+    try:
+        description = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, **({"num_slices": 1, **choices} if choices else {})
+        )
+    except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
+        raise ConfigError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh tpu") from error
+    return np.array(description.devices)
+
+
+def model_config(args: argparse.Namespace) -> Any:
+    import dataclasses
+
+    from launch.flags import model_config
+
+    overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
+    if args.vocab:
+        overrides.append(f"VOCAB_SIZE={args.vocab}")
+    overrides += [f"config.ModelConfig.{field}" for field in args.field]
+    config = model_config(f"gin/models/{args.family}/{args.size}.gin", overrides)
+    return dataclasses.replace(config, attention=args.attention)
+
+
+def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
+    """Returns the traced training step over those devices, on abstract arrays."""
+    import jax
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
+
+    from limba.config import LossConfig, MeshConfig, OptimizerConfig
+    from limba.mesh import batch_sharding
+    from limba.model import Model
+    from limba.optimizer import make_optimizer, make_schedule
+    from limba.state import abstract_state, state_shardings
+    from limba.train_step import compile_ready_step
+
+    sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
+    mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+    model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
+    optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
+    shardings = state_shardings(model, optimizer, mesh)
+    state = abstract_state(model, optimizer, mesh)
+    decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
+    features = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
+    if not config.is_decoder_only:
+        encoder = ("encoder_input_tokens", "encoder_segment_ids")
+        features |= dict.fromkeys(encoder[: 2 if args.packed else 1], args.inputs)
+    batch = {
+        name: jax.ShapeDtypeStruct((args.batch, length), np.int32, sharding=batch_sharding(mesh))
+        for name, length in features.items()
+    }
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
+    loss = LossConfig(logits=args.logits)
+    step = compile_ready_step(model, optimizer, schedule, loss, args.microbatches, shardings)
+    return step.trace(state, batch, key)
+
+
+def compile_step(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of the compiled step."""
+    from benchmarks.compiled_program import costs_of_program, kernel_cycles
+    from limba.profile import flops_per_sequence
+
+    config, devices = model_config(args), topology_devices(args.topology)
+    began = time.perf_counter()
+    compiled = trace_step(args, config, devices).lower().compile()
+    compile_seconds = time.perf_counter() - began
+    text = compiled.as_text()
+    if args.save_hlo:
+        with open(args.save_hlo, "w") as file:
+            file.write(text)
+    costs = costs_of_program(text)
+    _, _, peak_tflops, clock_ghz = TOPOLOGIES[args.topology]
+    flops_per_cycle = KERNEL_EFFICIENCY * peak_tflops * 1e3 / clock_ghz
+    kernels = kernel_cycles(costs.kernels, [*sys.argv[1:], "--scan"], flops_per_cycle)
+    memory = compiled.memory_analysis()
+    live = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    total = costs.fusion_cycles + sum(kernel["cycles"] for kernel in kernels.values())
+    seconds = total / clock_ghz / 1e9
+    inputs = 0 if config.is_decoder_only else args.inputs
+    flops = flops_per_sequence(config, inputs, args.targets) * args.batch
+    return {
+        "fusion_cycles": costs.fusion_cycles,
+        "kernel_cycles": total - costs.fusion_cycles,
+        "total_cycles": total,
+        "live_gib_per_chip": (live - memory.alias_size_in_bytes) / 2**30,
+        "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
+        "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
+        "other_collectives_mib": costs.collective_bytes["other"] / 2**20,
+        "compile_seconds": compile_seconds,
+        "estimated_mfu": flops / seconds / (peak_tflops * 1e12 * devices.size),
+        "kernels": kernels,
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse(argv)
+    if args.kernels:
+        from benchmarks.compiled_program import compile_kernels
+
+        devices = topology_devices(args.topology)
+        compile_kernels(trace_step(args, model_config(args), devices).jaxpr, devices.flat[0])
+        return
+    figures = compile_step(args)
+    if args.json:
+        print(json.dumps({**vars(args), **figures}))
+        return
+    for name, value in figures.items():
+        if name != "kernels":
+            print(f"{name:24}{value:,.4g}" if value < 1e4 else f"{name:24}{value / 1e6:,.1f} M")
+    for name, kernel in figures["kernels"].items():
+        print(f"  {kernel['calls']:g} x {name}: {kernel['cycles'] / 1e6:,.2f} M, {kernel['counted_from']}")
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # compile_seconds would be a read's
+    sys.exit(environment.exit_code(main, sys.argv[1:]))

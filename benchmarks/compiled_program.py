@@ -1,0 +1,195 @@
+"""Reads a compiled TPU program: the optimized HLO's text, and the schedules of its Pallas kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HEADER = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) .*\{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
+COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
+COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
+COLLECTIVES |= dict.fromkeys(("reduce-scatter", "all-to-all", "collective-permute"), "other")
+COLLECTIVES["collective-permute-start"] = "other"
+
+
+@dataclasses.dataclass
+class ProgramCosts:
+    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results."""
+
+    fusion_cycles: int = 0
+    kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+def _bytes_of(arrays: list[tuple[str, str]]) -> int:
+    return sum(BYTES.get(kind, 4) * math.prod(int(size) for size in sizes.split(",") if size) for kind, sizes in arrays)
+
+
+def _computations(text: str) -> tuple[str, dict[str, list[tuple[str, str, str, str]]]]:
+    """Returns the entry's name and each computation's instructions: (name, shape, operation, the rest)."""
+    computations: dict[str, list[tuple[str, str, str, str]]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if found := INSTRUCTION.match(line):
+            if current is not None:
+                current.append((found[1], found[2], found[3], found[4]))
+        elif found := HEADER.match(line):
+            current = computations.setdefault(found[2], [])
+            entry = found[2] if found[1] else entry
+    return entry, computations
+
+
+def costs_of_program(text: str) -> ProgramCosts:
+    """Returns the costs of an optimized HLO module's text.
+
+    A while loop counts its body as often as it runs; one whose trips are unknown raises ValueError.
+    """
+    entry, computations = _computations(text)
+    costs = ProgramCosts()
+
+    def visit(name: str, times: int, inside_fusion: bool) -> None:
+        for _, shape, operation, rest in computations[name]:
+            if not inside_fusion and (cycles := CYCLES.search(rest)):
+                costs.fusion_cycles += times * int(cycles[1])
+            if operation in COLLECTIVES:
+                arrays = ARRAY.findall(shape)
+                if operation in ("all-gather-start", "collective-permute-start"):
+                    arrays = arrays[1:2]  # a start gives its operand before its result
+                costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
+            if operation == "custom-call" and '"tpu_custom_call"' in rest:
+                costs.kernels[_kernel_name(rest)] += times
+            repeats = 1
+            if operation == "while":
+                repeats = _trips(rest, computations)
+            if operation in ("reduce", "all-reduce", "all-reduce-start", "reduce-window", "sort", "scatter", "map"):
+                continue  # what they apply is a scalar's operation
+            for group in CALLED.findall(rest):
+                for called in re.findall(r"%([\w.\-]+)", group):
+                    visit(called, times * repeats, inside_fusion or operation == "fusion")
+
+    visit(entry, 1, False)
+    return costs
+
+
+def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:
+    """Returns how often a while loop runs; XLA writes it down, or the condition compares a counter from 0 with it."""
+    if known := TRIPS.search(rest):
+        return int(known[1])
+    condition = computations[re.search(r"condition=%([\w.\-]+)", rest)[1]]
+    bounds = [int(rest.split(")")[0]) for _, _, operation, rest in condition if operation == "constant"]
+    if len(bounds) != 1 or "direction=LT" not in condition[-1][3]:
+        raise ValueError(f"A loop of unknown length: {rest[:200]}")
+    return bounds[0]
+
+
+def _kernel_name(rest: str) -> str:
+    """Returns the name given to a Pallas call, from its place in the traced program."""
+    found = re.search(r'op_name="([^"]*)"', rest)
+    parts = found[1].split("/") if found else []
+    return parts[parts.index("pallas_call") - 1] if "pallas_call" in parts else "unnamed"
+
+
+def kernel_cycles(calls: Counter[str], argv: Sequence[str], flops_per_cycle: float) -> dict[str, dict[str, Any]]:
+    """Returns {kernel: calls, cycles of all of them, counted_from}, each kernel compiled alone in a process of its own.
+
+    (libtpu reads where to write schedules when it starts, and would write those of every fusion.)
+    """
+    if not calls:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+        variables = os.environ | {"LIBTPU_INIT_ARGS": flags + " --xla_jf_dump_llo_pass_label_regex=final_bundles"}
+        command = [sys.executable, "-m", "benchmarks.compiled", *argv, f"--kernels={folder}"]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        flops = dict(line.split("\t")[1:] for line in done.stdout.splitlines() if line.startswith("KERNEL\t"))
+        figures: dict[str, dict[str, Any]] = {}
+        for name, count in calls.items():
+            schedules = sorted(Path(folder).glob(f"*-{name}.[0-9]*final_bundles.txt"))
+            schedules = [path for path in schedules if "analysis" not in path.name]
+            cycles = cycles_of_schedule(schedules[-1].read_text()) if schedules else None
+            counted_from = "compiled schedule"
+            if cycles is None:
+                cycles, counted_from = int(float(flops[name]) / flops_per_cycle), "FLOPs at 60 % of peak"
+            figures[name] = {"calls": count, "cycles": count * cycles, "counted_from": counted_from}
+    return figures
+
+
+def cycles_of_schedule(text: str) -> int | None:
+    """Returns the cycles of a kernel's final bundles, one cycle a bundle; None if its loop cannot be read.
+
+    The grid is one loop, marked `>`; its exit test names its iterations on one core, two of which only
+    start and end the pipeline. Bundles under a condition count as if it held. A loop inside (`> >`) cannot
+    be multiplied here.
+    """
+    inside = outside = deeper = 0
+    iterations = None
+    for line in text.splitlines():
+        bundle = re.match(r"\s*0x[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{", line) or re.match(
+            r"\s*0\s+(?:[A-Z]{2})?\s*:\s*((?:> ?)*)\{", line
+        )
+        if not bundle:
+            continue
+        depth = bundle[1].count(">")
+        outside, inside, deeper = outside + (depth == 0), inside + (depth == 1), deeper + (depth > 1)
+        if depth == 1 and (bound := re.search(r"scmp\.ge\.s32\.totalorder %\S+, (\d+) /\* loop exit test \*/", line)):
+            iterations = int(bound[1]) - 2
+    if iterations is None or deeper:
+        return None if inside or deeper else outside
+    return outside + inside * iterations
+
+
+def _compile_alone(equation: Any, name: str, shapes: list[Any]) -> None:
+    import jax
+
+    def call(*xs: Any) -> Any:
+        return equation.primitive.bind(*xs, **equation.params)
+
+    call.__name__ = name  # which the schedule's file is named after
+    jax.jit(call).lower(*shapes).compile()
+
+
+def compile_kernels(jaxpr: Any, device: Any) -> None:
+    """Compiles each Pallas call of a traced program alone for `device`, and prints its name and FLOPs."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    whole = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
+    seen: set[str] = set()
+
+    def visit(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "pallas_call":
+                name = equation.params["name"]
+                if name not in seen:
+                    seen.add(name)
+                    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=whole) for x in equation.invars]
+                    _compile_alone(equation, name, shapes)
+                    cost = equation.params.get("cost_estimate")
+                    print(f"KERNEL\t{name}\t{cost.flops if cost else 0}", flush=True)
+                continue
+            for value in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+            ):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    visit(inner)
+
+    visit(jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr)

@@ -1,0 +1,85 @@
+"""What a compiled program costs, read from its text; and, where libtpu is at hand, kernels compiled for a TPU."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.compiled_program import costs_of_program, cycles_of_schedule
+
+PROGRAM = """HloModule jit_step, is_scheduled=true
+
+%fused (p: bf16[8,128]) -> bf16[8,128] {
+  %p = bf16[8,128]{1,0} parameter(0)
+  ROOT %add.1 = bf16[8,128]{1,0} add(%p, %p), backend_config={"estimated_cycles":"999"}
+}
+
+%body (arg: (s32[], f32[4,256])) -> (s32[], f32[4,256]) {
+  %arg = (s32[], f32[4,256]{1,0}) parameter(0)
+  %fusion.1 = bf16[8,128] fusion(%x), calls=%fused, backend_config={"estimated_cycles":"100"}
+  %all-reduce.1 = (f32[4,256]{1,0}, bf16[128]{0}) all-reduce(%y, %z), to_apply=%sum
+  %try.1 = bf16[8,128] custom-call(%x), custom_call_target="tpu_custom_call", metadata={op_name="f/a/pallas_call"}
+  ROOT %tuple.1 = (s32[], f32[4,256]{1,0}) tuple(%i, %y)
+}
+
+%condition (arg.1: (s32[], f32[4,256])) -> pred[] {
+  %arg.1 = (s32[], f32[4,256]{1,0}) parameter(0)
+  %constant.1 = s32[] constant(3)
+  ROOT %lt = pred[] compare(%i, %constant.1), direction=LT
+}
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  ROOT %add.2 = f32[] add(%a, %a), backend_config={"estimated_cycles":"5"}
+}
+
+ENTRY %main (x: f32[4,256]) -> f32[4,256] {
+  %x = f32[4,256]{1,0} parameter(0)
+  %while.1 = (s32[], f32[4,256]{1,0}) while(%t), condition=%condition, body=%body
+  %while.2 = (s32[], f32[4,256]) while(%t), condition=%condition, body=%body, config={"known_trip_count":{"n":"2"}}
+  %all-gather-start.1 = (f32[4,256]{1,0}, f32[16,256]{1,0}) all-gather-start(%x), dimensions={0}
+  ROOT %copy.1 = f32[4,256]{1,0} copy(%x), backend_config={"estimated_cycles":"7"}
+}
+"""
+SCHEDULE = """= control target key start
+LB: loop body
+
+     0   :  { %s1 = sld [smem:[#allocation0]] } /* entry bundle */
+   0x1   :  { %s2 = sld [smem:[#allocation2]] }
+   0x2 LB: > { %s3 = sphi %s2, %s4 } /* Start region 86 */
+   0x3   : > { %v1 = vld [vmem:[%s3]]
+second_minor_factor: 1 */ }
+   0x4 PF: > { %p1 = scmp.ge.s32.totalorder %s3, 12 /* loop exit test */ }
+   0x5   :  { %s6 = smov 0 } /* End region 4 */
+"""
+
+
+def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
+    costs = costs_of_program(PROGRAM)
+    assert costs.fusion_cycles == 5 * 100 + 7
+    assert costs.kernels == {"a": 5}
+    assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
+    assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
+    with pytest.raises(ValueError, match="unknown length"):
+        costs_of_program(PROGRAM.replace("direction=LT", "direction=NE"))
+
+
+def test_a_kernel_s_bundles_are_multiplied_by_its_grid() -> None:
+    assert cycles_of_schedule(SCHEDULE) == 3 + 3 * 10  # the exit test counts two iterations of the pipeline's ends
+    assert cycles_of_schedule(SCHEDULE.replace("0x3   : >", "0x3   : > >")) is None
+    assert cycles_of_schedule(SCHEDULE.replace(" /* loop exit test */", "")) is None
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: bash launch/setup.sh tpu")
+def test_a_step_compiles_for_a_tpu_pod() -> None:
+    layers = [f"--field=num_{part}_layers=1" for part in ("encoder", "decoder")]
+    command = [sys.executable, "-m", "benchmarks.compiled", "--size=tiny", "--topology=v4-8", "--json", *layers]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["total_cycles"] == figures["fusion_cycles"] + figures["kernel_cycles"]
+    assert {kernel["counted_from"] for kernel in figures["kernels"].values()} == {"compiled schedule"}
+    assert len(figures["kernels"]) == 6 and figures["live_gib_per_chip"] > 0 and 0 < figures["estimated_mfu"] < 1
