@@ -183,7 +183,10 @@ def neighbour_distances(num_documents: int) -> dict[str, float]:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", help="a pattern; default: a corpus is written")
-    parser.add_argument("--vocabulary", help="a SentencePiece model; default: 8,000 pieces are trained on the corpus")
+    parser.add_argument(
+        "--vocabulary",
+        help="a SentencePiece model; default: one of 8,000 pieces, or what there is, is trained on the corpus",
+    )
     parser.add_argument("--megabytes", type=float, default=50.0, help="of text, for each measurement")
     parser.add_argument("--t5", help="a checkout of t5, to be timed beside Limba")
     parser.add_argument("--shuffle", action="store_true", help="measure the shuffle instead of speed")
@@ -212,7 +215,8 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if vocabulary is None:
         vocabulary = str(directory / "vocabulary.model")
         texts = FileSource(files).texts("train")
-        train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
+        size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
+        print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
     figures = {
         "limba, 1 shard, 1 core": _in_fresh_process([*common, "--only=limba", "--shards=1"], cores=1),
