@@ -44,6 +44,15 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "eval_steps": ("EVAL_PERIOD", int),
     "seed": ("RANDOM_SEED", int),
 }
+# What those scripts do where a key is not there, and Limba's gin files would not.
+DEFAULTS: Mapping[str, tuple[str, Any]] = {
+    "learning_rate": ("LEARNING_RATE", 5e-5),
+    "warmup_steps": ("WARMUP_STEPS", 0),
+    "weight_decay": ("WEIGHT_DECAY", 0.0),
+    "logging_steps": ("LOG_PERIOD", 500),
+    "save_steps": ("CHECKPOINT_PERIOD", 500),
+    "seed": ("RANDOM_SEED", 42),
+}
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "factors", "constant_with_warmup": "factors"}
 OTHERS: Mapping[str, type] = {
     **dict.fromkeys(("model_name_or_path", "config_name", "tokenizer_name", "output_dir", "hub_model_id"), str),
@@ -89,6 +98,8 @@ def gin_file(path: str, num_devices: Callable[[], int]) -> str:
     for key, (name, _) in PLAIN.items():
         if translation.values.get(key) is not None:
             translation.set(name, translation.values[key], key)
+    for key, (name, value) in DEFAULTS.items():
+        translation.bindings.setdefault(name, (value, f"{key}, as the scripts have it"))
     output, key = translation.get("output_dir")
     if output is None:
         raise ConfigError(f"{path} has no output_dir; give the directory for checkpoints and logs.")
@@ -178,8 +189,8 @@ def _model(translation: _Translation) -> None:
 
 def _other_sizes(translation: _Translation, model: ModelConfig, key: str) -> None:
     """The fields in which a network may differ from T5 1.1; those that do not are left out."""
-    usual = ModelConfig(**dict.fromkeys(("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"), 1),
-                        num_encoder_layers=1, num_decoder_layers=1)  # fmt: skip
+    sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+    usual = ModelConfig(**dict.fromkeys(sizes, 1))
     for name in (
         *("mlp_activations", "logits_via_embedding", "relative_bias_per_layer", "num_relpos_buckets"),
         *("relpos_max_distance", "layer_norm_epsilon"),
@@ -205,8 +216,8 @@ def _corpus(translation: _Translation) -> None:
     validation, _ = translation.get("validation_file")
     dataset, dataset_key = translation.get("dataset_name")
     if (train is None) == (dataset is None):
-        raise ConfigError(f"{translation.place} must give one of train_file and dataset_name; it gives "
-                          f"{'both' if train else 'neither'}.")  # fmt: skip
+        given = "both" if train else "neither"
+        raise ConfigError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
     if dataset is not None:
         # The hub keeps every data set as parquet on a branch of its own.
         folder = f"hf://datasets/{dataset}@~parquet/{translation.values.get('dataset_config_name') or 'default'}"
