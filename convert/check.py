@@ -104,7 +104,33 @@ def parameters(arrays: Mapping[str, np.ndarray]) -> Any:
     return unflatten(tree)
 
 
-class Proof:
+class Compared:
+    """The source's own numbers on a batch, and how far another reader's are from them."""
+
+    _batch: Mapping[str, np.ndarray]
+    _logits: np.ndarray  # [B, Q, V]
+    _tokens: np.ndarray  # [texts, NUM_TOKENS], greedy
+    _followed: np.ndarray  # [texts, NUM_TOKENS, V], the logits that these tokens were picked from
+
+    def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
+        targets = self._batch["decoder_target_tokens"]
+        real = targets > 0
+        unit = max(1.0, float(np.abs(self._logits[real]).max()))
+        difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
+        losses = [_loss(each[real], targets[real]) for each in (self._logits, logits)]
+        loss = abs(losses[1] - losses[0]) / max(1.0, losses[0])
+        differing = np.flatnonzero((tokens != self._tokens).any(axis=1))
+        astray = sum(self._lead(row, tokens[row]) > 2 * tolerance * unit for row in differing)
+        return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance)
+
+    def _lead(self, row: int, tokens: np.ndarray) -> float:
+        """Returns by how much the source's logit of its own token is above the other's, where the two texts part."""
+        place = int(np.flatnonzero(tokens != self._tokens[row])[0])
+        logits = self._followed[row, place]
+        return float(logits[self._tokens[row, place]] - logits[tokens[place]])
+
+
+class Proof(Compared):
     """The source's logits, loss and greedy text on one batch, which written folders are compared with."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], config: ModelConfig, vocabulary: Any | None):
@@ -162,23 +188,6 @@ class Proof:
         tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
         figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
         return figures if whole else dataclasses.replace(figures, logits=float("inf"))
-
-    def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
-        targets = self._batch["decoder_target_tokens"]
-        real = targets > 0
-        unit = max(1.0, float(np.abs(self._logits[real]).max()))
-        difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
-        losses = [_loss(each[real], targets[real]) for each in (self._logits, logits)]
-        loss = abs(losses[1] - losses[0]) / max(1.0, losses[0])
-        differing = np.flatnonzero((tokens != self._tokens).any(axis=1))
-        astray = sum(self._lead(row, tokens[row]) > 2 * tolerance * unit for row in differing)
-        return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance)
-
-    def _lead(self, row: int, tokens: np.ndarray) -> float:
-        """Returns by how much the source's logit of its own token is above the other's, where the two texts part."""
-        place = int(np.flatnonzero(tokens != self._tokens[row])[0])
-        logits = self._followed[row, place]
-        return float(logits[self._tokens[row, place]] - logits[tokens[place]])
 
 
 def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.check import NUM_TEXTS, NUM_TOKENS, ROW, TEXTS, TOLERANCES, Figures, parameters
+from convert.check import NUM_TEXTS, NUM_TOKENS, ROW, TEXTS, TOLERANCES, Compared, Figures, parameters
 from limba import decoding
 from limba.config import GenerationConfig, ModelConfig
 from limba.continuations import EOS, START
@@ -33,7 +33,7 @@ def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
     return {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
 
-class LanguageModelProof:
+class LanguageModelProof(Compared):
     """The source's logits, loss and greedy text on one batch, which a written folder is compared with."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], config: ModelConfig, vocabulary: Any | None):
@@ -100,26 +100,3 @@ class LanguageModelProof:
         tokens = np.pad(tokens, ((0, 0), (0, NUM_TOKENS - tokens.shape[1])))
         figures = self._figures(f"transformers {transformers.__version__}", logits, tokens, TOLERANCES[dtype])
         return figures if whole else dataclasses.replace(figures, logits=float("inf"))
-
-    def _figures(self, reader: str, logits: np.ndarray, tokens: np.ndarray, tolerance: float) -> Figures:
-        targets = self._batch["decoder_target_tokens"]
-        real = targets > 0
-        unit = max(1.0, float(np.abs(self._logits[real]).max()))
-        difference = float(np.abs(logits[real] - self._logits[real]).max()) / unit
-        ours, theirs = (_loss(each[real], targets[real]) for each in (self._logits, logits))
-        differing = np.flatnonzero((tokens != self._tokens).any(axis=1))
-        astray = sum(self._lead(row, tokens[row]) > 2 * tolerance * unit for row in differing)
-        loss = abs(theirs - ours) / max(1.0, ours)
-        return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance)
-
-    def _lead(self, row: int, tokens: np.ndarray) -> float:
-        """Returns by how much the source's logit of its own token is above the other's, where the two texts part."""
-        place = int(np.flatnonzero(tokens != self._tokens[row])[0])
-        logits = self._followed[row, place]
-        return float(logits[self._tokens[row, place]] - logits[tokens[place]])
-
-
-def _loss(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Returns the mean cross entropy in nats, summed in double precision."""
-    logits = logits.astype(np.float64)
-    return float(np.mean(np.logaddexp.reduce(logits, axis=-1) - logits[np.arange(len(targets)), targets]))
