@@ -15,7 +15,9 @@ FLOORS = {
     **dict.fromkeys(("data.remote", "data.compression", "data.parquet"), 1),
     **dict.fromkeys(("data.sources", "data.readers", "data.objectives", "data.vocabulary", "data.demo_corpus"), 1),
     **dict.fromkeys(("data.blocks", "data.span_corruption", "data.denoisers", "data.language_modeling"), 1),
-    **dict.fromkeys(("data.whole_words", "data.packing", "data.philox", "data.records", "data.providers"), 1),
+    **dict.fromkeys(
+        ("data.whole_words", "data.packing", "data.philox", "data.ahead", "data.records", "data.providers"), 1
+    ),
     **dict.fromkeys(("data.prepare", "data.workers", "data.record_writers", "data.tfds_prepare"), 1),
     **dict.fromkeys(("data.normalization", "data.tokenizer_json", "data.vocabulary_training"), 1),
     **dict.fromkeys(

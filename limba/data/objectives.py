@@ -9,10 +9,12 @@ import difflib
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import sentencepiece
 import seqio
 import tensorflow as tf
 
@@ -96,7 +98,7 @@ def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Te
 
     def tokens(texts: np.ndarray) -> np.ndarray:
         # All at once: the interpreter is left to the other shards once, and not for each document.
-        vectors = encode(texts.tolist(), num_threads=1, return_type="numpy")
+        vectors = encode(texts.tolist(), thread_pool=_threads(), return_type="numpy")
         if end is None:
             return np.concatenate(vectors)
         return np.concatenate([part for vector in vectors for part in ((vector, ending) if len(vector) else (vector,))])
@@ -108,6 +110,12 @@ def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Te
         return tf.ensure_shape(result, [None])
 
     return in_graph
+
+
+@functools.cache
+def _threads() -> sentencepiece.ThreadPool:
+    """Threads for all shards' texts; without them each call starts and ends one of its own."""
+    return sentencepiece.ThreadPool(min(os.cpu_count() or 1, 16))
 
 
 _TOKENS = tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0)

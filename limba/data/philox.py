@@ -17,35 +17,53 @@ _LOW, _HALF = np.uint64(0xFFFF_FFFF), np.uint64(32)
 _SCRAMBLE = np.array([0x3EC8F720, 0x02461E29], np.uint64)  # the key with which TensorFlow mixes a seed
 
 
-def uniform(seeds: np.ndarray, count: int) -> np.ndarray:
-    """Returns float32 [n, count] in [0, 1): `tf.random.stateless_uniform([count], seed)` for each of int64 [n, 2]."""
-    mantissas = (_words(seeds, count) & np.uint64(0x7F_FFFF)).astype(np.uint32)
-    return (mantissas | np.uint32(0x3F80_0000)).view(np.float32) - np.float32(1)
+def uniform(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:
+    """Returns float32 [n, count] in [0, 1) for each of `seeds`, int64 [n, 2], and its count.
+
+    Row by row `tf.random.stateless_uniform([count], seed)`; all are drawn at once.
+    """
+    words = [(each & np.uint64(0x7F_FFFF)).astype(np.uint32) for each in _words(seeds, counts)]
+    return [(mantissas | np.uint32(0x3F80_0000)).view(np.float32) - np.float32(1) for mantissas in words]
 
 
 def split(seeds: np.ndarray, count: int) -> np.ndarray:
     """Returns int64 [n, count, 2]: `tf.random.experimental.stateless_split(seed, count)` for each of int64 [n, 2]."""
-    words = _words(seeds, 4 * count).astype(np.uint32)
+    words = _words([seeds], [4 * count])[0].astype(np.uint32)
     return words.view(np.int64).reshape(len(seeds), count, 2)
 
 
-def _words(seeds: np.ndarray, count: int) -> np.ndarray:
-    """Returns the first `count` 32-bit words that each seed gives, uint64 [n, count]."""
-    halves = np.ascontiguousarray(seeds, np.int64).view(np.uint32).astype(np.uint64)
-    mixed = _philox(list(halves.T), _SCRAMBLE)
-    places = np.arange(-(-count // 4), dtype=np.uint64)
-    none = np.zeros([1, 1], np.uint64)
-    words = _philox([places[None], none, mixed[2][:, None], mixed[3][:, None]], [mixed[0][:, None], mixed[1][:, None]])
-    return np.stack(words, -1).reshape(len(seeds), -1)[:, :count]
+def _words(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:
+    """Returns the first `count` 32-bit words that each of int64 [n, 2] gives, uint64 [n, count]."""
+    pairs = np.ascontiguousarray(np.stack(seeds, 1), np.int64)
+    halves = np.moveaxis(pairs.view(np.uint32).astype(np.uint64), 2, 0)  # [4, n, K]
+    mixed = _philox(halves, _SCRAMBLE)
+    blocks = [-(-count // 4) for count in counts]
+    of_kind = np.repeat(mixed, blocks, axis=2)  # [4, n, all blocks]
+    counter = np.zeros_like(of_kind)
+    counter[0] = np.concatenate([np.arange(size) for size in blocks])
+    counter[2:] = of_kind[2:]
+    words = np.moveaxis(_philox(counter, of_kind[:2]), 0, 2)
+    parts = np.split(words, np.cumsum(blocks)[:-1], axis=1)
+    return [part.reshape(len(part), -1)[:, :count] for part, count in zip(parts, counts, strict=True)]
 
 
-def _philox(counter: Sequence[np.ndarray], key: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the four words of 32 bits that belong to the counter's four under the key's two, all as uint64."""
-    first, second, third, fourth = counter
-    keys = list(key)
+def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Returns the four words of 32 bits that belong to the counter's four under the key's two, all as uint64.
+
+    Both halves of a round are one operation: what numpy does on less is mostly calls, and each of
+    them leaves the interpreter to another thread.
+    """
+    multipliers, weyl, keys = (_columns(each, counter.ndim) for each in (_MULTIPLIERS, _WEYL, key))
+    even, odd = counter[0::2], counter[1::2]
     for _ in range(10):
-        low, high = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        first, third = high >> _HALF ^ second ^ keys[0], low >> _HALF ^ fourth ^ keys[1]
-        second, fourth = high & _LOW, low & _LOW
-        keys = [(word + step) & _LOW for word, step in zip(keys, _WEYL, strict=True)]
-    return np.broadcast_arrays(first, second, third, fourth)
+        product = (even * multipliers)[::-1]
+        even = product >> _HALF
+        even ^= odd
+        even ^= keys
+        odd = product & _LOW
+        keys = (keys + weyl) & _LOW
+    return np.stack([even[0], odd[0], even[1], odd[1]])
+
+
+def _columns(pair: np.ndarray, num_axes: int) -> np.ndarray:
+    return pair.reshape(pair.shape + (1,) * (num_axes - pair.ndim))

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 BLOCK_BYTES = 1 << 19  # of one request: 256 files open at once hold at most 128 MiB
+BUFFER_BYTES = 1 << 16  # of an open file: each fill of it leaves the interpreter to another thread
 SMALLEST_BLOCK = 1 << 10  # beyond the end of a unit, where only the rest of a line is wanted
 LISTING_TIMEOUTS = 5  # a listing is many requests, which no library lets us time one by one
 REPEATED_STATUSES = (408, 425, 429)  # of those below 500
@@ -342,10 +343,10 @@ def open_file(
     """Returns the file for reading; of a remote one no more than bytes [start, stop) is read ahead."""
     system, stripped = fsspec.core.url_to_fs(path)
     if is_local(system):
-        return open(stripped, "rb")
+        return open(stripped, "rb", buffering=BUFFER_BYTES)
     if stop is None and size is None:
         details = ask(system, policy, "info", stripped)
         size = details.get("size")
         if size is None or details.get("partial") is False:
-            return io.BufferedReader(RemoteStream(system, stripped, policy), 1 << 16)
-    return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), 1 << 16)
+            return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
+    return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)

@@ -136,19 +136,17 @@ def _rows_of_block(
     with its own seed, and filled up with zeros.
     """
     row_seeds = np.stack(seeds, 1)
-    num_rows = len(tokens) // raw
-    rows = [(tokens[: num_rows * raw].reshape(num_rows, raw), row_seeds[:num_rows])]
-    rows.append((tokens[None, num_rows * raw :], row_seeds[num_rows : num_rows + 1]))
-    parts = [
-        corrupt_spans(part, draws_of_rows(part.shape[1], mask_seeds(own), choices[2]), *choices)
-        for part, own in rows
-        if part.size
-    ]
-    inputs, targets = (
-        np.concatenate([np.pad(part, [(0, 0), (0, width - part.shape[1])]) for part in side])
-        for side, width in zip(zip(*parts, strict=True), widths, strict=True)
-    )
-    return inputs, targets
+    num_rows, left = divmod(len(tokens), raw)
+    sides = [np.zeros([num_rows + (left > 0), width], np.int32) for width in widths]
+    start = 0
+    for part in (tokens[: num_rows * raw].reshape(num_rows, raw), tokens[None, num_rows * raw :]):
+        if part.size:
+            stop = start + len(part)
+            draws = draws_of_rows(part.shape[1], mask_seeds(row_seeds[start:stop]), choices[2])
+            for side, corrupted in zip(sides, corrupt_spans(part, draws, *choices), strict=True):
+                side[start:stop, : corrupted.shape[1]] = corrupted
+            start = stop
+    return sides[0], sides[1]
 
 
 def corrupt_spans(
@@ -164,10 +162,8 @@ def corrupt_spans(
     `end` is the id to append, or None. Rows of one length have one I and one T.
     """
     is_noise = random_spans_noise_mask(tokens.shape[1], draws, noise_density, mean_noise_span_length)
-    sides = [_spans_to_sentinels(tokens, is_span, top_sentinel) for is_span in (is_noise, ~is_noise)]
-    if end is not None:
-        sides = [np.pad(side, [(0, 0), (0, 1)], constant_values=end) for side in sides]
-    return sides[0], sides[1]
+    inputs, targets = (_spans_to_sentinels(tokens, is_span, top_sentinel, end) for is_span in (is_noise, ~is_noise))
+    return inputs, targets
 
 
 def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
@@ -181,7 +177,8 @@ def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
 def draws_of_rows(length: int, seeds: np.ndarray, noise_density: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], from the rows' seeds [B, 2, 2]."""
     noise, padded = num_noise(length, noise_density, 1.0)[0], max(length, 2)
-    return philox.uniform(seeds[:, 0], noise - 1), philox.uniform(seeds[:, 1], padded - noise - 1)
+    noise_draws, text_draws = philox.uniform([seeds[:, 0], seeds[:, 1]], [noise - 1, padded - noise - 1])
+    return noise_draws, text_draws
 
 
 def random_spans_noise_mask(
@@ -211,16 +208,21 @@ def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np
     # do; with the place behind them equal draws keep their order, and sorting whole numbers is several times as fast.
     keys = np.ascontiguousarray(draws, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
     order = np.sort(keys | np.arange(num_items - 1, dtype=np.uint64)) & np.uint64(0xFFFF_FFFF)
-    places = np.nonzero(order < num_segments - 1)[1].reshape(len(draws), num_segments - 1) + 1
-    edges = np.pad(places, [(0, 0), (1, 1)])
+    edges = np.zeros([len(draws), num_segments + 1], np.int64)
+    edges[:, 1:-1] = np.nonzero(order < num_segments - 1)[1].reshape(len(draws), num_segments - 1) + 1
     edges[:, -1] = num_items
     return np.diff(edges)
 
 
-def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> np.ndarray:
-    """Replaces each run of true places in a row by one sentinel, counted down from the top."""
+def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int, end: int | None) -> np.ndarray:
+    """Replaces each run of true places in a row by one sentinel, counted down from the top, and appends the end."""
     follows = np.zeros_like(is_span)
     follows[:, 1:] = is_span[:, 1:] & is_span[:, :-1]
     first = is_span & ~follows
     sentinels = top_sentinel + 1 - np.cumsum(first, axis=1, dtype=np.int32)
-    return np.where(first, sentinels, tokens)[~follows].reshape(len(tokens), -1)
+    kept = np.where(first, sentinels, tokens)[~follows].reshape(len(tokens), -1)
+    if end is None:
+        return kept
+    ended = np.full([len(kept), kept.shape[1] + 1], end, np.int32)
+    ended[:, :-1] = kept
+    return ended

@@ -26,6 +26,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig
+from limba.data.ahead import ReadAhead, num_threads
 from limba.data.objectives import derive_lengths
 from limba.data.packing import batched, model_features
 from limba.data.providers import Provider, check_sources, parts_of, pinned, resolve_task, revisions
@@ -55,7 +56,10 @@ logger = logging.getLogger(__name__)
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
 
-ROWS_AHEAD = 128  # of a shard, in two batches at most, made while the device computes; part of the saved position
+ROWS_AT_ONCE = 32  # fetched from tf.data, which costs a fixed fifth of a millisecond
+ROWS_AHEAD = 64  # of a shard, or one batch: with fewer made, more are asked for; part of the saved position
+POSITION_FORMAT = 2  # of 1, which has no such entry, tf.data held the rows made ahead
+AHEAD_FILE = "ahead.npz"  # in a position: the rows that were made and not given out
 VALIDATION_SEED = 0
 
 
@@ -124,8 +128,9 @@ def _shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfi
             keep, (rates / rates.sum()).tolist(), seed=_seed(config.seed, task.name, "mix", shard)
         )
     rows = config.batch_size // config.num_data_shards
+    rows *= max(1, ROWS_AT_ONCE // rows)
     batches = batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack)
-    return _alone(batches.prefetch(2 if 2 * rows <= ROWS_AHEAD else 1))
+    return _alone(batches)
 
 
 class TrainStream:
@@ -148,38 +153,57 @@ class TrainStream:
             )
         self._datasets = {shard: _shard_dataset(task, lengths, config, shard) for shard in shards}
         self._num_batches = dict.fromkeys(shards, 0)
-        self._pool = ThreadPoolExecutor(max_workers=max(1, min(len(self._datasets), 8)))
+        self._pool = ThreadPoolExecutor(max_workers=num_threads(len(self._datasets)))
         iterators = self._pool.map(iter, self._datasets.values())
         self._iterators: dict[int, Any] = dict(zip(self._datasets, iterators, strict=True))
+        self._rows_per_batch = config.batch_size // config.num_data_shards
+        self._ahead = {
+            shard: ReadAhead(
+                functools.partial(self._make, shard), self._pool, max(1, ROWS_AHEAD // self._rows_per_batch)
+            )
+            for shard in shards
+        }
 
     def __iter__(self) -> Iterator[dict[int, Rows]]:
         return self
 
     def __next__(self) -> dict[int, Rows]:
-        rows = dict(zip(self._iterators, self._pool.map(self._next_of, self._iterators), strict=True))
+        self._ask()
+        with _clear_errors(self._task):
+            rows = {shard: ahead.take() for shard, ahead in self._ahead.items()}
         if all(part is None for part in rows.values()):
             raise StopIteration
+        self._ask()
         for shard, part in rows.items():
             if part is not None:
                 self._num_batches[shard] += 1
         return {shard: self._no_rows(shard) if part is None else part for shard, part in rows.items()}
+
+    def _ask(self) -> None:
+        for ahead in self._ahead.values():
+            ahead.ask()
 
     def empty(self) -> dict[int, Rows]:
         """Returns rows of padding, for a host whose corpus has ended before another's."""
         return {shard: self._no_rows(shard) for shard in self._iterators}
 
     def _no_rows(self, shard: int) -> Rows:
-        num_rows = self._config.batch_size // self._config.num_data_shards
         spec = self._datasets[shard].element_spec
-        return {name: np.zeros([num_rows, *part.shape[1:]], np.int32) for name, part in spec.items()}
+        return {name: np.zeros([self._rows_per_batch, *part.shape[1:]], np.int32) for name, part in spec.items()}
 
-    def _next_of(self, shard: int) -> Rows | None:
-        with _clear_errors(self._task):
-            batch = next(self._iterators[shard], None)
-            if batch is None:
-                return None
-            rows = {name: value.numpy() for name, value in batch.items()}
-            return _filled(rows, self._config.batch_size // self._config.num_data_shards)
+    def _make(self, shard: int) -> list[Rows | None]:
+        fetched = next(self._iterators[shard], None)
+        if fetched is None:
+            return [None]
+        return self._batches({name: value.numpy() for name, value in fetched.items()})
+
+    def _batches(self, rows: Rows) -> list[Rows]:
+        """Returns the rows cut into this shard's parts of batches, the last filled up with padding."""
+        size = self._rows_per_batch
+        return [
+            _filled({name: value[start : start + size] for name, value in rows.items()}, size)
+            for start in range(0, max(map(len, rows.values()), default=0), size)
+        ]
 
     def skipped(self) -> list[tuple[str, str]]:
         """Returns (unit, reason) of what this host could not read and left out, as told."""
@@ -203,7 +227,9 @@ class TrainStream:
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
             archive.writestr("about.json", json.dumps(about))
             if self._exact:
-                tf.train.Checkpoint(iterator=self._iterators[shard]).write(f"{directory}/position")
+                with self._ahead[shard].held() as made:
+                    tf.train.Checkpoint(iterator=self._iterators[shard]).write(f"{directory}/position")
+                np.savez(f"{directory}/{AHEAD_FILE}", **_joined([rows for rows in made if rows is not None]))
                 for path in sorted(Path(directory).iterdir()):
                     archive.write(path, path.name)
         return packed.getvalue()
@@ -211,6 +237,7 @@ class TrainStream:
     def _identity(self, shard: int) -> dict[str, Any]:
         """What a position depends on; restoring under another choice would go on with other text unnoticed."""
         return {
+            "format": POSITION_FORMAT,
             "task": self._task.name,
             "seed": self._config.seed,
             "shuffle": self._config.shuffle,
@@ -253,7 +280,11 @@ class TrainStream:
             # A data set that was read before shuffles otherwise the second time, so it is made anew; one
             # after the other, since seqio hands out seeds through a global.
             anew = _shard_dataset(self._task, self._lengths, self._config, shard)
-            self._iterators[shard] = iter(anew.skip(self._num_batches[shard]))
+            self._iterators[shard] = iter(anew)
+            left = self._num_batches[shard]
+            while left > 0 and (made := self._make(shard)) != [None]:
+                self._ahead[shard].put_back(made[left:])
+                left -= len(made)
 
     def _about(self, shard: int, position: bytes) -> dict[str, Any]:
         """Returns what the position says of itself; ConfigError where it belongs to other data."""
@@ -271,6 +302,8 @@ class TrainStream:
         with tempfile.TemporaryDirectory() as directory, _clear_errors(self._task):
             zipfile.ZipFile(io.BytesIO(position)).extractall(directory)
             tf.train.Checkpoint(iterator=self._iterators[shard]).read(f"{directory}/position").assert_consumed()
+            with np.load(f"{directory}/{AHEAD_FILE}") as made:
+                self._ahead[shard].put_back(self._batches(dict(made)))
 
     def close(self) -> None:
         """Drops the iterators and their threads."""
@@ -374,6 +407,10 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
             if sizes:
                 found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
     return found
+
+
+def _joined(batches: Sequence[Rows]) -> Rows:
+    return {name: np.concatenate([rows[name] for rows in batches]) for name in (batches[0] if batches else ())}
 
 
 def _filled(rows: Rows, num_rows: int) -> Rows:

@@ -9,9 +9,9 @@ SEEDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, [8, 2])
 
 
 def test_numbers_are_tensorflows():
-    for count in (1, 4, 85, 482):
-        expected = [tf.random.stateless_uniform([count], seed).numpy() for seed in SEEDS]
-        np.testing.assert_array_equal(philox.uniform(SEEDS, count), expected)
+    counts, kinds = (1, 4, 85, 482), [SEEDS, SEEDS + 1, SEEDS[::-1], SEEDS]
+    for seeds, count, drawn in zip(kinds, counts, philox.uniform(kinds, counts), strict=True):
+        np.testing.assert_array_equal(drawn, [tf.random.stateless_uniform([count], seed).numpy() for seed in seeds])
 
 
 def test_seeds_are_tensorflows():
