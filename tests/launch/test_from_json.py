@@ -46,12 +46,13 @@ def argument(values: dict[str, Any], folder: Path) -> str:
 
 
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
-    config, operative_config = parse_args([argument(values, tmp_path)])
+    few_shards = "--gin.config.DataConfig.num_data_shards=8"
+    config, operative_config = parse_args([argument(values, tmp_path), few_shards])
     assert config.data.batch_size == 4 * jax.device_count() and config.num_microbatches == 2
     assert config.optimizer.name == "adamw" and config.optimizer.schedule.name == "linear"
     assert config.model.emb_dim == 32 and config.model.dtype == "float32"
     assert "LEARNING_RATE = 0.01  # learning_rate" in capsys.readouterr().out
-    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}"])
+    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}", few_shards])
     assert again == config
     figures = train.run(config, operative_config)
     assert figures["step"] == 50 and figures["train"]["loss"] < 6.0 < 7.4  # ln 1024 + 0.5 at first
@@ -63,7 +64,7 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
     values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}
     del values["config_name"], values["tokenizer_name"]
-    config, _ = parse_args([argument(values, tmp_path)])
+    config, _ = parse_args([argument(values, tmp_path), few_shards])
     assert config.initial_checkpoint_path == str(folder)
     assert train.run(config)["train"]["loss"] < figures["train"]["loss"] - 0.1
 
