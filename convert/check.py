@@ -67,11 +67,16 @@ class Figures:
         )
 
 
+def end_of(vocabulary: Any | None) -> int:
+    """Returns a vocabulary's end of sequence, T5's where none is known."""
+    return EOS if vocabulary is None else int(vocabulary.eos_id)
+
+
 def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
     """Returns four sentences with a gap each, encoded; random ids below `num_rows` without a vocabulary."""
     inputs = np.zeros((len(TEXTS), ROW), np.int32)
     targets = np.zeros((len(TEXTS), ROW // 2), np.int32)
-    random = np.random.default_rng(0)
+    random, eos = np.random.default_rng(0), end_of(vocabulary)
     for row, text in enumerate(TEXTS):
         if vocabulary is None:
             ids, gap, end = random.integers(2, num_rows, ROW - 8 * row).tolist(), num_rows - 1, num_rows - 2
@@ -79,8 +84,8 @@ def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
             ids, gap, end = list(vocabulary.encode(text)), vocabulary.vocab_size - 1, vocabulary.vocab_size - 2
         ids = ids[: ROW - 2]
         third = len(ids) // 3
-        encoder = [*ids[:third], gap, *ids[2 * third :], EOS]
-        decoder = [gap, *ids[third : 2 * third], end, EOS]
+        encoder = [*ids[:third], gap, *ids[2 * third :], eos]
+        decoder = [gap, *ids[third : 2 * third], end, eos]
         inputs[row, : len(encoder)] = encoder
         targets[row, : len(decoder)] = decoder
     return {"encoder_input_tokens": inputs, **_shifted(targets)}
@@ -140,10 +145,14 @@ class Proof(Compared):
         )
         self._model = Model(self._config)
         self._apply = jax.jit(self._model.apply)
+        self._eos_id = end_of(vocabulary)
         self._batch = batch_of(vocabulary, config.vocab_size)
         params = parameters(arrays)
         inputs = self._batch["encoder_input_tokens"][:NUM_TEXTS]
-        self._tokens = np.asarray(greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, self._config.vocab_size))
+        rows = self._config.vocab_size
+        self._tokens = np.asarray(
+            greedy(self._model, params, jnp.asarray(inputs), NUM_TOKENS, rows, eos_id=self._eos_id)
+        )
         width = self._batch["decoder_target_tokens"].shape[1]
         following = _shifted(np.pad(self._tokens, ((0, 0), (0, width - NUM_TOKENS))))
         followed = {"encoder_input_tokens": inputs, **following}
@@ -157,7 +166,8 @@ class Proof(Compared):
 
     def _greedy(self, followed: np.ndarray) -> np.ndarray:
         """Returns greedy text up to where it parts from the source's, given the logits behind the source's tokens."""
-        ended = np.cumsum(self._tokens == EOS, axis=1) - (self._tokens == EOS)
+        ends = self._tokens == self._eos_id
+        ended = np.cumsum(ends, axis=1) - ends
         return np.where(ended, 0, followed[..., : self._config.vocab_size].argmax(axis=-1))
 
     def check_own(self, directory: Path, dtype: str, flax: bool) -> Figures:

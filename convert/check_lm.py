@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.check import NUM_TEXTS, NUM_TOKENS, ROW, TEXTS, TOLERANCES, Compared, Figures, parameters
+from convert.check import NUM_TEXTS, NUM_TOKENS, ROW, TEXTS, TOLERANCES, Compared, Figures, end_of, parameters
 from limba import decoding
 from limba.config import GenerationConfig, ModelConfig
-from limba.continuations import EOS, START
+from limba.continuations import START
 from limba.formats.huggingface import open_folder
 from limba.model import Model
 
@@ -28,7 +28,7 @@ def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     for row, text in enumerate(TEXTS):
         ids = random.integers(2, num_rows, ROW - 8 * row).tolist() if vocabulary is None else vocabulary.encode(text)
-        ids = [*ids[: ROW - 1], EOS]
+        ids = [*ids[: ROW - 1], end_of(vocabulary)]
         targets[row, : len(ids)] = ids
     return {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
@@ -41,6 +41,7 @@ class LanguageModelProof(Compared):
         self._config = dataclasses.replace(config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True)
         self._model = Model(self._config)
         self._apply = jax.jit(self._model.apply)
+        self._eos_id = end_of(vocabulary)
         self._batch = batch_of(vocabulary, config.vocab_size)
         self._prompt = self._batch["decoder_input_tokens"][:NUM_TEXTS, :PROMPT]
         params = parameters(arrays)
@@ -60,7 +61,7 @@ class LanguageModelProof(Compared):
             step, cache = self._model.cached_language_model(params, prompt, NUM_TOKENS)
             banned = jnp.arange(self._config.vocab_size) == START  # transformers takes padding for no text either
             config = GenerationConfig(max_tokens=NUM_TOKENS)
-            return decoding.generate(step, cache, prompt, banned, config, eos_id=EOS).tokens[:, 0]
+            return decoding.generate(step, cache, prompt, banned, config, eos_id=self._eos_id).tokens[:, 0]
 
         return np.asarray(written(params, jnp.asarray(self._prompt)))
 

@@ -26,7 +26,7 @@ from limba.optimizer import make_optimizer
 from limba.state import abstract_state
 
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
-TOKENIZER = "spiece.model"
+TOKENIZERS = ("spiece.model", "tokenizer.json")  # the first that is there is the vocabulary
 PART_BYTES = 1 << 26  # of small arrays, which are written together: the disk is waited for once
 
 
@@ -56,9 +56,10 @@ def import_folder(source: str, out: Path) -> str:
     _write_checkpoint(writing / "checkpoints", _unread_state(arrays, model))
     (writing / "config.gin").write_text(network_gin(model))
     sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
-    if (folder / TOKENIZER).is_file():
-        shutil.copyfile(folder / TOKENIZER, writing / TOKENIZER)
-        sentence += f" and its vocabulary in {out}/{TOKENIZER}"
+    vocabulary = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
+    if vocabulary is not None:
+        shutil.copyfile(folder / vocabulary, writing / vocabulary)
+        sentence += f" and its vocabulary in {out}/{vocabulary}"
     if out.exists():
         out.rmdir()
     writing.rename(out)

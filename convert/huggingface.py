@@ -197,7 +197,8 @@ def _convert(source: Any, step: int, final: Path, choices: Choices, tokenizer: t
     arrays = source.arrays(step)
     files.config_json(source.model)  # refuses before anything is written
     writing.mkdir(parents=True)
-    files.write_configs(writing, source.model, choices.dtype)
+    eos_id = 1 if tokenizer is None else int(tokenizer[2].eos_id)
+    files.write_configs(writing, source.model, choices.dtype, eos_id)
     if "pytorch" in choices.formats:
         files.write_pytorch(writing, arrays, source.model, choices.dtype)
     if "flax" in choices.formats:

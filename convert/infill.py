@@ -25,5 +25,6 @@ def fill(folder: Path, texts: Sequence[str], num_tokens: int) -> list[str]:
         inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             tokens = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, num_beams=1)
-        filled.append(join_infill(inputs.input_ids[0].numpy(), tokens[0, 1:].numpy(), sentinels, tokenizer))
+        ids, written = inputs.input_ids[0].numpy(), tokens[0, 1:].numpy()
+        filled.append(join_infill(ids, written, sentinels, tokenizer, tokenizer.eos_token_id))
     return filled

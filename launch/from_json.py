@@ -230,6 +230,8 @@ def _optimizer(translation: _Translation) -> None:
     name, key = translation.get("optim")
     if translation.values.get("adafactor") or name == "adafactor":
         translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
+        # By T5X's rule it would be a share of the weights per step; the Flax script's Adafactor does not take it.
+        translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor does not take")
     elif name is not None and not name.startswith("adamw"):
         raise ConfigError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
     schedule, key = translation.get("lr_scheduler_type")

@@ -13,9 +13,9 @@ ABOUT = """usage: python -m launch.infer --gin_file=FILE [--input=FILE] [--outpu
 
 Writes a text for each line of the input, in order. Broken off, the same command goes on.
 
-    --input=FILE|stdin         a text per line, or .jsonl (also .gz); default stdin
+    --input=FILE|stdin         (gs:// too) a text per line, or .jsonl (also .gz); default stdin
     --field=inputs             of .jsonl that holds the text
-    --output=FILE|stdout       .jsonl gives the record with `prediction` and `score`, else a line of text
+    --output=FILE|stdout       (gs:// too) .jsonl gives the record with `prediction` and `score`, else a line of text
     --batch_size=N             inputs at once, over all devices; default BATCH_SIZE"""
 FLAGS = {"input": "stdin", "output": "stdout", "field": "inputs", "batch_size": "", "checkpoint": ""}
 BATCHES_PER_WINDOW = 32
@@ -52,7 +52,8 @@ def run(argv: Sequence[str]) -> None:
         for places in writer.batches(inputs, [i for i in range(len(texts)) if i not in set(blank)]):
             written = writer.write(trained.params, [inputs[i] for i in places], [first + i for i in places])
             for place, samples in zip(places, written, strict=True):
-                more = {"samples": [sample._asdict() for sample in samples]} if len(samples) > 1 else {}
+                all_of_it = [{"text": sample.text, "score": sample.score} for sample in samples]
+                more = {"samples": all_of_it} if len(samples) > 1 else {}
                 best = {"prediction": samples[0].text, "score": samples[0].score}
                 yield place, {**records[place], **best, **more}, samples[0].text
 

@@ -15,8 +15,8 @@ Gives the natural logarithm of each target's probability given its input, the en
 
     --input=FILE               .jsonl (also .gz) with inputs and targets
     --fields=inputs,targets    the fields that hold them
-    --output=FILE|stdout       .jsonl gives the record with `log_likelihood`, `tokens` and `bits_per_byte`, else the
-                               log likelihood alone
+    --output=FILE|stdout       (gs:// too) .jsonl gives the record with `log_likelihood`, `tokens` and `bits_per_byte`,
+                               else the log likelihood alone
     --batch_size=N             pairs at once, over all devices; default BATCH_SIZE"""
 FLAGS = {"input": "stdin", "output": "stdout", "fields": "inputs,targets", "batch_size": "", "checkpoint": ""}
 BATCHES_PER_WINDOW = 32

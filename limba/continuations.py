@@ -17,22 +17,22 @@ from limba.config import ConfigError, GenerationConfig
 from limba.data.vocabulary import num_sentinels
 from limba.model import Model
 
-EOS = 1
 START = 0  # what the decoder reads first
 PROMPT_STEP = 16  # prompts are filled up to a multiple of it, so that few lengths are compiled
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config"))
+@functools.partial(jax.jit, static_argnames=("model", "config", "eos_id"))
 def _go_on(
     model: Model,
     params: Any,
     prompt: Int[Array, "B P"],
     banned: Bool[Array, " V"],
     config: GenerationConfig,
+    eos_id: int,
     keys: Key[Array, " B"],
 ) -> Int[Array, "B S Q"]:
     step, cache = model.cached_language_model(params, prompt, config.max_tokens)
-    return decoding.generate(step, cache, prompt, banned, config, eos_id=EOS, keys=keys).tokens
+    return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys).tokens
 
 
 def continuations(
@@ -57,11 +57,12 @@ def continuations(
     unwritten = (START, *config.banned_ids, *(sentinels if config.ban_sentinels else ()))
     banned = decoding.banned_mask(model.config.vocab_size, vocabulary.vocab_size, unwritten)
     keys = jax.random.split(jax.random.key(config.seed), len(ids))
-    tokens = _go_on(model, params, jnp.asarray(prompt), jnp.asarray(banned), config, keys)
+    eos_id = int(vocabulary.eos_id)
+    tokens = _go_on(model, params, jnp.asarray(prompt), jnp.asarray(banned), config, eos_id, keys)
     if jax.process_count() > 1:
         tokens = multihost_utils.process_allgather(tokens, tiled=True)
 
     def text(read: list[int], written: np.ndarray) -> str:
-        return vocabulary.decode([*read[1:], *(int(token) for token in written if token > EOS)])
+        return vocabulary.decode([*read[1:], *(int(token) for token in written if token not in (START, eos_id))])
 
     return [[text(read, written) for written in several] for read, several in zip(ids, np.asarray(tokens), strict=True)]

@@ -1,7 +1,8 @@
 """Text that a model writes for held-out examples, judged by the metric functions of their seqio tasks.
 
-After seqio's Evaluator: targets are the examples' text, predictions what the model writes; each task's `metric_fns`
-take both. The model runs on the devices' mesh, and figures are the same on every process.
+Examples, outputs and metrics are put together as seqio's Evaluator does: a task's `metric_fns` and `metric_objs` take
+predictions, the targets' log likelihoods (`scores`), or predictions with the scores of the search (`aux_values`).
+The model runs on the devices' mesh, and figures are the same on every process.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import seqio
 from etils import epath
+from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
-from limba.config import RunConfig
+from limba.config import ConfigError, RunConfig
 from limba.data import streams
+from limba.data.packing import FEATURES
 from limba.data.providers import parts_of
-from limba.data.supervised import is_supervised
+from limba.data.supervised import is_supervised, text_of
 from limba.data.vocabulary import piece_bytes
 from limba.infer import Writer
 from limba.mesh import batch_sharding
@@ -29,16 +32,29 @@ from limba.model import Model
 from limba.train_step import compile_ready_evaluation
 
 Figures = dict[str, float]
+PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
+    ModelOutputType.PREDICTION,
+    ModelOutputType.SCORE,
+    ModelOutputType.PREDICTION_WITH_AUX,
+)
 
 
 class TextEvaluation:
-    """The held-out examples of a run's tasks and what they are judged by. `tasks` is empty where none has metrics."""
+    """The held-out examples of a run's tasks and what they are judged by. `tasks` is empty where none has metrics.
+
+    Raises ConfigError for a metric that asks for what no model gives here.
+    """
 
     def __init__(self, config: RunConfig, task: streams.Provider, lengths: Mapping[str, int], model: Model, mesh: Any):
-        parts = [part for part in parts_of(task) if part.predict_metric_fns and is_supervised(part)]
+        parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
         self.tasks: list[seqio.Task] = parts if config.evaluation.num_examples else []
+        for part in self.tasks:
+            if any(metric.model_output_type not in OUTPUTS for metric in part.metric_objs):
+                raise ConfigError(
+                    f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
+                )
         self._examples = {
-            part.name: streams.held_out_texts(part, lengths, config.data, config.evaluation.num_examples)
+            part.name: streams.held_out_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in self.tasks
         }
         self._directory = epath.Path(config.model_dir) / "evaluations"
@@ -48,41 +64,81 @@ class TextEvaluation:
 
     def __call__(self, params: Any, step: int) -> Figures:
         """Returns metric -> figure; with several tasks task/metric. Texts go to MODEL_DIR/evaluations."""
-        figures = {}
-        for part in self.tasks:
-            found = self._judge(part, params, step)
-            figures |= found if len(self.tasks) == 1 else {f"{part.name}/{name}": v for name, v in found.items()}
-        return figures
+        return self._joined({part.name: self._judge(part, params, step) for part in self.tasks})
 
     def copied(self) -> Figures:
         """Returns the figures of inputs copied as they are: the baseline of tasks that change little."""
-        return {
-            name if len(self.tasks) == 1 else f"{part.name}/{name}": value
-            for part in self.tasks
-            for name, value in _figures(part, [text for _, text, _ in self._examples[part.name]], self._targets(part))
-        }
+        found = {}
+        for part in self.tasks:
+            examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
+            texts = [text_of(example, "inputs", vocabulary) for example in examples]
+            # Metric classes of a task's own may want ids, which a copied text need not have.
+            metrics = [metric for metric in part.metric_objs if isinstance(metric, PassthroughLegacyMetric)]
+            found[part.name] = figures_of(part, metrics, examples, {PREDICTION: texts})
+        return self._joined(found)
 
-    def _targets(self, part: seqio.Task) -> list[str]:
-        return [target for _, _, target in self._examples[part.name]]
+    def _joined(self, found: Mapping[str, Figures]) -> Figures:
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return {f"{name}/{metric}": value for name, figures in found.items() for metric, value in figures.items()}
 
     def _judge(self, part: seqio.Task, params: Any, step: int) -> Figures:
         examples = self._examples[part.name]
-        inputs = [ids for ids, _, _ in examples]
-        predictions = [""] * len(examples)
-        for numbers in self._writer.batches(inputs):
-            texts = self._writer.write(params, [inputs[number] for number in numbers], numbers)
-            for number, samples in zip(numbers, texts, strict=True):
-                predictions[number] = samples[0].text
-        figures = dict(_figures(part, predictions, self._targets(part)))
+        asked = {metric.model_output_type for metric in part.metric_objs}
+        outputs: dict[ModelOutputType, Any] = {}
+        inputs = [example["inputs"] for example in examples]
+        written = self._writer.write_all(params, inputs)
+        ids = [samples[0].ids for samples in written]
+        if PREDICTION in asked:
+            outputs[PREDICTION] = ids
+        if WITH_AUX in asked:
+            outputs[WITH_AUX] = ids, {"scores": [samples[0].score for samples in written]}
+        if SCORE in asked:
+            outputs[SCORE] = self._writer.score_all(params, inputs, [example["targets"] for example in examples])
+        figures = figures_of(part, part.metric_objs, examples, outputs)
         if jax.process_index() == 0:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            lines = [
-                {"input": text, "target": target, "prediction": prediction}
-                for (_, text, target), prediction in zip(examples, predictions, strict=True)
-            ]
-            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [{"figures": figures}, *lines])
-            (self._directory / f"{part.name}-{step}.jsonl").write_text(text)
+            self._write(part, step, figures, [samples[0].text for samples in written])
         return figures
+
+    def _write(self, part: seqio.Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        lines: list[dict[str, Any]] = [{"figures": figures}]
+        features = part.output_features
+        for example, prediction in zip(self._examples[part.name], texts, strict=True):
+            given, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
+            lines.append({"input": given, "target": target, "prediction": prediction})
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (self._directory / f"{part.name}-{step}.jsonl").write_text(text)
+
+
+def figures_of(
+    part: seqio.Task, metrics: Sequence[Any], examples: Sequence[Mapping[str, Any]], outputs: Mapping[Any, Any]
+) -> Figures:
+    """Returns the figures that seqio's Evaluator gives for a task's examples and a model's outputs of each kind.
+
+    The task's `postprocess_fn` is applied. Metrics of a kind that is not among the outputs are left out, and so is what
+    is no finite number: texts, pictures.
+    """
+    figures: Figures = {}
+    for metric in metrics if examples else ():
+        if metric.model_output_type not in outputs:
+            continue
+        output = jax.tree.map(np.array, outputs[metric.model_output_type], is_leaf=lambda leaf: isinstance(leaf, list))
+        judged = metric.from_model_output(examples, output, part.output_features)
+        if isinstance(judged, CollectingMetric):
+            found, _ = judged.actual_compute(examples, part.output_features)
+        else:
+            found = judged.compute()
+        numbers = {name: getattr(value, "value", value) for name, value in found.items()}  # seqio's Scalar holds one
+        figures |= {name: float(number) for name, number in numbers.items() if np.ndim(number) == 0 and _finite(number)}
+    return figures
+
+
+def _finite(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except TypeError:
+        return False
 
 
 def loss_evaluation(
@@ -142,13 +198,6 @@ def evaluate(
     of_text = TextEvaluation(config, task, lengths, model, mesh)
     figures = {**(of_loss(params) if of_loss else {}), **of_text(params, step)}
     return figures, of_text.copied()
-
-
-def _figures(part: seqio.Task, predictions: list[str], targets: list[str]) -> list[tuple[str, float]]:
-    if not targets:
-        return []
-    found = [pair for metric in part.predict_metric_fns for pair in metric(targets, predictions).items()]
-    return [(name, float(value)) for name, value in found if math.isfinite(np.asarray(value, float))]
 
 
 def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:

@@ -44,21 +44,28 @@ def generate(
 
 
 def greedy(
-    model: Model, params: Any, inputs: Int[Array | np.ndarray, "B K"], num_tokens: int, num_ids: int
+    model: Model,
+    params: Any,
+    inputs: Int[Array | np.ndarray, "B K"],
+    num_tokens: int,
+    num_ids: int,
+    eos_id: int = EOS,
 ) -> Int[Array, "B Q"]:
     """Returns the likeliest continuation token by token, 0 after the end of sequence.
 
     Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
     """
     banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
-    return generate(model, params, jnp.asarray(inputs), banned, GenerationConfig(max_tokens=num_tokens)).tokens[:, 0]
+    config = GenerationConfig(max_tokens=num_tokens)
+    return generate(model, params, jnp.asarray(inputs), banned, config, eos_id).tokens[:, 0]
 
 
 class Written(NamedTuple):
-    """One text and its score, as `decoding.Generated` defines it."""
+    """One text, its score and its ids, int32 [Q], as `decoding.Generated` defines them."""
 
     text: str
     score: float
+    ids: np.ndarray
 
 
 class Writer:
@@ -75,7 +82,7 @@ class Writer:
                 f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
             )
         self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
-        self._sharding = batch_sharding(mesh)
+        self._mesh, self._sharding = mesh, batch_sharding(mesh)
         sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary)) if config.ban_sentinels else []
         sentinels += sorted(getattr(vocabulary, "special_ids", ())) if config.ban_sentinels else []
         rows = model.config.vocab_size
@@ -105,9 +112,28 @@ class Writer:
         found = generate(self._model, params, placed, self._banned, self._config, eos, keys)
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
-            [Written(self._text(tokens[row, i], eos), float(scores[row, i])) for i in range(tokens.shape[1])]
+            [
+                Written(self._text(ids, eos), float(score), ids)
+                for ids, score in zip(tokens[row], scores[row], strict=True)
+            ]
             for row in range(len(inputs))
         ]
+
+    def write_all(self, params: Any, inputs: Sequence[np.ndarray]) -> list[list[Written]]:
+        """Returns the texts of all inputs, in their order."""
+        found: list[list[Written]] = [[] for _ in inputs]
+        for numbers in self.batches(inputs):
+            for number, samples in zip(numbers, self.write(params, [inputs[i] for i in numbers], numbers), strict=True):
+                found[number] = samples
+        return found
+
+    def score_all(self, params: Any, inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns ln p(targets | inputs) of each pair, float32 [n], in their order."""
+        found = np.zeros(len(inputs), np.float32)
+        for numbers in self.batches(inputs):
+            pairs = [(inputs[i], targets[i]) for i in numbers]
+            found[numbers] = log_likelihoods(self._model, params, self._mesh, pairs, self.num_rows)
+        return found
 
     def _text(self, tokens: np.ndarray, eos: int) -> str:
         ids = [int(token) for token in tokens]
@@ -122,10 +148,12 @@ def fetched(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
+def join_infill(
+    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS
+) -> str:
     """Returns the corrupted text with each sentinel replaced by [what the targets put there].
 
-    `inputs` and `targets` are token ids of one example; ids 0 and 1 (padding, end) are left out.
+    `inputs` and `targets` are token ids of one example; padding and the end of sequence are left out.
     """
     order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
     spans: dict[int, list[int]] = {}
@@ -133,24 +161,26 @@ def join_infill(inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, 
     for token in map(int, targets):
         if token in order:
             current = spans.setdefault(order[token], [])
-        elif token > EOS and current is not None:
+        elif token not in (0, eos_id) and current is not None:
             current.append(token)
-    return _joined(inputs, order, vocabulary, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
+    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
 
 
-def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any) -> str:
+def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS) -> str:
     """Returns the corrupted text with each sentinel by its name, <extra_id_0> and so on."""
     order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
-    return _joined(inputs, order, vocabulary, lambda i: f"<extra_id_{i}>")
+    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"<extra_id_{i}>")
 
 
-def _joined(inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, gap: Callable[[int], str]) -> str:
+def _joined(
+    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, eos_id: int, gap: Callable[[int], str]
+) -> str:
     text, plain = [], []
     for token in map(int, inputs):
         if token in order:
             text += [vocabulary.decode(plain), gap(order[token])]
             plain = []
-        elif token > EOS:
+        elif token not in (0, eos_id):
             plain.append(token)
     return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
 

@@ -11,7 +11,7 @@ from etils import epath
 from limba.checkpoint import load_own, own_checkpoint
 from limba.config import RunConfig
 from limba.data import streams
-from limba.data.vocabulary import sentinel_ids
+from limba.data.vocabulary import num_sentinels, sentinel_ids
 from limba.evaluate import markdown_table
 from limba.infer import greedy, join_infill, masked_text
 from limba.mesh import make_mesh
@@ -99,13 +99,14 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     inputs = batches[0]["encoder_input_tokens"]
     chosen = np.flatnonzero(inputs.any(axis=1))[:num]
     vocabulary = task.output_features["targets"].vocabulary
-    filled = np.asarray(greedy(model, state.params, inputs[chosen], lengths["targets"], vocabulary.vocab_size))
-    sentinels = np.array(sentinel_ids(vocabulary, 100))
+    num_ids, eos_id = vocabulary.vocab_size, int(vocabulary.eos_id)
+    filled = np.asarray(greedy(model, state.params, inputs[chosen], lengths["targets"], num_ids, eos_id))
+    sentinels = np.array(sentinel_ids(vocabulary, num_sentinels(vocabulary)))
     return [
         (
-            join_infill(inputs[row], batches[0]["decoder_target_tokens"][row], sentinels, vocabulary),
-            join_infill(inputs[row], filled[i], sentinels, vocabulary),
-            masked_text(inputs[row], sentinels, vocabulary),
+            join_infill(inputs[row], batches[0]["decoder_target_tokens"][row], sentinels, vocabulary, eos_id),
+            join_infill(inputs[row], filled[i], sentinels, vocabulary, eos_id),
+            masked_text(inputs[row], sentinels, vocabulary, eos_id),
         )
         for i, row in enumerate(chosen)
     ]

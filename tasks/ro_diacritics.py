@@ -1,5 +1,7 @@
 """Romanian diacritics: text stripped of them on the fly, to be written with them; any monolingual corpus serves.
 
+`fr_capitals_bytes` makes capitals of it too.
+
 `CORPUS` and `COLUMN` in gin replace the corpus. For another language copy a registration below, and change the
 language (`limba/data/diacritics.py` has the letters), the names and the corpus.
 """
@@ -18,7 +20,7 @@ CORPUS = HubSource("dumitrescustefan/rlm", column="text", splits=("train", "vali
 
 
 def register(name: str, language: str, source: seqio.DataSource, **choices: float) -> None:
-    """Registers a task; `share` below 1 strips that share of the words alone, `bytes_per_token` is 1 for bytes."""
+    """Registers a task; `choices` are those of `restore_diacritics`: `bytes_per_token` is 1 for bytes."""
     seqio.TaskRegistry.add(
         name,
         source=source,
@@ -35,4 +37,6 @@ def register(name: str, language: str, source: seqio.DataSource, **choices: floa
 register("ro_diacritics", "ro", CORPUS)
 register("ro_diacritics_partial", "ro", CORPUS, share=0.5)
 register("ro_diacritics_bytes", "ro", CORPUS, bytes_per_token=1.0)
+register("fr_diacritics", "fr", FileSource("fr/*.jsonl.gz"))
 register("fr_diacritics_bytes", "fr", FileSource("fr/*.jsonl.gz"), bytes_per_token=1.0)
+register("fr_capitals_bytes", "fr", FileSource("fr/*.jsonl.gz"), bytes_per_token=1.0, capitals=True)

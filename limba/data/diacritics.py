@@ -92,10 +92,11 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
 
 
 def restore_diacritics(
-    language: str = "ro", share: float = 1.0, bytes_per_token: float = 2.5
+    language: str = "ro", share: float = 1.0, bytes_per_token: float = 2.5, capitals: bool = False
 ) -> Callable[..., tf.data.Dataset]:
     """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and it.
 
+    With `capitals` the inputs are in capital letters too, as old records and telegrams were kept.
     Documents are cut at spaces into segments that `bytes_per_token` times the shorter length hold (1 for bytes);
     segments without a letter that could have a diacritic are left out. ConfigError for a language that is not known.
     """
@@ -108,7 +109,9 @@ def restore_diacritics(
         def pairs(text: bytes) -> np.ndarray:
             whole = normalized(text.decode(), language)
             parts = [part for part in segments(whole, num_bytes) if bases.search(part.translate(table(language)))]
-            rows = [[stripped(part, language, share).encode(), part.encode()] for part in parts]
+            plain = [stripped(part, language, share) for part in parts]
+            inputs = [text.upper() for text in plain] if capitals else plain
+            rows = [[given.encode(), part.encode()] for given, part in zip(inputs, parts, strict=True)]
             return np.array(rows, object).reshape(-1, 2)
 
         rows = dataset.flat_map(

@@ -39,7 +39,7 @@ __all__ = [
     "check_sources",
     "derive_lengths",
     "global_batch",
-    "held_out_texts",
+    "held_out_examples",
     "model_features",
     "needs_sentinels",
     "pinned",
@@ -368,27 +368,22 @@ def validation_batches(
     return batches
 
 
-def held_out_texts(
+def held_out_examples(
     part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
-) -> list[tuple[np.ndarray, str, str]]:
-    """Returns (input ids [<= L], the inputs' text, the targets' text) of the held-out split's first examples.
+) -> list[dict[str, Any]]:
+    """Returns the held-out split's first examples as seqio's Evaluator has them: ids int32 [<= L], text in bytes.
 
     Of a supervised task; the same ones for every host and run.
     """
     if isinstance(part.source, UnitSource):
         documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
-        examples = _examples(part, lengths, documents, VALIDATION_SEED)
+        examples = seqio.trim_dataset(
+            _examples(part, lengths, documents, VALIDATION_SEED), lengths, part.output_features
+        )
     else:
         examples = part.get_dataset(lengths, config.validation_split, shuffle=False, try_in_mem_cache=False)
     with _clear_errors(part):
-        return [
-            (
-                np.asarray(example["inputs"][: lengths["inputs"]], np.int32),
-                example["inputs_pretokenized"].decode(),
-                example["targets_pretokenized"].decode(),
-            )
-            for example in _alone(examples.take(count)).as_numpy_iterator()
-        ]
+        return list(_alone(examples.take(count)).as_numpy_iterator())
 
 
 def needs_sentinels(task: Provider) -> bool:

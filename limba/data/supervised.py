@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import seqio
 import tensorflow as tf
@@ -17,6 +18,13 @@ from limba.data.packing import FEATURES
 
 # `append_eos_after_trim` cuts to one less than the length and ends what is left: the end is there exactly once.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
+TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
+
+
+def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
+    """Returns a feature's text as it was before it was tokenized, or, where that is not kept, what its ids spell."""
+    kept = example.get(f"{name}_pretokenized")
+    return vocabulary.decode(example[name].tolist()) if kept is None else kept.decode()
 
 
 def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
@@ -45,8 +53,9 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
 
 
 def is_supervised(task: seqio.Task) -> bool:
-    """True where the task's examples keep their text, and so can be judged by metrics."""
-    return seqio.preprocessors.tokenize in task.preprocessors
+    """True where the task's own inputs and targets are tokenized, and so can be judged by metrics."""
+    steps = [getattr(step, "func", step) for step in task.preprocessors]
+    return any(step in TOKENIZERS for step in steps)
 
 
 def lengths_of(
@@ -56,7 +65,7 @@ def lengths_of(
     examples = task.preprocess_postcache(task.preprocess_precache(documents), sequence_length=limits)
     vocabularies = {name: task.output_features[name].vocabulary for name in FEATURES}
     return [
-        {name: len(vocabularies[name].encode(example[f"{name}_pretokenized"].decode())) + 1 for name in FEATURES}
+        {name: len(vocabularies[name].encode(text_of(example, name, vocabularies[name]))) + 1 for name in FEATURES}
         for example in examples.take(count).as_numpy_iterator()
     ]
 

@@ -44,7 +44,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
-        "post_processor": _start(model.pieces[0].piece) if starts else _end_of_sequence(model.pieces[end].piece, end),
+        "post_processor": start(model.pieces[0].piece) if starts else end_of_sequence(model.pieces[end].piece, end),
         "decoder": _decoder(),
         "model": {
             "type": "Unigram",
@@ -92,7 +92,8 @@ def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
 
 
-def _end_of_sequence(text: str, number: int) -> dict[str, Any]:
+def end_of_sequence(text: str, number: int) -> dict[str, Any]:
+    """Returns the post-processor that puts this token of this id behind each text."""
     end = {"SpecialToken": {"id": text, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
@@ -103,8 +104,8 @@ def _end_of_sequence(text: str, number: int) -> dict[str, Any]:
     }
 
 
-def _start(text: str) -> dict[str, Any]:
-    """What a decoder alone reads first: padding's id."""
+def start(text: str) -> dict[str, Any]:
+    """Returns the post-processor that puts before a text what a decoder alone reads first: padding, id 0."""
     start = {"SpecialToken": {"id": text, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {

@@ -211,13 +211,13 @@ def read(stored: Arrays, config: ModelConfig, where: str) -> Arrays:
     return _Computed(list(shapes(config)), make)
 
 
-def config_json(config: ModelConfig, dtype: str) -> dict[str, Any]:
+def config_json(config: ModelConfig, dtype: str, eos_id: int = 1) -> dict[str, Any]:
     """Returns what transformers reads as config.json. The start id is padding's, 0, as in training."""
     common = {
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.logits_via_embedding,
         "bos_token_id": 0,
-        "eos_token_id": 1,
+        "eos_token_id": eos_id,
         "pad_token_id": 0,
         "use_cache": True,
         "torch_dtype": dtype,

@@ -63,14 +63,15 @@ def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, whe
             )
 
 
-def config_json(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
+def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) -> dict[str, Any]:
     """Returns what transformers 4.57 and 5 read as config.json; ConfigError for a network that they have not.
 
+    `eos_id` is the vocabulary's end of sequence.
     Without a bias in every layer it is always a `t5`, mT5 being one too: transformers' `mt5` never scales the
     logits of a tied head. `scale_decoder_outputs` is what 5 makes of `tie_word_embeddings`.
     """
     if config.is_decoder_only:
-        return decoder_only.config_json(config, dtype)
+        return decoder_only.config_json(config, dtype, eos_id)
     first, *gate = config.mlp_activations
     if gate and gate != ["linear"]:
         raise ConfigError(
@@ -102,17 +103,17 @@ def config_json(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
         "use_cache": True,
         "initializer_factor": 1.0,
         "pad_token_id": 0,
-        "eos_token_id": 1,
+        "eos_token_id": eos_id,
         "decoder_start_token_id": 0,
         "torch_dtype": dtype,
     }
 
 
-def write_configs(directory: Path, config: ModelConfig, dtype: str) -> None:
-    """Writes config.json and generation_config.json."""
+def write_configs(directory: Path, config: ModelConfig, dtype: str, eos_id: int = 1) -> None:
+    """Writes config.json and generation_config.json; `eos_id` is the vocabulary's end of sequence."""
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
-    generation = {"pad_token_id": 0, "eos_token_id": 1, start: 0}
-    for name, content in (("config", config_json(config, dtype)), ("generation_config", generation)):
+    generation = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
+    for name, content in (("config", config_json(config, dtype, eos_id)), ("generation_config", generation)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -261,11 +262,12 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     """Writes the files that make transformers' AutoTokenizer give the ids of ours.
 
     With `starts`, for a decoder alone, texts begin with the start id 0 and have no end; bytes have no such form.
-    `vocabulary` is a SentencePiece model's path, a tokenizer.json's, which is taken as it is, or 'byte'. ByT5's
-    sentinels count down from the last id, as seqio has them, which transformers' own order does not: their ids are
-    written out.
+    `vocabulary` is a SentencePiece model's path, a tokenizer.json's, of which only what it puts around a text is
+    replaced, or 'byte'. ByT5's sentinels count down from the last id, as seqio has them, which transformers' own
+    order does not: their ids are written out.
     """
-    from limba.data.tokenizer_json import tokenizer_json  # imports TensorFlow, which weights alone do not need
+    # These import TensorFlow, which weights alone do not need.
+    from limba.data.tokenizer_json import end_of_sequence, start, tokenizer_json
     from limba.data.vocabulary import SENTINEL, load_vocabulary
 
     if vocabulary == "byte" and starts:
@@ -278,14 +280,19 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     elif vocabulary.endswith(".json"):
         read = load_vocabulary(vocabulary)
         with fsspec.open(vocabulary, "rt", encoding="utf-8") as file:
-            text = file.read()
+            content = json.load(file)
+        names = [read.tokenizer.id_to_token(number) for number in (0, read.eos_id)]
+        content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
+        text = json.dumps(content, ensure_ascii=False)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-        special = {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
+        special = {entry["content"]: entry["id"] for entry in content["added_tokens"] if entry["special"]}
         sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
         ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
+        special |= {read.tokenizer.id_to_token(number): number for number in ids}
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
-        ids = (0, 1, 2)
+        read = load_vocabulary(vocabulary, extra_ids)
+        ids = (0, read.eos_id, read.unk_id)
         text = tokenizer_json(vocabulary, extra_ids, starts)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
         with fsspec.open(vocabulary, "rb") as file:

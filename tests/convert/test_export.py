@@ -9,11 +9,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+import tokenizers
 import transformers
 
 from convert import check, huggingface, infill, sources
 from convert.from_huggingface import import_folder, network_gin
-from launch import environment
+from launch import environment, flags, infer
+from limba import train
 from limba.config import ConfigError
 from limba.data.vocabulary import load_vocabulary, sentinel_ids
 from limba.formats import huggingface_files as files
@@ -191,6 +193,77 @@ def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
     assert theirs.decode(theirs("naïve ☃ 語").input_ids, skip_special_tokens=True) == "naïve ☃ 語"
     assert theirs("<extra_id_0>").input_ids[-2:] == [899, 1] and theirs.pad_token_id == 0
     assert (tmp_path / "spiece.model").read_bytes() == vocabulary.read_bytes()
+
+
+CLASSES_GIN = """from __gin__ import dynamic_registration
+from limba import config
+from tasks import text_to_text
+include 'gin/models/t5_1_1/tiny.gin'
+include 'gin/runs/finetune.gin'
+MIXTURE_OR_TASK_NAME = 'text_to_text'
+TASK_FEATURE_LENGTHS = {'inputs': 32, 'targets': 8}
+INITIAL_CHECKPOINT_PATH = None
+BATCH_SIZE = 16
+TRAIN_STEPS = 30
+EVAL_PERIOD = 1_000
+NUM_EXAMPLES = 0
+MAX_TOKENS = 8
+LEARNING_RATE = 0.01
+DROPOUT_RATE = 0.0
+DTYPE = 'float32'
+VOCAB_SIZE = 512
+config.OptimizerConfig.name = 'adamw'
+config.ModelConfig:
+  emb_dim = 32
+  num_heads = 2
+  head_dim = 8
+  mlp_dim = 32
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+config.DataConfig.num_data_shards = 4
+"""
+
+
+def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
+    texts = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
+    texts = [text.strip() for text in texts if len(text.strip()) > 10][:400]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<pad>", "<unk>", "</s>"], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator([*texts, "short long " * 50], trainer)
+    tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    tokenizer.save(str(tmp_path / "bpe.json"))
+    rows = [{"inputs": text, "targets": "long" if len(text) > 40 else "short"} for text in texts]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.gin").write_text(CLASSES_GIN)
+    run, folder = tmp_path / "run", tmp_path / "run" / "huggingface" / "step_30"
+    files_of_run = {"CORPUS": tmp_path / "rows.jsonl", "VOCABULARY": tmp_path / "bpe.json", "MODEL_DIR": run}
+    given = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
+    train.run(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *given]))
+    export(run, "--formats=pytorch")
+    for name in ("config", "generation_config"):
+        assert json.loads((folder / f"{name}.json").read_text())["eos_token_id"] == 2
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_vocabulary(str(tmp_path / "bpe.json"))
+    assert theirs.eos_token_id == ours.eos_id == 2
+    for text in texts:
+        assert theirs(text).input_ids == [*ours.encode(text), 2]
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == text
+    (tmp_path / "in.txt").write_text("\n".join(texts[:20]))
+    read_back = [f"--checkpoint={folder}", f"--gin.VOCABULARY={folder / 'tokenizer.json'}"]
+    places = [f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}"]
+    infer.run([f"--gin_file={run / 'config.gin'}", *read_back, *places])
+    written = (tmp_path / "out.txt").read_text().splitlines()
+    assert set(written) <= {"short", "long"}, "it has learnt what to write, and to end it"
+    assert f"vocabulary in {tmp_path / 'back'}/tokenizer.json" in import_folder(str(folder), tmp_path / "back")
+    assert load_vocabulary(str(tmp_path / "back" / "tokenizer.json")).encode(texts[0]) == ours.encode(texts[0])
+    model, _ = check.load_in_transformers(folder)
+    encoded = theirs(texts[:20], padding=True, truncation=True, max_length=32, return_tensors="pt")
+    tokens = model.generate(**encoded, max_new_tokens=8, do_sample=False)
+    assert theirs.batch_decode(tokens, skip_special_tokens=True) == written
 
 
 @pytest.mark.parametrize("formats", ["pytorch", "flax"])

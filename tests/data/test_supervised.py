@@ -81,6 +81,10 @@ def test_pairs_are_made_on_the_fly_and_fit() -> None:
     assert all(len(target.encode()) <= 49 for _, target in rows)
     assert " ".join(target for _, target in rows[:-1]) == text.strip()
     assert all(source == diacritics.stripped(target, "ro") for source, target in rows)
+    capitals = diacritics.restore_diacritics("ro", bytes_per_token=1.0, capitals=True)
+    first = next(capitals(documents, {"inputs": 60, "targets": 50}).as_numpy_iterator())
+    assert first["inputs"].decode() == diacritics.stripped(rows[0][1], "ro").upper()
+    assert first["targets"].decode() == rows[0][1]
 
 
 def test_figures_of_diacritics() -> None:

@@ -46,12 +46,13 @@ def argument(values: dict[str, Any], folder: Path) -> str:
 
 
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
-    config, operative_config = parse_args([argument(values, tmp_path)])
+    few_shards = "--gin.config.DataConfig.num_data_shards=8"
+    config, operative_config = parse_args([argument(values, tmp_path), few_shards])
     assert config.data.batch_size == 4 * jax.device_count() and config.num_microbatches == 2
     assert config.optimizer.name == "adamw" and config.optimizer.schedule.name == "linear"
     assert config.model.emb_dim == 32 and config.model.dtype == "float32"
     assert "LEARNING_RATE = 0.01  # learning_rate" in capsys.readouterr().out
-    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}"])
+    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}", few_shards])
     assert again == config
     figures = train.run(config, operative_config)
     assert figures["step"] == 50 and figures["train"]["loss"] < 6.0 < 7.4  # ln 1024 + 0.5 at first
@@ -59,23 +60,23 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
 
     from convert import huggingface
 
-    huggingface.run(["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch"])
+    huggingface.run(["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no-check"])
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
-    values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "max_steps": 2}
+    values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}
     del values["config_name"], values["tokenizer_name"]
-    config, _ = parse_args([argument(values, tmp_path)])
+    config, _ = parse_args([argument(values, tmp_path), few_shards])
     assert config.initial_checkpoint_path == str(folder)
-    # The last layer's scale starts elsewhere in a model of 50 steps: its loss goes on where that one ended.
-    assert train.run(config)["train"]["loss"] < figures["train"]["loss"] + 0.5
+    assert train.run(config)["train"]["loss"] < figures["train"]["loss"] - 0.1
 
 
 def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, Any], tmp_path: Path) -> None:
     del values["max_steps"], values["learning_rate"]
     values |= {"num_train_epochs": 2, "mlm_probability": 0.3, "mean_noise_span_length": 5.0, "bf16": True}
-    values |= {"adafactor": True, "do_eval": False, "validation_split_percentage": 10}
+    values |= {"adafactor": True, "weight_decay": 0.001, "do_eval": False, "validation_split_percentage": 10}
     config, _ = parse_args([argument(values, tmp_path)])
     assert config.data.num_epochs == 2 and 3 < config.train_steps < 1_000
     assert (config.data.noise_density, config.data.mean_noise_span_length) == (0.3, 5.0)
+    assert config.optimizer.weight_decay == 0.0  # the Flax script's Adafactor does not take it
     assert config.optimizer.name == "adafactor" and config.model.dtype == "bfloat16"
     assert config.optimizer.schedule.base_learning_rate == 5e-5 and config.random_seed == 42  # those scripts' own
     assert config.data.validation_percent == 10 and config.evaluation.every_steps > config.train_steps

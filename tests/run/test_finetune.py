@@ -1,5 +1,6 @@
 """Fine-tuning whole: pairs of a corpus, a start from another run, the best step, text, scores and metrics from it."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,12 +10,19 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import seqio
+import tensorflow as tf
 
-from launch import evaluate, flags, infer, score
-from limba import train
+from launch import evaluate, flags, infer, score, trained_model
+from limba import infer as writing
+from limba import text_metrics, train
 from limba.best import Best
 from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
 from limba.data import streams
+from limba.data.sources import FileSource
+from limba.data.supervised import add_prefix
+from limba.decoding import banned_mask
+from limba.evaluate import TextEvaluation
 from limba.formats.own import OwnCheckpoint, checkpoints_of
 from limba.mesh import batch_sharding
 from limba.model import Model
@@ -50,6 +58,7 @@ config.DataConfig:
   validation_percent = 20.0
 config.MeshConfig.fsdp = 2
 """
+SIDES = ("encoder_input_tokens", "decoder_target_tokens")
 SMALL = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32)
 
 
@@ -199,10 +208,86 @@ def test_text_in_order_resumed_and_scored(
     assert saved["figures"]["bits_per_byte"] > 0
 
 
+def register_judged(path: Path) -> None:
+    """A task with all that seqio's metrics may be: of predictions, scores and both, and with a text postprocessed."""
+
+    def longest(text: str, example: dict, is_target: bool) -> str:
+        words = [text, example["targets_pretokenized"].decode()[:3]] if is_target else [text]
+        return max(" ".join(words).split() or [""], key=len)
+
+    def of_predictions(targets: list, predictions: list) -> dict:
+        lengths = [len(t) * len(p.encode()) for t, p in zip(targets, predictions, strict=True)]
+        return {"lengths": seqio.metrics.Scalar(sum(lengths)), "sample": seqio.metrics.Text(predictions[0]), "x": 1e400}
+
+    def of_scores(targets: list, scores: np.ndarray) -> dict:
+        return {"score": np.dot(scores, [len(target) for target in targets])}
+
+    def of_both(targets: list, predictions: list, aux_values: dict) -> dict:
+        letters = [len(t) - len(p) for t, p in zip(targets, predictions, strict=True)]
+        return {"both": float(np.dot(aux_values["scores"], letters))}
+
+    vocabulary = seqio.ByteVocabulary(extra_ids=125)
+    seqio.TaskRegistry.add(
+        "judged",
+        source=FileSource(str(path), column={"inputs": "low", "targets": "up"}, validation_percent=20.0),
+        preprocessors=[
+            functools.partial(add_prefix, prefix="up: "),
+            functools.partial(seqio.preprocessors.tokenize, with_eos=False),
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(vocabulary, dtype=tf.int32)),
+        postprocess_fn=longest,
+        metric_fns=[of_predictions, of_scores, of_both],
+        metric_objs=[seqio.metrics.PassthroughLegacyMetric.from_metric_fn(text_metrics.chrf, longest).empty()],
+        shuffle_buffer_size=None,
+    )
+
+
+def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: Path) -> None:
+    register_judged(files / "pairs.parquet")
+    gin = [f"--gin_file={runs[1] / 'config.gin'}", "--gin.MIXTURE_OR_TASK_NAME=judged"]
+    trained = trained_model.load(gin, "")
+    config, vocabulary = trained.config, trained.vocabulary
+    judge = TextEvaluation(config, trained.task, trained.lengths, trained.model, trained.mesh)
+    ours = judge(trained.params, trained.step)
+
+    def examples(dataset: tf.data.Dataset) -> list:
+        return list(dataset.as_numpy_iterator())
+
+    def written(dataset: tf.data.Dataset) -> tuple[list, dict]:
+        numbers, rows = zip(*examples(dataset), strict=True)
+        inputs = jnp.asarray(np.stack([row["encoder_input_tokens"] for row in rows]))
+        banned = banned_mask(config.model.vocab_size, vocabulary.vocab_size, range(259, vocabulary.vocab_size))
+        found = writing.generate(trained.model, trained.params, inputs, banned, config.generation)
+        return list(zip(numbers, found.tokens[:, 0].tolist(), strict=True)), {"scores": found.scores[:, 0].tolist()}
+
+    def scored(dataset: tf.data.Dataset) -> list:
+        rows = [(number, [row[name] for name in SIDES]) for number, row in examples(dataset)]
+        pairs = [tuple(ids[ids > 0] for ids in sides) for _, sides in rows]
+        found = writing.log_likelihoods(trained.model, trained.params, trained.mesh, pairs, len(pairs))
+        return [(number, float(score)) for (number, _), score in zip(rows, found, strict=True)]
+
+    evaluator = seqio.Evaluator(
+        "judged",
+        seqio.EncDecFeatureConverter(pack=False),
+        sequence_length=trained.lengths,
+        num_examples=config.evaluation.num_examples,
+    )
+    theirs, _ = evaluator.evaluate(
+        compute_metrics=True,
+        predict_fn=lambda dataset: written(dataset)[0],
+        score_fn=scored,
+        predict_with_aux_fn=written,
+    )
+    expected = {name: getattr(value, "value", value) for name, value in theirs.result()["judged"].items()}
+    assert set(ours) == set(expected) - {"sample", "x"} == {"lengths", "score", "both", "chrf", "chrf++"}
+    for name, figure in ours.items():
+        np.testing.assert_allclose(figure, expected[name], rtol=1e-5, err_msg=name)
+    assert set(judge.copied()) == {"lengths", "chrf", "chrf++"}
+
+
 def test_scores_of_written_text_are_its_log_likelihood() -> None:
     """Greedy's own score, token by token, is what the whole decoder says of the same text."""
-    from limba import infer as writing
-
     config, model = SMALL, Model(SMALL)
     params = model.init(jax.random.key(1))
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
