@@ -18,6 +18,7 @@ FLOORS = {
     **dict.fromkeys(("data.whole_words", "data.packing", "data.philox", "data.records", "data.providers"), 1),
     **dict.fromkeys(("data.prepare", "data.workers", "data.record_writers", "data.tfds_prepare"), 1),
     **dict.fromkeys(("data.normalization", "data.tokenizer_json", "data.vocabulary_training"), 1),
+    "data.character_sets": 1,
     **dict.fromkeys(
         (
             "data.supervised",

@@ -5,6 +5,9 @@ import json
 import math
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
@@ -28,9 +31,13 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.data.character_sets import SETS, CharacterSets
 from limba.data.objectives import causal_lm, tokenize_documents
 from limba.data.records import TfdsSource
+from limba.data.vocabulary import load_vocabulary, piece_bytes
 from limba.metrics import read_metrics
+from limba.model import Model
+from limba.train_step import compile_ready_evaluation
 from tasks import wiki40b
 from tests import tiny
 
@@ -103,6 +110,9 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     figures = result["validation"]
     assert figures["perplexity"] == pytest.approx(math.exp(figures["cross_entropy"])) and figures["perplexity"] < 400
     assert 1.0 < figures["bits_per_byte"] < 8.0
+    by_set = {name.partition("/")[2]: name for name in figures if name.startswith("bytes/")}
+    bits = sum(figures[f"bits_per_byte/{name}"] * figures[f"bytes/{name}"] for name in by_set)
+    assert bits == pytest.approx(figures["bits_per_byte"] * sum(figures[name] for name in by_set.values()), rel=1e-5)
     samples = [record for record in read_metrics(config.model_dir) if record["kind"] == "samples"]
     assert [record["step"] for record in samples] == [10, 20]
     assert samples[-1]["texts"][PROMPT][0].startswith(PROMPT)
@@ -131,6 +141,39 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     vocabulary = seqio.SentencePieceVocabulary(config.data.vocabulary, extra_ids=0)
     assert tokenizer(PROMPT)["input_ids"] == [0, *vocabulary.encode(PROMPT)]
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+
+
+def test_cross_entropy_by_character_set(vocabulary: Path) -> None:
+    """Against the text itself: each piece's nats go, byte by byte, to the characters that the bytes are of."""
+    text = "The sea 海 is はとても wide。"
+    expected = {"海": "kanji", **dict.fromkeys("はとても", "hiragana"), **dict.fromkeys(" 。", "other")}
+    sets = [expected.get(letter, "latin") for letter in f" {text}" for _ in letter.encode()]
+    loaded = load_vocabulary(str(vocabulary), 0)
+    ids = [*loaded.encode(text), 1]
+    assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
+    model = Model(tiny.language_model(vocab_size=896))
+    params = model.init(jax.random.key(0))
+    targets = np.array([ids, ids], np.int32)
+    batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
+    batch |= {
+        "decoder_loss_weights": np.array([[1] * len(ids), [0] * len(ids)]),
+        "character_counts": CharacterSets(piece_bytes(loaded, 896)).counts(targets),
+    }
+    batch = jax.tree.map(jnp.asarray, batch)
+    nats = -np.asarray(jax.nn.log_softmax(model.apply(params, batch)))[0, np.arange(len(ids)), ids]
+    by_set = dict.fromkeys(SETS, 0.0)
+    for number, value in zip(ids[:-1], nats, strict=False):
+        size = (
+            1 if loaded.tokenizer.IsByte(number) else len(loaded.tokenizer.IdToPiece(number).replace("▁", " ").encode())
+        )
+        for name in sets[:size]:
+            by_set[name] += float(value) / size
+        del sets[:size]
+    assert not sets
+    by_set["other"] += float(nats[-1])  # the end of sequence
+    sums = compile_ready_evaluation(model, LossConfig(), 2)(params, batch)
+    np.testing.assert_allclose(sums["nats_by_set"], list(by_set.values()), rtol=1e-5)
+    assert float(sums["nats"]) == pytest.approx(sum(by_set.values()), rel=1e-6)
 
 
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
