@@ -168,14 +168,16 @@ def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     >>> print(markdown_table({"copied": {"bleu": 1.0}, "step 10": {"bleu": 25.256, "bytes": 1200}}))
     | metric | copied | step 10 |
     | --- | --- | --- |
-    | bleu | 1.00 | 25.26 |
+    | bleu | 1.000 | 25.26 |
     | bytes |  | 1,200 |
     """
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
     lines = ["metric", *columns], ["---"] * (len(columns) + 1)
 
     def written(value: float | None) -> str:
-        return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.{3 if abs(value) < 10 else 2}f}"
 
     rows = [[name, *(written(figures.get(name)) for figures in columns.values())] for name in names]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])

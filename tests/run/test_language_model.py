@@ -13,12 +13,13 @@ import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import transformers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tasks.demo  # noqa: F401  registers the task
 from convert import huggingface as exports
 from convert.from_huggingface import network_gin
 from launch import generate
-from limba import train
+from limba import report, train
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -31,10 +32,14 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.data import streams
 from limba.data.character_sets import SETS, CharacterSets
 from limba.data.objectives import causal_lm, tokenize_documents
 from limba.data.records import TfdsSource
 from limba.data.vocabulary import load_vocabulary, piece_bytes
+from limba.evaluate import loss_evaluation
+from limba.initial import load_parameters
+from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import read_metrics
 from limba.model import Model
 from limba.train_step import compile_ready_evaluation
@@ -117,6 +122,23 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert [record["step"] for record in samples] == [10, 20]
     assert samples[-1]["texts"][PROMPT][0].startswith(PROMPT)
 
+    board = EventAccumulator(f"{config.model_dir}/tensorboard").Reload()
+    assert {f"validation/bits_per_byte/{name}" for name in by_set} <= set(board.Tags()["scalars"])
+    shown = board.Tensors("samples/0/text_summary")
+    assert [(event.step, event.tensor_proto.string_val[0].decode()) for event in shown] == [
+        (record["step"], record["texts"][PROMPT][0]) for record in samples
+    ]
+    summary = " ".join(report.summary(config).split())
+    for record in samples:
+        assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
+    mesh = make_mesh(config.mesh)
+    at_ten, step = load_parameters(f"{config.model_dir}/checkpoints/10", Model(config.model, mesh), mesh)
+    sharding = batch_sharding(mesh)
+    task = streams.resolve_task(config.data)
+    again = loss_evaluation(config, task, {"targets": 32}, Model(config.model, mesh), sharding)(at_ten)
+    first = next(record for record in read_metrics(config.model_dir) if record["kind"] == "validation")
+    assert step == 10 and again["loss"] == first["loss"]
+
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
     train.run(dataclasses.replace(stopped, train_steps=10))
     train.run(stopped)
@@ -151,7 +173,7 @@ def test_cross_entropy_by_character_set(vocabulary: Path) -> None:
     loaded = load_vocabulary(str(vocabulary), 0)
     ids = [*loaded.encode(text), 1]
     assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
-    model = Model(tiny.language_model(vocab_size=896))
+    model = Model(tiny.language_model(vocab_size=896, num_decoder_layers=1))
     params = model.init(jax.random.key(0))
     targets = np.array([ids, ids], np.int32)
     batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
