@@ -99,7 +99,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
             if number in self.special_ids or number == self.eos_id:
                 continue
             if byte_level and number not in added:
-                found[number] = bytes(_byte_of_letter()[letter] for letter in token)
+                found[number] = bytes(byte_of_letter()[letter] for letter in token)
             elif BYTE.fullmatch(token):
                 found[number] = bytes([int(token[3:5], 16)])
             else:
@@ -140,7 +140,7 @@ def _specials(text: str) -> set[str]:
 
 
 @functools.cache
-def _byte_of_letter() -> dict[str, int]:
+def byte_of_letter() -> dict[str, int]:
     """Returns the byte that each letter of a byte-level vocabulary stands for.
 
     Latin-1's visible letters are bytes of their own, the other bytes the letters from U+0100 on (Radford et al. 2019).
