@@ -30,6 +30,7 @@ from limba.config import ConfigError
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
+MINUTES = 10  # for a start's first step
 SMALL = (
     "--gin.BATCH_SIZE=8",
     "--gin.config.DataConfig.num_data_shards=4",
@@ -99,7 +100,7 @@ def _hashes(path: Path) -> dict[tuple[int, int], set[str]]:
 
 
 def _finish(started: list[subprocess.Popen]) -> None:
-    outputs = [process.communicate(timeout=600)[0] for process in started]
+    outputs = [process.communicate(timeout=1200)[0] for process in started]
     bad = next((out for process, out in zip(started, outputs, strict=True) if process.returncode), None)
     if bad is not None:
         raise ConfigError(f"A run ended by itself, with {bad.strip()[-500:]!r}.")
@@ -109,13 +110,15 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
     """Starts the run and kills it; returns False where it had ended before."""
     before = len(hashes.read_text().splitlines()) if hashes.exists() else 0
     started = _start(arguments, hosts, hashes)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 60 * MINUTES
     at_once = moments.random() < 0.15  # while it still imports, restores or compiles
     while not at_once and all(process.poll() is None for process in started):
         if hashes.exists() and len(hashes.read_text().splitlines()) > before + 8 * moments.randint(1, 6):
             break
         if time.monotonic() > deadline:
-            raise ConfigError(f"The run in {directory} made no step in five minutes.")
+            for process in started:
+                process.kill()
+            raise ConfigError(f"The run in {directory} made no step in {MINUTES} minutes.")
         time.sleep(0.05)
     time.sleep(moments.uniform(0.0, 4.0))
     alive = [process for process in started if process.poll() is None]
