@@ -239,9 +239,10 @@ class TfdsSource(UnitSource):
         try:
             builder = tfds.builder(self.tfds_name, data_dir=self._data_dir)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0].rstrip(".")
             raise ConfigError(
-                f"{self.name} is not known to TFDS ({reason}); check the name, and TFDS_DATA_DIR."
+                f"{self.name} is not known to TFDS ({reason}); check the name, and TFDS_DATA_DIR, or make it there of a"
+                f" task's documents: python -m launch.prepare --task=NAME --tfds={self.tfds_name}"
             ) from error
         if not builder.info.splits:
             raise ConfigError(

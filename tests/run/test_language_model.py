@@ -19,7 +19,8 @@ import tasks.demo  # noqa: F401  registers the task
 from convert import huggingface as exports
 from convert.from_huggingface import network_gin
 from launch import generate
-from limba import report, train
+from launch import report as launch_report
+from limba import train
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -128,7 +129,12 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert [(event.step, event.tensor_proto.string_val[0].decode()) for event in shown] == [
         (record["step"], record["texts"][PROMPT][0]) for record in samples
     ]
-    summary = " ".join(report.summary(config).split())
+    capsys.readouterr()
+    launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={config.model_dir}"])
+    summary = " ".join(capsys.readouterr().out.split())
+    assert (Path(config.model_dir) / "loss.png").is_file()
+    with pytest.raises(ConfigError, match="holds no figures of training yet"):
+        launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={tmp_path}/none"])
     for record in samples:
         assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
     mesh = make_mesh(config.mesh)
