@@ -1,8 +1,10 @@
 """Kills a run at random moments, goes on each time on another number of hosts, and compares every batch.
 
     python -m benchmarks.kill --times=20
+    python -m benchmarks.kill --times=20 --lm --corpus='ja/*.jsonl.gz'
 
-A run of the demo's kind (real text, shuffled, dropout on) is started as 1, 2 or 4 processes joined by
+A run of the demo's kind (real text, shuffled, dropout on), or of a language model's (documents packed, a vocabulary
+that the run trains itself), is started as 1, 2 or 4 processes joined by
 jax.distributed on CPU, killed with SIGKILL, and started again until it ends. The hash of every shard's every
 batch, and every logged loss, must be those of one run that nobody disturbed.
 """
@@ -28,6 +30,16 @@ from limba.config import ConfigError
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
+MINUTES = 10  # for a start's first step
+SMALL = (
+    "--gin.BATCH_SIZE=8",
+    "--gin.config.DataConfig.num_data_shards=4",
+    "--gin.EVAL_PERIOD=100000",
+    "--gin.EVAL_STEPS=1",
+    "--gin.CHECKPOINT_PERIOD=5",
+    "--gin.CHECKPOINTS_KEPT=2",
+    "--gin.DROPOUT_RATE=0.1",
+)
 # launch.train, with a line "shard batch hash" for all rows that a process takes from its stream.
 RECORDING = """
 import hashlib, os, sys
@@ -88,7 +100,7 @@ def _hashes(path: Path) -> dict[tuple[int, int], set[str]]:
 
 
 def _finish(started: list[subprocess.Popen]) -> None:
-    outputs = [process.communicate(timeout=600)[0] for process in started]
+    outputs = [process.communicate(timeout=1200)[0] for process in started]
     bad = next((out for process, out in zip(started, outputs, strict=True) if process.returncode), None)
     if bad is not None:
         raise ConfigError(f"A run ended by itself, with {bad.strip()[-500:]!r}.")
@@ -98,13 +110,15 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
     """Starts the run and kills it; returns False where it had ended before."""
     before = len(hashes.read_text().splitlines()) if hashes.exists() else 0
     started = _start(arguments, hosts, hashes)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 60 * MINUTES
     at_once = moments.random() < 0.15  # while it still imports, restores or compiles
     while not at_once and all(process.poll() is None for process in started):
         if hashes.exists() and len(hashes.read_text().splitlines()) > before + 8 * moments.randint(1, 6):
             break
         if time.monotonic() > deadline:
-            raise ConfigError(f"The run in {directory} made no step in five minutes.")
+            for process in started:
+                process.kill()
+            raise ConfigError(f"The run in {directory} made no step in {MINUTES} minutes.")
         time.sleep(0.05)
     time.sleep(moments.uniform(0.0, 4.0))
     alive = [process for process in started if process.poll() is None]
@@ -156,14 +170,23 @@ def demo_arguments(corpus: str, vocabulary: str) -> list[str]:
         f"--gin.VOCABULARY={vocabulary}",
         f"--gin.CORPUS={corpus}",
         "--gin.VOCAB_SIZE=1024",
-        "--gin.BATCH_SIZE=8",
-        "--gin.config.DataConfig.num_data_shards=4",
         "--gin.TASK_FEATURE_LENGTHS={'inputs': 64}",
-        "--gin.EVAL_PERIOD=100000",
-        "--gin.EVAL_STEPS=1",
-        "--gin.CHECKPOINT_PERIOD=5",
-        "--gin.CHECKPOINTS_KEPT=2",
-        "--gin.DROPOUT_RATE=0.1",
+        *SMALL,
+    ]
+
+
+def language_model_arguments(corpus: str) -> list[str]:
+    """Returns a small decoder-only run over these files, which trains its own vocabulary."""
+    return [
+        "--gin_file=gin/ja_lm_0.1b.gin",
+        "--gin_file=gin/models/lm_modern/tiny.gin",
+        f"--gin.CORPUS={corpus}",
+        "--gin.NEW_VOCABULARY_SIZE=2000",
+        "--gin.VOCAB_SIZE=2048",
+        "--gin.DTYPE=float32",
+        "--gin.WARMUP_STEPS=20",
+        "--gin.TASK_FEATURE_LENGTHS={'targets': 64}",
+        *SMALL,
     ]
 
 
@@ -173,6 +196,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, default=400, help="of the run")
     parser.add_argument("--hosts", default="2,1,4", help="numbers of processes, taken in turn; 1, 2 and 4 can be")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--lm", action="store_true", help="a decoder-only language model instead of a T5")
+    parser.add_argument("--corpus", help="files of text; Python's language reference where it is not given")
     args = parser.parse_args(argv)
     if set(args.hosts.split(",")) - {"1", "2", "4"}:
         raise ConfigError(f"--hosts is {args.hosts!r}; give some of 1,2,4.")
@@ -180,14 +205,19 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():
             from limba.data.demo_corpus import pydoc_corpus
+            from limba.data.providers import source_of_files
             from limba.data.vocabulary import train_vocabulary
 
-        corpus, vocabulary = Path(directory, "corpus.jsonl"), Path(directory, "vocabulary.model")
-        pydoc_corpus(corpus)
-        train_vocabulary((json.loads(line)["text"] for line in corpus.open()), 800, str(vocabulary))
-        print(
-            json.dumps(compare(args.times, args.steps, args.seed, hosts, demo_arguments(str(corpus), str(vocabulary))))
-        )
+        corpus = args.corpus or f"{directory}/corpus.jsonl"
+        if args.corpus is None:
+            pydoc_corpus(corpus)
+        if args.lm:
+            arguments = language_model_arguments(corpus)
+        else:
+            vocabulary = f"{directory}/vocabulary.model"
+            train_vocabulary(source_of_files(corpus, "text", 0.0).texts("train"), 800, vocabulary)
+            arguments = demo_arguments(corpus, vocabulary)
+        print(json.dumps(compare(args.times, args.steps, args.seed, hosts, arguments)))
 
 
 if __name__ == "__main__":

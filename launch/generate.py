@@ -72,9 +72,12 @@ def _opened(path: str, step: int | None, vocabulary: str | None) -> tuple[Any, A
     if "://" not in path and huggingface.is_huggingface(folder):
         model = huggingface.model_config(folder)
         _check_network(model, path)
-        if vocabulary is None and not (folder / "spiece.model").is_file():
-            raise ConfigError(f"{path} holds no spiece.model; give its SentencePiece model as --vocabulary=PATH.")
-        loaded = load_vocabulary(vocabulary or str(folder / "spiece.model"), extra_ids=0)
+        inside = next((name for name in ("spiece.model", "tokenizer.json") if (folder / name).is_file()), None)
+        if vocabulary is None and inside is None:
+            raise ConfigError(
+                f"{path} holds no spiece.model and no tokenizer.json; give its vocabulary as --vocabulary=PATH|byte."
+            )
+        loaded = load_vocabulary(vocabulary or f"{folder}/{inside}", extra_ids=0)
         return model, huggingface.open_folder(folder, model), loaded
     source = sources.open_source(path, None)
     _check_network(source.model, path)

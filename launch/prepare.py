@@ -15,6 +15,7 @@ ABOUT = """Writes a task's documents, raw or tokenized, as alike shards that can
 
     python -m launch.prepare --task=rlm_span_corruption_files --files='data/*.jsonl.gz' --output=prepared/train
     python -m launch.prepare --tfds=wikipedia/20230601.ro --data_dir=gs://bucket/tfds
+    python -m launch.prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=gs://bucket/tfds
 
 Run again after an interruption, the same command goes on. Each split gets a folder of its own."""
 
@@ -30,8 +31,10 @@ def _arguments(argv: Sequence[str]) -> Any:
     group.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; default all cores")
     group.add_argument("--seed", type=int, default=0, help="of the dealing of documents to shards")
     group.add_argument("--scratch", metavar="DIR", help="local folder as large as the text, compressed")
-    other = parser.add_argument_group("instead of a task")
-    other.add_argument("--tfds", metavar="NAME[/CONFIG]", help="download and prepare a TensorFlow data set")
+    other = parser.add_argument_group("TensorFlow Datasets")
+    other.add_argument(
+        "--tfds", metavar="NAME[/CONFIG]", help="download and prepare this data set, or make it of --task or --files"
+    )
     other.add_argument("--data_dir", metavar="DIR", help="where to; default $TFDS_DATA_DIR")
     return parser.parse_args(argv)
 
@@ -44,11 +47,20 @@ def _import_quietly() -> None:
 def run(argv: Sequence[str]) -> None:
     """Prepares what the flags name and prints what lies there then; raises ConfigError."""
     arguments = _arguments(argv)
-    if arguments.tfds:
+    if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.data.tfds_prepare import prepare_tfds
         print(prepare_tfds(arguments.tfds, arguments.data_dir or os.environ.get("TFDS_DATA_DIR")))
         return
+    if arguments.tfds:
+        if arguments.output or arguments.tokenize or arguments.format != "array_record":
+            raise ConfigError(
+                "--tfds takes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
+            )
+        with environment.quiet_imports():
+            from limba.data.tfds_prepare import describe, folder_of
+        data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
+        arguments.output = folder_of(arguments.tfds, data_dir)
     if not arguments.output:
         raise ConfigError("Nowhere to write is named; give --output=DIR.")
     recipe = task_flags.recipe(arguments)
@@ -75,10 +87,14 @@ def run(argv: Sequence[str]) -> None:
         progress=bar,
         preload=_import_quietly,
     )
+    if arguments.tfds:
+        shards = [settings.shard_name(shard) for shard in range(found.shards)]
+        describe(arguments.output, settings.split, shards, found.bytes)
     what = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
     print(
         f"{arguments.output}: {found.documents:,} documents, {found.bytes:,} bytes of {settings.column}, in "
-        f"{found.shards} shards; {what}. Read them with --gin.CORPUS='{arguments.output}/*.{settings.format}'"
+        f"{found.shards} shards; {what}. Read them with "
+        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else f"--gin.CORPUS='{arguments.output}/*.{settings.format}'")
         + (" --gin.COLUMN=tokens" if settings.tokenize else "")
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Int, Key
 
 from limba import decoding
-from limba.config import ConfigError, GenerationConfig
+from limba.config import ConfigError, EvaluationConfig, GenerationConfig
 from limba.data.vocabulary import num_sentinels
 from limba.model import Model
 
@@ -66,3 +66,13 @@ def continuations(
         return vocabulary.decode([*read[1:], *(int(token) for token in written if token not in (START, eos_id))])
 
     return [[text(read, written) for written in several] for read, several in zip(ids, np.asarray(tokens), strict=True)]
+
+
+def sampler(model: Model, vocabulary: Any, config: EvaluationConfig) -> Callable[[Any], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts, or None where nothing is to be gone on with."""
+    prompts = config.prompts
+    if not prompts or not model.config.is_decoder_only:
+        return None
+    return lambda params: dict(
+        zip(prompts, continuations(model, params, vocabulary, prompts, config.sampling), strict=True)
+    )

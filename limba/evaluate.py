@@ -22,6 +22,7 @@ from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMe
 
 from limba.config import ConfigError, RunConfig
 from limba.data import streams
+from limba.data.character_sets import SETS, CharacterSets
 from limba.data.packing import FEATURES
 from limba.data.providers import parts_of
 from limba.data.supervised import is_supervised, text_of
@@ -147,31 +148,41 @@ def loss_evaluation(
     """Returns a function from parameters to held-out figures, or None without held-out text.
 
     Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
-    models with different vocabularies compare.
+    models with different vocabularies compare. By character set a token's cross entropy is divided evenly among its
+    bytes; of a token that spells nothing, such as the end of sequence, it is added to "other". So the sets'
+    `bits_per_byte/…`, weighted by their `bytes/…`, add up to the whole.
     """
     held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
     if not held_out:
         return None
-    bytes_of_piece = piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size)
+    character_sets = CharacterSets(piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size))
     sums_of = compile_ready_evaluation(model, config.loss, config.num_microbatches)
     num_bytes = sum(
-        int((bytes_of_piece[batch["decoder_target_tokens"]] * batch["decoder_loss_weights"]).sum())
-        for batch in held_out
+        character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"]) for batch in held_out
     )
+
+    def placed(batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        counts = character_sets.counts(batch["decoder_target_tokens"])
+        return streams.place_batch({**batch, "character_counts": counts}, sharding)
 
     def evaluate(params: Any) -> Figures:
         began = time.monotonic()
-        sums = [sums_of(params, streams.place_batch(batch, sharding)) for batch in held_out]
-        total = jax.tree.map(lambda *parts: float(np.sum(parts, dtype=np.float64)), *jax.device_get(sums))
-        return {
+        sums = jax.device_get([sums_of(params, placed(batch)) for batch in held_out])
+        total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
+        by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
+        total = {name: float(value) for name, value in total.items()}
+        figures = {
             "loss": total["loss"] / total["tokens"],
             "cross_entropy": total["nats"] / total["tokens"],
             "accuracy": total["correct"] / total["tokens"],
             "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
-            "bits_per_byte": total["nats"] / math.log(2) / max(num_bytes, 1),
-            "target_tokens": total["tokens"],
-            "seconds": time.monotonic() - began,
+            "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
+            "target_tokens": int(total["tokens"]),
         }
+        for name, nats, count in by_set:
+            if count:
+                figures |= {f"bits_per_byte/{name}": nats / math.log(2) / count, f"bytes/{name}": int(count)}
+        return {**figures, "seconds": time.monotonic() - began}
 
     return evaluate
 
@@ -203,14 +214,19 @@ def evaluate(
 def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
     """Returns a Markdown table: a row per metric, a column per name in `columns`.
 
-    >>> print(markdown_table({"copied": {"bleu": 1.0}, "step 10": {"bleu": 25.256}}))
+    >>> print(markdown_table({"copied": {"bleu": 1.0}, "step 10": {"bleu": 25.256, "bytes": 1200}}))
     | metric | copied | step 10 |
     | --- | --- | --- |
-    | bleu | 1.00 | 25.26 |
+    | bleu | 1.000 | 25.26 |
+    | bytes |  | 1,200 |
     """
     names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
     lines = ["metric", *columns], ["---"] * (len(columns) + 1)
-    rows = [
-        [name, *(f"{figures[name]:.2f}" if name in figures else "" for figures in columns.values())] for name in names
-    ]
+
+    def written(value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.{3 if abs(value) < 10 else 2}f}"
+
+    rows = [[name, *(written(figures.get(name)) for figures in columns.values())] for name in names]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])

@@ -44,7 +44,7 @@ def load_initial(
     if "://" not in path and not root.exists() and hub.is_id(path):
         root = epath.Path(hub.download(path))
     found = t5x.checkpoints_of(root)
-    if t5x.is_t5x(root) or found:
+    if (t5x.is_t5x(root) and not own.is_own(root)) or found:
         tree = t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
         tree.check_whole()
         stored = unscanned(tree, model)

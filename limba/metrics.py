@@ -1,7 +1,7 @@
 """What is logged, in which unit, and where: console, TensorBoard, JSON lines in the run directory.
 
 Units: loss and cross entropy in nats per target token, seconds, tokens per second over all devices
-(padding not counted), bits per byte of the text that the targets spell.
+(padding not counted), bits per byte of the text that the targets spell, as a whole and by character set.
 """
 
 from __future__ import annotations
@@ -29,6 +29,21 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} {seconds % size // part_size} {part}"
     return f"{seconds} s"
+
+
+def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
+    """Returns a few words for each character set of the held-out text.
+
+    >>> figures = {"bits_per_byte/kanji": 2.5, "bytes/kanji": 30, "bits_per_byte/other": 1, "bytes/other": 10}
+    >>> bits_per_byte_by_set(figures)
+    ['kanji 2.500 (75 % of the bytes)', 'other 1.000 (25 %)']
+    """
+    counts = {name.partition("/")[2]: count for name, count in values.items() if name.startswith("bytes/")}
+    shares = {name: f"{count / sum(counts.values()):.0%}".replace("%", " %") for name, count in counts.items()}
+    return [
+        f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share}{' of the bytes' if not number else ''})"
+        for number, (name, share) in enumerate(shares.items())
+    ]
 
 
 class Metrics:
@@ -105,6 +120,8 @@ class Metrics:
             f" | perplexity {values['perplexity']:.2f} | {values['bits_per_byte']:.3f} bits per byte"
             f" | {values['seconds']:.1f} s"
         )
+        if by_set := bits_per_byte_by_set(values):
+            self.say(f"step {step:,} bits per byte: {' | '.join(by_set)}")
 
     def text_line(self, step: int, values: Mapping[str, float]) -> None:
         self.write("text", step, values)

@@ -1,4 +1,4 @@
-"""What a run ended with, for a person: a summary, a picture of the loss, gaps that the model filled."""
+"""What a run ended with, for a person: a summary with samples, a picture of the loss, gaps that the model filled."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from limba.data.vocabulary import num_sentinels, sentinel_ids
 from limba.evaluate import markdown_table
 from limba.infer import greedy, join_infill, masked_text
 from limba.mesh import make_mesh
-from limba.metrics import duration, read_metrics
+from limba.metrics import bits_per_byte_by_set, duration, read_metrics
 from limba.model import Model
 from limba.optimizer import make_optimizer
 from limba.state import abstract_state
 
+NUM_SAMPLED = 10  # evaluations whose samples are shown
+
 
 def summary(config: RunConfig) -> str:
-    """Returns first and last figures of the run in MODEL_DIR, from its metrics."""
+    """Returns first and last figures of the run in MODEL_DIR, from its metrics, and what it wrote by step."""
     records = read_metrics(config.model_dir)
     train = [record for record in records if record["kind"] == "train"]
     held_out = [record for record in records if record["kind"] == "validation"]
@@ -40,7 +42,9 @@ def summary(config: RunConfig) -> str:
         first, last = held_out[0], held_out[-1]
         lines += [
             f"held-out loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end",
-            f"bits per byte       {last['bits_per_byte']:.3f} of the text in the gaps, held out",
+            f"bits per byte       {last['bits_per_byte']:.3f} of the text that held-out targets spell",
+            *(f"                    {words}" for words in bits_per_byte_by_set(last)),
+            f"perplexity          {last['perplexity']:.2f} a token, held out",
             f"token accuracy      {last['accuracy']:.1%}, held out",
         ]
     directory = epath.Path(config.model_dir)
@@ -54,7 +58,21 @@ def summary(config: RunConfig) -> str:
         chosen = {f"step {record['step']:,}": record for record in (written[0], written[-1])}
         figures = {step: {n: v for n, v in of.items() if isinstance(v, float)} for step, of in chosen.items()}
         lines += ["", "text written for held-out examples:", "", markdown_table(figures)]
-    return "\n".join(lines)
+    samples = [record for record in records if record["kind"] == "samples"]
+    return "\n".join([*lines, *_samples_by_step(samples)])
+
+
+def _samples_by_step(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what the model made of each prompt, at NUM_SAMPLED steps from the first to the last."""
+    places = np.unique(np.linspace(0, len(records) - 1, min(len(records), NUM_SAMPLED)).round().astype(int))
+    chosen = [records[place] for place in places]
+    lines = []
+    for prompt in dict.fromkeys(prompt for record in chosen for prompt in record["texts"]):
+        lines += ["", f"samples, going on from {prompt!r}:"]
+        for record in chosen:
+            texts = [" ".join(text.split()) for text in record["texts"].get(prompt, ())]
+            lines += [f"step {record['step']:<14,} {text}" for text in texts]
+    return lines
 
 
 def _seconds(train: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
-from limba.continuations import continuations
+from limba.continuations import sampler
 from limba.data import streams
 from limba.data.vocabulary import check_vocabulary
 from limba.data.vocabulary_training import ensure_vocabulary
@@ -89,7 +89,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
             for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
                 metrics.say(sentence)
-            sample = _sampler(model, config, vocabulary)
+            sample = sampler(model, vocabulary, config.evaluation)
             loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text, sample)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
@@ -232,14 +232,6 @@ class _Loop:
             figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
         self.figures["train"] = figures
         self.metrics.train_line(recent[-1][0], figures)
-
-
-def _sampler(model: Model, config: RunConfig, vocabulary: Any) -> Callable[[Any], dict[str, list[str]]] | None:
-    """Returns a function from the parameters to each prompt's texts, or None where nothing is to be gone on with."""
-    prompts, sampling = config.evaluation.prompts, config.evaluation.sampling
-    if not prompts or not config.model.is_decoder_only:
-        return None
-    return lambda params: dict(zip(prompts, continuations(model, params, vocabulary, prompts, sampling), strict=True))
 
 
 def _introduce(

@@ -152,12 +152,45 @@ def compile_ready_step(
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole))
 
 
-def compile_ready_evaluation(model: Model, loss: LossConfig, num_microbatches: int) -> Callable[[Any, Batch], Sums]:
-    """Returns the jitted sums of one held-out batch, read in as many parts as in training; dropout off."""
+def held_out_sums(model: Model, loss: LossConfig, params: Any, batch: Batch) -> dict[str, Array]:
+    """Returns `loss_sums` without dropout, and `nats_by_set`, the plain cross entropy by character set.
 
-    def evaluate(params: Any, batch: Batch) -> Sums:
-        micro = jax.tree.map(lambda x: _strided(x, num_microbatches), dict(batch))
-        sums = jax.lax.map(lambda part: loss_sums(model, loss, params, part, None), micro)
+    `character_counts` of the batch, [B, Q, S], are the bytes that each target has in each of S sets: its nats are
+    divided among them evenly.
+    """
+    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"].astype(jnp.float32)
+    trained, plain, correct = cross_entropy(model.apply(params, batch), targets, loss)
+    counts = batch["character_counts"].astype(jnp.float32)
+    nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
+    return {
+        "loss": jnp.sum(trained * weights),
+        "nats": jnp.sum(plain * weights),
+        "correct": jnp.sum(correct * weights),
+        "tokens": jnp.sum(weights),
+        "nats_by_set": jnp.einsum("bq,bqs->s", nats_per_byte, counts),
+    }
+
+
+def compile_ready_evaluation(
+    model: Model, loss: LossConfig, num_microbatches: int
+) -> Callable[[Any, Batch], dict[str, Array]]:
+    """Returns the jitted `held_out_sums` of one batch; in more parts than in training where its logits need them."""
+
+    def evaluate(params: Any, batch: Batch) -> dict[str, Array]:
+        parts = _held_out_parts(model, *batch["decoder_target_tokens"].shape, num_microbatches)
+        micro = jax.tree.map(lambda x: _strided(x, parts), dict(batch))
+        sums = jax.lax.map(lambda part: held_out_sums(model, loss, params, part), micro)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
 
     return jax.jit(evaluate)
+
+
+def _held_out_parts(model: Model, rows: int, length: int, parts: int) -> int:
+    """Returns into how many parts a batch goes so that a device can hold a part's logits, a row a device at least."""
+    together = 1 if model.mesh is None else model.mesh.shape["data"] * model.mesh.shape["fsdp"]
+    while (
+        rows % (2 * parts * together) == 0
+        and logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
+    ):
+        parts *= 2
+    return parts

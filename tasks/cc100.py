@@ -1,7 +1,7 @@
 """CC-100 (Conneau et al. 2020, arXiv:1911.02116), Japanese web text by lines, for language models.
 
-From TensorFlow Datasets below TFDS_DATA_DIR, where `huggingface:` names a data set of the hub that was prepared
-there, or from the hub's own files.
+From TensorFlow Datasets below TFDS_DATA_DIR, or from the hub's own files. TFDS has no code for it; this makes it there:
+`python -m launch.prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=TFDS_DATA_DIR`.
 """
 
 import seqio
@@ -28,7 +28,7 @@ def line(text: bytes) -> list[bytes]:
 
 
 SOURCES = {
-    "cc100_ja_causal_lm": TfdsSource("huggingface:cc100/lang=ja", SLICES, rewrite=line),
+    "cc100_ja_causal_lm": TfdsSource("cc100/ja", SLICES, rewrite=line),
     "cc100_ja_causal_lm_stream": HubSource("range3/cc100-ja", splits=("train",), rewrite=line),
 }
 

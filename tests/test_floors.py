@@ -20,6 +20,7 @@ FLOORS = {
     ),
     **dict.fromkeys(("data.prepare", "data.workers", "data.record_writers", "data.tfds_prepare"), 1),
     **dict.fromkeys(("data.normalization", "data.tokenizer_json", "data.vocabulary_training"), 1),
+    "data.character_sets": 1,
     **dict.fromkeys(
         (
             "data.supervised",

@@ -21,6 +21,7 @@ from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files
 from limba.data.sources import ENDLESS, DataFiles, Rewrite, UnitSource, call_numpy, patterns_of, random_generator
 
 RECORDS_PER_UNIT = 1024
+OPTIONAL = ("validation", "test")  # splits that a data set need not have
 RECORDS_PER_READ = 64
 FEISTEL_ROUNDS = 6
 SUFFIX = ".array_record"
@@ -207,7 +208,8 @@ class TfdsSource(UnitSource):
     """Documents of a TensorFlow Datasets data set that has been prepared, under TFDS_DATA_DIR or `data_dir`.
 
     `splits` maps the names used here to TFDS's, slices included: {"train": "train[:98%]", "validation":
-    "train[98%:]"}. Units are its files, or the parts of them that a slice takes.
+    "train[98%:]"}; without it they are TFDS's own train, validation and test, as far as they are there. Units are
+    its files, or the parts of them that a slice takes.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class TfdsSource(UnitSource):
         rewrite: Rewrite | None = None,
     ):
         self.tfds_name, self._data_dir = name, data_dir
-        self._slices = dict(splits or {"train": "train", "validation": "validation"})
+        self._slices = dict(splits or {name: name for name in ("train", *OPTIONAL)})
         super().__init__(
             f"The data set {name}", lambda: self._there, list(self._slices), column, validation_percent, rewrite
         )
@@ -237,9 +239,10 @@ class TfdsSource(UnitSource):
         try:
             builder = tfds.builder(self.tfds_name, data_dir=self._data_dir)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0].rstrip(".")
             raise ConfigError(
-                f"{self.name} is not known to TFDS ({reason}); check the name, and TFDS_DATA_DIR."
+                f"{self.name} is not known to TFDS ({reason}); check the name, and TFDS_DATA_DIR, or make it there of a"
+                f" task's documents: python -m launch.prepare --task=NAME --tfds={self.tfds_name}"
             ) from error
         if not builder.info.splits:
             raise ConfigError(
@@ -255,7 +258,7 @@ class TfdsSource(UnitSource):
     def _there(self) -> dict[str, Sequence[str]]:
         there = self.builder.info.splits
         wanted = {name: part for name, part in self._slices.items() if part.partition("[")[0] in there}
-        missing = [name for name in self._slices if name not in wanted and name != "validation"]
+        missing = [name for name in self._slices if name not in wanted and name not in OPTIONAL]
         if missing:
             raise ConfigError(
                 f"{self.name} has no split {self._slices[missing[0]]!r}; it has {', '.join(there)}: set splits."

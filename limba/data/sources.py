@@ -236,8 +236,8 @@ class UnitSource(seqio.DataSource):
         part = _Shard(self, split, shard, num_shards, seed, shuffle, endless=num_epochs is None)
         if part.dealt_by_row and num_shards > 1:
             _say_once(
-                f"{self.name} has {len(part.units)} units in split {split!r} and {num_shards} data shards: every shard "
-                "reads all of them and keeps its own documents. More or larger files would be dealt whole."
+                f"{self.name} has {len(part.units)} unit(s) in split {split!r} and {num_shards} data shards: every "
+                "shard reads all of them and keeps its own documents. More or larger files would be dealt whole."
             )
         if part.count == 0:
             if num_epochs is None:

@@ -1,8 +1,15 @@
-"""TensorFlow data sets downloaded and written as ArrayRecord, whose records can be read at random."""
+"""TensorFlow data sets as ArrayRecord, whose records can be read at random: downloaded, or made of documents."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from etils import epath
+
 from limba.config import ConfigError
+
+VERSION = "1.0.0"  # of data sets made here
 
 
 def prepare_tfds(name: str, data_dir: str | None) -> str:
@@ -39,3 +46,41 @@ def prepare_tfds(name: str, data_dir: str | None) -> str:
         ) from error
     splits = ", ".join(f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items())
     return f"{builder.data_path}: examples {splits}. Read it with TFDS_DATA_DIR={data_dir}"
+
+
+def folder_of(name: str, data_dir: str | None) -> str:
+    """Returns where a data set made here, `name` being NAME or NAME/CONFIG, lies below `data_dir`; ConfigError."""
+    import tensorflow_datasets as tfds
+
+    if not data_dir:
+        raise ConfigError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*(/[a-z0-9_]+)?", name):
+        raise ConfigError(f"The data set's name is {name}; give small letters, digits and _, as cc100/ja has.")
+    try:
+        tfds.builder_cls(name.partition("/")[0])
+    except tfds.core.DatasetNotFoundError:
+        return f"{data_dir.rstrip('/')}/{name}/{VERSION}"
+    raise ConfigError(f"TensorFlow Datasets has a {name} of its own; leave --task out, or give another name.")
+
+
+def describe(folder: str, split: str, shards: Sequence[str], num_bytes: int) -> None:
+    """Writes beside shards of documents, in order, what TFDS reads without any code: features and the split's sizes."""
+    import tensorflow_datasets as tfds
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=epath.Path(folder),
+        template="{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}",
+        dataset_name=epath.Path(folder).parent.parent.name,
+        split=split,
+        filetype_suffix="array_record",
+    )
+    lengths = [ArrayRecordReader(f"{folder}/{shard}").num_records() for shard in shards]
+    found = tfds.core.SplitInfo(name=split, shard_lengths=lengths, num_bytes=num_bytes, filename_template=template)
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+        split_infos=[found],
+        filename_template=template,
+        check_data=False,
+    )

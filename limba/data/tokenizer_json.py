@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from limba.config import ConfigError
+from limba.data.tokenizers_vocabulary import byte_of_letter
 from limba.data.vocabulary import NUM_SENTINELS, SENTINEL, SPACE, read_model
 
 
@@ -124,3 +126,25 @@ def _decoder() -> dict[str, Any]:
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ]
     return {"type": "Sequence", "decoders": steps}
+
+
+def byte_tokenizer_json(special: Mapping[str, int], first: int = 3) -> str:
+    """Returns the text of a tokenizer.json of UTF-8's bytes: byte b is id b + `first`, as ByT5 has it.
+
+    Padding is put before a text and nothing behind it, where transformers' own ByT5Tokenizer ends every text.
+    `special` are the other tokens, padding at 0; their literal text is that token.
+    """
+    letters = {letter: first + byte for letter, byte in byte_of_letter().items()}
+    spaces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special(number, text) for text, number in sorted(special.items(), key=lambda item: item[1])],
+        "normalizer": None,
+        "pre_tokenizer": spaces,
+        "post_processor": start(next(text for text, number in special.items() if number == 0)),
+        "decoder": spaces,
+        "model": {"type": "BPE", "vocab": {**special, **letters}, "merges": []},
+    }
+    return json.dumps(content, ensure_ascii=False)

@@ -89,18 +89,22 @@ class TokenizersVocabulary(seqio.Vocabulary):
             count += 1
         return count
 
-    def num_bytes(self) -> np.ndarray:
-        """Returns the UTF-8 bytes that each id stands for, int32 [ids]; special tokens stand for none."""
+    def piece_bytes(self) -> list[bytes]:
+        """Returns the UTF-8, or the part of it, that each id stands for; special tokens stand for none."""
         state = json.loads(self.tokenizer.to_str())
         byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
-        counts = np.zeros([self.vocab_size], np.int32)
+        added = {token["id"] for token in state["added_tokens"]}  # as they are, also beside byte-level pieces
+        found = [b""] * self.vocab_size
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number in self.special_ids or number == self.eos_id:
                 continue
-            # Of a byte-level vocabulary each letter is one byte.
-            one = 1 if BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
-            counts[number] = len(token) if byte_level else one
-        return counts
+            if byte_level and number not in added:
+                found[number] = bytes(byte_of_letter()[letter] for letter in token)
+            elif BYTE.fullmatch(token):
+                found[number] = bytes([int(token[3:5], 16)])
+            else:
+                found[number] = token.replace("\u2581", " ").encode()
+        return found
 
     @property
     def _base_vocab_size(self) -> int:
@@ -133,3 +137,14 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
 def _specials(text: str) -> set[str]:
     return {token["content"] for token in json.loads(text)["added_tokens"] if token["special"]}
+
+
+@functools.cache
+def byte_of_letter() -> dict[str, int]:
+    """Returns the byte that each letter of a byte-level vocabulary stands for.
+
+    Latin-1's visible letters are bytes of their own, the other bytes the letters from U+0100 on (Radford et al. 2019).
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -125,31 +125,30 @@ def is_byte_piece(vocabulary: seqio.Vocabulary) -> np.ndarray:
     return marks
 
 
-def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> np.ndarray:
-    """Returns the UTF-8 bytes that each id stands for, int32 [num_rows], for bits per byte.
+def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
+    """Returns the UTF-8, or the part of it, that each id of `num_rows` stands for, for bits per byte.
 
     A space is one byte, a byte piece one; padding, end of sequence, sentinels and rows without a piece
-    are 0. Unknown pieces are 0 too: what they stood for is lost, and the figure errs upwards.
+    are b"". Unknown pieces are b"" too: what they stood for is lost, and the figure errs upwards.
     """
-    counts = np.zeros([num_rows], np.int32)
+    found = [b""] * num_rows
     if isinstance(vocabulary, seqio.ByteVocabulary):
         first = vocabulary.unk_id + 1
-        counts[first : first + 256] = 1
-        return counts
+        found[first : first + 256] = [bytes([value]) for value in range(256)]
+        return found
     if isinstance(vocabulary, TokenizersVocabulary):
-        known = vocabulary.num_bytes()[:num_rows]
-        counts[: len(known)] = known
-        return counts
+        known = vocabulary.piece_bytes()[:num_rows]
+        return known + found[len(known) :]
     pieces = vocabulary.tokenizer
     for number in range(min(vocabulary.vocab_size, num_rows)):
         piece = pieces.IdToPiece(number)
         if pieces.IsByte(number):
-            counts[number] = 1
+            found[number] = bytes([int(piece[3:5], 16)])  # <0xE3>
         elif not (
             pieces.IsControl(number) or pieces.IsUnknown(number) or pieces.IsUnused(number) or SENTINEL.fullmatch(piece)
         ):
-            counts[number] = len(piece.replace(SPACE, " ").encode())
-    return counts
+            found[number] = piece.replace(SPACE, " ").encode()
+    return found
 
 
 def train_vocabulary(

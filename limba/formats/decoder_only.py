@@ -21,6 +21,10 @@ Rows = list[tuple[str, str, bool]]  # our name (or one of `written`'s), PyTorch'
 LLAMA_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 GPT2_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_new", "relu": "relu"}
 SINUSOID_SCALE = 10_000.0
+NO_LOGITS_BIAS = (
+    "has no bias of the logits, which ModelConfig.biases asks for; train without 'logits' there, as gin/models/lm has"
+    " it, or use this model by launch.generate and launch.evaluate"
+)
 _LAYER = re.compile(r"(decoder/layers_\d+)/self_attention/qkv/(kernel|bias)")
 _GATES = ("query", "key", "value")
 
@@ -37,7 +41,7 @@ def kind(config: ModelConfig) -> str:
         fits(config.norm == "rms", "has RMS norms, and ModelConfig.norm is 'layer'", "Llama")
         known = gated and config.mlp_activations[1] == "linear" and config.mlp_activations[0] in LLAMA_ACTIVATIONS
         fits(known, f"has a gated MLP, and mlp_activations are {config.mlp_activations}", "Llama")
-        fits("logits" not in config.biases, "has no bias of the logits, which ModelConfig.biases asks for", "Llama")
+        fits("logits" not in config.biases, NO_LOGITS_BIAS, "Llama")
         return "llama"
     fits(config.norm == "layer", "has layer norms, and ModelConfig.norm is 'rms'", "GPT-2")
     known = not gated and config.mlp_activations[0] in GPT2_ACTIVATIONS
@@ -45,7 +49,7 @@ def kind(config: ModelConfig) -> str:
     fits(config.kv_heads == config.num_heads, "has keys for every head, and num_kv_heads is set", "GPT-2")
     whole = config.num_heads * config.head_dim == config.emb_dim
     fits(whole, "cuts emb_dim into heads, and num_heads times head_dim is another number", "GPT-2")
-    fits("logits" not in config.biases, "has no bias of the logits, which ModelConfig.biases asks for", "GPT-2")
+    fits("logits" not in config.biases, NO_LOGITS_BIAS, "GPT-2")
     return "gpt2"
 
 

@@ -261,21 +261,22 @@ def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryvi
 def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
     """Writes the files that make transformers' AutoTokenizer give the ids of ours.
 
-    With `starts`, for a decoder alone, texts begin with the start id 0 and have no end; bytes have no such form.
+    With `starts`, for a decoder alone, texts begin with the start id 0 and have no end.
     `vocabulary` is a SentencePiece model's path, a tokenizer.json's, of which only what it puts around a text is
     replaced, or 'byte'. ByT5's sentinels count down from the last id, as seqio has them, which transformers' own
     order does not: their ids are written out.
     """
     # These import TensorFlow, which weights alone do not need.
-    from limba.data.tokenizer_json import end_of_sequence, start, tokenizer_json
+    from limba.data.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
     from limba.data.vocabulary import SENTINEL, load_vocabulary
 
-    if vocabulary == "byte" and starts:
-        return  # transformers' byte tokenizer ends texts, and cannot begin them
     if vocabulary == "byte":
         sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
         about = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
+        if starts:  # which ByT5Tokenizer cannot give: it ends texts, and begins none
+            (directory / "tokenizer.json").write_text(byte_tokenizer_json(special), encoding="utf-8")
+            about = {"tokenizer_class": "PreTrainedTokenizerFast"}
         ids = (0, 1, 2)
     elif vocabulary.endswith(".json"):
         read = load_vocabulary(vocabulary)

@@ -15,12 +15,15 @@ import pytest
 import tensorflow as tf
 from array_record.python import array_record_module
 
+from launch import prepare as launch_prepare
 from launch.task_flags import TaskRecipe
 from limba.config import ConfigError
 from limba.data import prepare as prepare_module
 from limba.data.prepare import SETTINGS_FILE, Settings, prepare
+from limba.data.records import TfdsSource
 from limba.data.tfds_prepare import prepare_tfds
 from limba.data.vocabulary import load_vocabulary
+from tasks import cc100
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -243,3 +246,22 @@ def test_a_tensorflow_data_set_becomes_array_record(tmp_path):
     tfds.builder("three_texts", data_dir=str(tmp_path / "old"), file_format="tfrecord").download_and_prepare()
     with pytest.raises(ConfigError, match="holds three_texts as tfrecord; delete it"):
         prepare_tfds("three_texts", str(tmp_path / "old"))
+
+
+def test_documents_become_a_tensorflow_data_set(corpus, tmp_path):
+    """As CC-100, for which TFDS has no code: one split, of which slices are read, short lines left out."""
+    arguments = ["--task=cc100_ja_causal_lm_stream", "--module=tasks.cc100", f"--files={corpus}", "--tfds=cc100/ja"]
+    launch_prepare.run([*arguments, f"--data_dir={tmp_path}", "--num_shards=3", "--workers=1"])
+    source = TfdsSource("cc100/ja", cc100.SLICES, data_dir=str(tmp_path), rewrite=cc100.line)
+    source.check("train")
+    train, held_out = (list(source.texts(split)) for split in ("train", "validation"))
+    texts = [json.loads(line)["text"].replace("\n", "").strip() for line in corpus.read_text().splitlines()]
+    written = json.loads((tmp_path / "cc100/ja/1.0.0/prepared.json").read_text())["documents"]
+    assert len(train) + len(held_out) == written and abs(len(held_out) - 0.02 * written) < 2
+    assert set(train) | set(held_out) <= set(texts) and written > 0.9 * len(texts)
+    with pytest.raises(ConfigError, match="has a wiki40b/ja of its own"):
+        launch_prepare.run([*arguments[:-1], "--tfds=wiki40b/ja", f"--data_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="give small letters"):
+        launch_prepare.run([*arguments[:-1], "--tfds=../x", f"--data_dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="not known to TFDS.*check the name, and TFDS_DATA_DIR"):
+        TfdsSource("cc100/ja", cc100.SLICES, data_dir=str(tmp_path / "none")).check("train")

@@ -9,6 +9,7 @@ import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import ConfigError
+from limba.data.character_sets import SETS, CharacterSets
 from limba.data.vocabulary import (
     check_vocabulary,
     load_vocabulary,
@@ -48,17 +49,35 @@ def test_training_refuses_what_cannot_work(tmp_path):
         train_vocabulary(["some text to train on"] * 9, 100, str(tmp_path / "v.model"))
 
 
-def test_piece_bytes_add_up_to_the_text(vocabulary):
+def test_piece_bytes_are_the_text(vocabulary):
     loaded = load_vocabulary(str(vocabulary), 100)
-    counts = piece_bytes(loaded, 1024)
-    assert counts.shape == (1024,)
-    assert counts.dtype == np.int32
-    assert counts[:3].tolist() == [0, 0, 0]
-    assert not counts[800:].any()
+    pieces = piece_bytes(loaded, 1024)
+    assert len(pieces) == 1024
+    assert not any([*pieces[:3], *pieces[800:]])
     for text in ("The quick brown fox.", "naïve café ☃ 語", "x" * 50):
-        assert counts[loaded.encode(text)].sum() == len(text.encode()) + 1  # a space is put before the text
+        assert b"".join(pieces[i] for i in loaded.encode(text)) == f" {text}".encode()  # a space is put before it
     in_bytes = seqio.ByteVocabulary(100)
-    assert piece_bytes(in_bytes, 384)[in_bytes.encode("naïve ☃")].sum() == len("naïve ☃".encode())
+    spelled = piece_bytes(in_bytes, 384)
+    assert b"".join(spelled[i] for i in in_bytes.encode("naïve ☃")) == "naïve ☃".encode()
+
+
+@pytest.mark.parametrize("kind", ["pieces", "bytes"])
+def test_character_sets_of_tokens(vocabulary, kind):
+    """By hand: in pieces of the English vocabulary Japanese is spelled in bytes, which no single token tells."""
+    loaded = load_vocabulary(str(vocabulary) if kind == "pieces" else "byte", 100)
+    sets = CharacterSets(piece_bytes(loaded, 1024))
+    cut = loaded.encode("語")[-2:]  # a character's last two bytes alone
+    ids = [*loaded.encode("Seeのコーク 々。é"), 1, loaded.vocab_size - 1, *cut]
+    found = sets.counts(np.array([ids, [0] * len(ids)], np.int32))
+    space = 1 if kind == "pieces" else 0  # put before the text, in the piece of "See" or its own
+    total = dict(zip(SETS, found[0].sum(axis=0).tolist(), strict=True))
+    assert total == {"latin": 3 + 2, "hiragana": 3, "katakana": 9, "kanji": 3, "other": space + 1 + 3 + 2 + 2}
+    assert found[1].tolist() == [[0, 0, 0, 0, 1]] * len(ids)
+    in_bytes = ids.index(loaded.encode("の")[-3])
+    assert found[0, in_bytes : in_bytes + 3].tolist() == [[0, 1, 0, 0, 0]] * 3
+    weights = np.array([[0] + [1] * (len(ids) - 1)])
+    expected = found[0].sum(axis=0) - found[0, 0] - [0, 0, 0, 0, 2]  # without the end of sequence and the sentinel
+    assert sets.num_bytes(np.array([ids], np.int32), weights).tolist() == expected.tolist()
 
 
 def test_sentinels_inside_the_model_are_its_own(tmp_path, vocabulary):

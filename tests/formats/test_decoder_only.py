@@ -10,6 +10,7 @@ import transformers
 
 from convert.from_huggingface import import_folder
 from limba.config import ConfigError
+from limba.data.vocabulary import load_vocabulary
 from limba.formats import decoder_only, huggingface, huggingface_files
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.formats.own import OwnCheckpoint
@@ -114,3 +115,21 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**about, "activation_function": "tanh"}))
     with pytest.raises(ConfigError, match="activation"):
         huggingface.model_config(tmp_path)
+
+
+def test_bytes_have_a_tokenizer(tmp_path):
+    """ByT5's ids, padding before a text and no end of sequence behind it, sentinels at the top."""
+    huggingface_files.write_configs(tmp_path, tiny.language_model(vocab_size=384), "float32")
+    huggingface_files.write_tokenizer(tmp_path, "byte", 2, starts=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = load_vocabulary("byte", 2)
+    texts = ["昔々、あるところに", "naïve  ☃ 🙂\n\tx", "", " a\u0000\x7f\u00ad", "".join(map(chr, range(0x21, 0x2000)))]
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == [0, *vocabulary.encode(text)]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer("<extra_id_1><extra_id_0></s>")["input_ids"] == [0, 259, 260, 1]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 0)
+    assert tokenizer(["ab", "c"], padding=True)["input_ids"] == [[0, 100, 101], [0, 102, 0]]
+    read = load_vocabulary(str(tmp_path / "tokenizer.json"))
+    assert read.encode(texts[1]) == vocabulary.encode(texts[1]) and read.eos_id == 1

@@ -5,16 +5,21 @@ import json
 import math
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import transformers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tasks.demo  # noqa: F401  registers the task
 from convert import huggingface as exports
 from convert.from_huggingface import network_gin
 from launch import generate
+from launch import report as launch_report
 from limba import train
 from limba.config import (
     CheckpointConfig,
@@ -28,9 +33,17 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.data import streams
+from limba.data.character_sets import SETS, CharacterSets
 from limba.data.objectives import causal_lm, tokenize_documents
 from limba.data.records import TfdsSource
+from limba.data.vocabulary import load_vocabulary, piece_bytes
+from limba.evaluate import loss_evaluation
+from limba.initial import load_parameters
+from limba.mesh import batch_sharding, make_mesh
 from limba.metrics import read_metrics
+from limba.model import Model
+from limba.train_step import compile_ready_evaluation
 from tasks import wiki40b
 from tests import tiny
 
@@ -103,9 +116,34 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     figures = result["validation"]
     assert figures["perplexity"] == pytest.approx(math.exp(figures["cross_entropy"])) and figures["perplexity"] < 400
     assert 1.0 < figures["bits_per_byte"] < 8.0
+    by_set = {name.partition("/")[2]: name for name in figures if name.startswith("bytes/")}
+    bits = sum(figures[f"bits_per_byte/{name}"] * figures[f"bytes/{name}"] for name in by_set)
+    assert bits == pytest.approx(figures["bits_per_byte"] * sum(figures[name] for name in by_set.values()), rel=1e-5)
     samples = [record for record in read_metrics(config.model_dir) if record["kind"] == "samples"]
     assert [record["step"] for record in samples] == [10, 20]
     assert samples[-1]["texts"][PROMPT][0].startswith(PROMPT)
+
+    board = EventAccumulator(f"{config.model_dir}/tensorboard").Reload()
+    assert {f"validation/bits_per_byte/{name}" for name in by_set} <= set(board.Tags()["scalars"])
+    shown = board.Tensors("samples/0/text_summary")
+    assert [(event.step, event.tensor_proto.string_val[0].decode()) for event in shown] == [
+        (record["step"], record["texts"][PROMPT][0]) for record in samples
+    ]
+    capsys.readouterr()
+    launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={config.model_dir}"])
+    summary = " ".join(capsys.readouterr().out.split())
+    assert (Path(config.model_dir) / "loss.png").is_file()
+    with pytest.raises(ConfigError, match="holds no figures of training yet"):
+        launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={tmp_path}/none"])
+    for record in samples:
+        assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
+    mesh = make_mesh(config.mesh)
+    at_ten, step = load_parameters(f"{config.model_dir}/checkpoints/10", Model(config.model, mesh), mesh)
+    sharding = batch_sharding(mesh)
+    task = streams.resolve_task(config.data)
+    again = loss_evaluation(config, task, {"targets": 32}, Model(config.model, mesh), sharding)(at_ten)
+    first = next(record for record in read_metrics(config.model_dir) if record["kind"] == "validation")
+    assert step == 10 and again["loss"] == first["loss"]
 
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
     train.run(dataclasses.replace(stopped, train_steps=10))
@@ -131,6 +169,40 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     vocabulary = seqio.SentencePieceVocabulary(config.data.vocabulary, extra_ids=0)
     assert tokenizer(PROMPT)["input_ids"] == [0, *vocabulary.encode(PROMPT)]
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+
+
+def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the text itself: each piece's nats go, byte by byte, to the characters that the bytes are of."""
+    text = "The sea 海 is はとても wide。"
+    expected = {"海": "kanji", **dict.fromkeys("はとても", "hiragana"), **dict.fromkeys(" 。", "other")}
+    sets = [expected.get(letter, "latin") for letter in f" {text}" for _ in letter.encode()]
+    loaded = load_vocabulary(str(vocabulary), 0)
+    ids = [*loaded.encode(text), 1]
+    assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
+    model = Model(tiny.language_model(vocab_size=896, num_decoder_layers=1))
+    params = model.init(jax.random.key(0))
+    targets = np.array([ids, ids], np.int32)
+    batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
+    batch |= {
+        "decoder_loss_weights": np.array([[1] * len(ids), [0] * len(ids)]),
+        "character_counts": CharacterSets(piece_bytes(loaded, 896)).counts(targets),
+    }
+    batch = jax.tree.map(jnp.asarray, batch)
+    nats = -np.asarray(jax.nn.log_softmax(model.apply(params, batch)))[0, np.arange(len(ids)), ids]
+    by_set = dict.fromkeys(SETS, 0.0)
+    for number, value in zip(ids[:-1], nats, strict=False):
+        size = (
+            1 if loaded.tokenizer.IsByte(number) else len(loaded.tokenizer.IdToPiece(number).replace("▁", " ").encode())
+        )
+        for name in sets[:size]:
+            by_set[name] += float(value) / size
+        del sets[:size]
+    assert not sets
+    by_set["other"] += float(nats[-1])  # the end of sequence
+    monkeypatch.setattr("limba.train_step.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
+    sums = compile_ready_evaluation(model, LossConfig(logits="chunked"), 1)(params, batch)
+    np.testing.assert_allclose(sums["nats_by_set"], list(by_set.values()), rtol=1e-5)
+    assert float(sums["nats"]) == pytest.approx(sum(by_set.values()), rel=1e-6)
 
 
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
