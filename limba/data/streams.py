@@ -37,6 +37,7 @@ __all__ = [
     "TrainStream",
     "check_sources",
     "derive_lengths",
+    "feature_shapes",
     "global_batch",
     "held_out_texts",
     "model_features",
@@ -126,6 +127,14 @@ def _shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfi
     rows = config.batch_size // config.num_data_shards
     batches = batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack)
     return _alone(batches.prefetch(2 if 2 * rows <= ROWS_AHEAD else 1))
+
+
+def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of a global batch's model features; no text is read."""
+    spec = _shard_dataset(task, lengths, config, 0).element_spec
+    row = {name: np.zeros([1, *part.shape[1:]], np.int32) for name, part in spec.items()}
+    features = model_features(row, config.sequence_length)
+    return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}
 
 
 class TrainStream:

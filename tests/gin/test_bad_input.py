@@ -52,6 +52,14 @@ ARGUMENTS = {
         [*PRETRAIN, "--gin.config.ModelConfig.attention=flash"],
         ["ModelConfig.attention", "memory_efficient, pallas"],
     ),
+    "mesh chosen twice": (
+        [*PRETRAIN, "--gin.config.MeshConfig.auto=True", "--gin.config.MeshConfig.fsdp=4"],
+        ["MeshConfig.auto", "fsdp 4", "leave one"],
+    ),
+    "memory without auto": (
+        [*PRETRAIN, "--gin.config.MeshConfig.memory_gib=16"],
+        ["MeshConfig.memory_gib", "set auto"],
+    ),
     "unknown random bits": (
         [*PRETRAIN, "--gin.config.RunConfig.random_bits=mersenne"],
         ["RunConfig.random_bits", "unsafe_rbg"],
