@@ -47,13 +47,14 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
         compiled, size = _compiled(config, mesh, feature_shapes, limit)
         least = min(least, size)
         fits = size <= limit
-        _say(f"Mesh {_in_words(sizes)}: {size / 2**30:.3g} GiB a device of {limit / 2**30:.3g}" + ", taken" * fits)
+        what = ", taken" if fits else "" if compiled is not None else " for the state alone"
+        _say(f"Mesh {_in_words(sizes)}: {size / 2**30:.3g} GiB a device of {limit / 2**30:.3g}{what}")
         if fits:
             _keep(config.model_dir, sizes, size, about)
             return mesh, compiled
     raise ConfigError(
-        f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.2f} GiB, the nearest takes"
-        f" {least / 2**30:.2f}; set REMAT to full, raise NUM_MICROBATCHES, or take a smaller BATCH_SIZE."
+        f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB, the nearest takes"
+        f" {least / 2**30:.3g}; set REMAT to full, raise NUM_MICROBATCHES, or take a smaller BATCH_SIZE."
     )
 
 
