@@ -113,16 +113,17 @@ def _bytes_of(state: TrainState) -> int:
 
 def _limit(mesh: MeshConfig) -> int:
     """Returns the bytes of a device that a step may take."""
-    if mesh.memory_gib is not None:
-        return int(mesh.memory_gib * 2**30)
-    told = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-    limit = _over_processes(int(USABLE * told), min)
+    if mesh.memory_gib is None:
+        here = USABLE * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    else:
+        here = mesh.memory_gib * 2**30
+    limit = int(_over_processes(here, min))
     if not limit:
         raise ConfigError(
             f"MeshConfig.auto: a {jax.devices()[0].device_kind} does not tell how much memory it has; set"
             " MeshConfig.memory_gib."
         )
-    return int(limit)
+    return limit
 
 
 def _over_processes(size: float, choose: Callable) -> float:

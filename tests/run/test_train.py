@@ -129,10 +129,15 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
         patch.delattr(auto_mesh, "compile_ready_step")
         assert train.run(changed(config, train_steps=3))["step"] == 3
     assert auto_mesh.mesh_of_run(config).shape["fsdp"] == int(tried[-1][1])
+
+
+def test_a_mesh_that_cannot_be_chosen_is_said(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match=r"No mesh of 8 devices fits .* REMAT"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True, memory_gib=1e-6)), {})
-    with pytest.raises(ConfigError, match=r"does not tell .* memory_gib"):
+    with pytest.raises(ConfigError, match=r"does not tell .*memory_gib"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
+    with pytest.raises(ConfigError, match="reduce_gradients_in is 'bfloat16'.* fsdp 2"):
+        train.run(changed(config, reduce_gradients_in="bfloat16"))
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
