@@ -1,6 +1,8 @@
 """Compiles a training step for TPUs that are not here, and says what the compiler says it costs.
 
     python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --json
+    python -m benchmarks.compiled --family=lm --size=1.0b --topology=v3-8 --batch=128 --targets=1024 --fsdp=8
+    python -m benchmarks.compiled --size=small --topology=cpu-8 --batch=64     # of 8 simulated devices
 
 Needs libtpu (`bash launch/setup.sh tpu`), no TPU. Cycles are estimates of one device: they compare two programs for
 the same chips, they are not times.
@@ -10,7 +12,12 @@ kernel_cycles         Pallas calls: the bundles of their compiled schedule times
                       schedule cannot be read, their FLOPs at 60 % of peak (`kernels` says which)
 total_cycles          both; collectives carry no estimate, see all_reduce_mib and all_gather_mib
 live_gib_per_chip     arguments + outputs + temporaries - aliased
+compile_cpu_seconds   of tracing and compiling, all threads
+program_kib           the optimized program's text
 estimated_mfu         limba/profile.py's FLOPs over total_cycles at the chip's clock and peak
+product_gflops        cpu only, instead of cycles: of a device's matrix products
+
+Bytes of collectives are those of their results on one device, loops multiplied.
 """
 
 from __future__ import annotations
@@ -39,6 +46,7 @@ TOPOLOGIES = {
     "v5p-8": ("v5p:2x2x1", MEGACORE, 459.0, 1.75),
     "v6e-16": ("v6e:4x4", {}, 918.0, 1.75),
 }
+CPUS = tuple(f"cpu-{devices}" for devices in (1, 2, 4, 8, 16))
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
 
 
@@ -46,7 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
     parser.add_argument("--size", default="base", help="file of that folder")
-    parser.add_argument("--topology", default="v4-8", choices=TOPOLOGIES)
+    parser.add_argument("--topology", default="v4-8", choices=(*TOPOLOGIES, *CPUS))
     parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all devices")
     parser.add_argument("--inputs", type=int, default=512, help="of an encoder")
     parser.add_argument("--targets", type=int, default=114)
@@ -54,6 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
     parser.add_argument("--optimizer", default="adafactor")
     parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--reduce_gradients_in", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
     parser.add_argument("--remat", default="minimal", choices=["none", "minimal", "full"])
     parser.add_argument("--attention", default="auto")
@@ -74,7 +83,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def topology_devices(name: str) -> Any:
-    """Returns the devices of a topology; they can be compiled for, not run on."""
+    """Returns the devices of a topology; they can be compiled for, not run on (but for simulated CPUs)."""
+    if name in CPUS:
+        return _simulated_devices(int(name.removeprefix("cpu-")))
     import numpy as np
     from jax.experimental import topologies
 
@@ -86,6 +97,19 @@ def topology_devices(name: str) -> Any:
     except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
         raise ConfigError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh tpu") from error
     return np.array(description.devices)
+
+
+def _simulated_devices(number: int) -> Any:
+    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={number}")
+    import jax
+    import numpy as np
+
+    if len(jax.devices()) < number:
+        raise ConfigError(
+            f"{number} devices are asked for and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives {len(jax.devices())};"
+            " unset it."
+        )
+    return np.array(jax.devices()[:number])
 
 
 def model_config(args: argparse.Namespace) -> Any:
@@ -131,7 +155,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
     loss = LossConfig(logits=args.logits)
-    step = compile_ready_step(model, optimizer, schedule, loss, args.microbatches, shardings)
+    step = compile_ready_step(model, optimizer, schedule, loss, args.microbatches, shardings, args.reduce_gradients_in)
     return step.trace(state, batch, key)
 
 
@@ -141,19 +165,32 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
     from limba.profile import flops_per_sequence
 
     config, devices = model_config(args), topology_devices(args.topology)
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     compiled = trace_step(args, config, devices).lower().compile()
-    compile_seconds = time.perf_counter() - began
+    compiling = {
+        "compile_seconds": time.perf_counter() - began,
+        "compile_cpu_seconds": time.process_time() - cpu_began,
+    }
     text = compiled.as_text()
     if args.save_hlo:
         with open(args.save_hlo, "w") as file:
             file.write(text)
     costs = costs_of_program(text)
+    memory = compiled.memory_analysis()
+    live = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    figures = {
+        "live_gib_per_chip": (live - memory.alias_size_in_bytes) / 2**30,
+        "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
+        "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
+        "other_collectives_mib": costs.collective_bytes["other"] / 2**20,
+        **compiling,
+        "program_kib": len(text) / 2**10,
+    }
+    if args.topology in CPUS:
+        return figures | {"product_gflops": costs.product_flops / 1e9, "kernels": {}}
     _, _, peak_tflops, clock_ghz = TOPOLOGIES[args.topology]
     flops_per_cycle = KERNEL_EFFICIENCY * peak_tflops * 1e3 / clock_ghz
     kernels = kernel_cycles(costs.kernels, [*sys.argv[1:], "--scan"], flops_per_cycle)
-    memory = compiled.memory_analysis()
-    live = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     total = costs.fusion_cycles + sum(kernel["cycles"] for kernel in kernels.values())
     seconds = total / clock_ghz / 1e9
     inputs = 0 if config.is_decoder_only else args.inputs
@@ -162,11 +199,7 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
         "fusion_cycles": costs.fusion_cycles,
         "kernel_cycles": total - costs.fusion_cycles,
         "total_cycles": total,
-        "live_gib_per_chip": (live - memory.alias_size_in_bytes) / 2**30,
-        "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
-        "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
-        "other_collectives_mib": costs.collective_bytes["other"] / 2**20,
-        "compile_seconds": compile_seconds,
+        **figures,
         "estimated_mfu": flops / seconds / (peak_tflops * 1e12 * devices.size),
         "kernels": kernels,
     }

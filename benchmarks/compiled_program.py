@@ -29,9 +29,13 @@ COLLECTIVES["collective-permute-start"] = "other"
 
 @dataclasses.dataclass
 class ProgramCosts:
-    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results."""
+    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results.
+
+    `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
+    """
 
     fusion_cycles: int = 0
+    product_flops: int = 0
     kernels: Counter[str] = dataclasses.field(default_factory=Counter)
     collective_bytes: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -63,6 +67,7 @@ def costs_of_program(text: str) -> ProgramCosts:
     costs = ProgramCosts()
 
     def visit(name: str, times: int, inside_fusion: bool) -> None:
+        shapes = {name: shape for name, shape, _, _ in computations[name]}
         for _, shape, operation, rest in computations[name]:
             if not inside_fusion and (cycles := CYCLES.search(rest)):
                 costs.fusion_cycles += times * int(cycles[1])
@@ -71,6 +76,8 @@ def costs_of_program(text: str) -> ProgramCosts:
                 if operation in ("all-gather-start", "collective-permute-start"):
                     arrays = arrays[1:2]  # a start gives its operand before its result
                 costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
+            if operation == "dot":
+                costs.product_flops += times * _flops_of_product(shape, rest, shapes)
             if operation == "custom-call" and '"tpu_custom_call"' in rest:
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1
@@ -84,6 +91,14 @@ def costs_of_program(text: str) -> ProgramCosts:
 
     visit(entry, 1, False)
     return costs
+
+
+def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
+    left = shapes[re.search(r"%([\w.\-]+)", rest)[1]]
+    sizes = [int(size) for size in ARRAY.findall(left)[0][1].split(",") if size]
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[1]
+    results = math.prod(int(size) for size in ARRAY.findall(shape)[0][1].split(",") if size)
+    return 2 * results * math.prod(sizes[int(axis)] for axis in summed.split(",") if axis)
 
 
 def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) -> int:

@@ -5,6 +5,7 @@
     --gin_search_paths=A,B     folders to look for gin files in, before the repository and its gin/
     --gin.NAME=VALUE           replaces what the files set: a macro (TRAIN_STEPS) or a field
                                (config.ModelConfig.emb_dim); VALUE is a Python literal, anything else a string
+    --profile[=STEPS]          traces 3 steps, or so many, of this start only into MODEL_DIR/profile
 
 Names and kinds of values are checked first, then gin builds the configuration, which checks itself, and
 only then are the modules of tasks/ imported: a mistake costs a second, and not the import of TensorFlow.
@@ -15,6 +16,7 @@ only then are the modules of tasks/ imported: a mistake costs a second, and not 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Sequence
@@ -27,12 +29,15 @@ from limba import config
 from limba.config import ConfigError, RunConfig
 
 ROOT = gin_checks.ROOT
-FLAGS = ("--gin_file", "--json", "--gin_search_paths", "--gin.NAME", "--help")
+FLAGS = ("--gin_file", "--json", "--gin_search_paths", "--gin.NAME", "--profile", "--help")
+PROFILE_STEPS = 3
 USAGE = """usage: python -m launch.train --gin_file=FILE|--json=FILE [--gin_search_paths=A,B] [--gin.NAME=VALUE ...]
+                              [--profile[=STEPS]]
 
 Trains the run that the gin files describe. NAME is one of the names below, or any field of limba/config.py
 (--gin.config.ModelConfig.emb_dim=64). VALUE is a number, True, False, None, a string with or without
-quotation marks, or a Python tuple or dictionary: --gin.TASK_FEATURE_LENGTHS="{'inputs': 512}".
+quotation marks, or a Python tuple or dictionary: --gin.TASK_FEATURE_LENGTHS="{'inputs': 512}". --profile traces
+3 steps, or so many, of this start into MODEL_DIR/profile.
 """
 
 
@@ -44,6 +49,7 @@ class _Arguments:
         self.json: str | None = None
         self.overrides: list[str] = []
         self.search_paths: list[Path] = []
+        self.profile_steps: int | None = None
         self.help = False
         rest = list(argv)
         while rest:
@@ -54,6 +60,10 @@ class _Arguments:
         name = re.sub("^--?", "", name) if name.startswith("-") else ""
         if name in ("help", "h", "helpfull"):
             self.help = True
+        elif name == "profile":
+            if equals and not (value.isdecimal() and int(value) > 0):
+                raise ConfigError(f"--profile={value} is no number of steps; write --profile, or such as --profile=5.")
+            self.profile_steps = int(value) if equals else PROFILE_STEPS
         elif name.startswith("gin."):
             self.overrides.append(argument.lstrip("-").removeprefix("gin."))
         elif name in ("gin_file", "gin_search_paths", "json"):
@@ -155,5 +165,7 @@ def parse_args(argv: Sequence[str]) -> tuple[RunConfig, str]:
     run = build(source.text)
     modules = [module for module, _ in source.modules]
     text = _operative_config(modules)
+    if arguments.profile_steps is not None:  # after the text: it is of this start, not of the run
+        run = dataclasses.replace(run, profile_steps=arguments.profile_steps)
     _import_tasks(modules)
     return run, text

@@ -56,11 +56,11 @@ def load(argv: Sequence[str], checkpoint: str) -> TrainedModel:
         from launch.flags import parse_args
 
         config, _ = parse_args(argv)
+        from limba.auto_mesh import mesh_of_run
         from limba.data import streams
         from limba.data.supervised import prefix_of
         from limba.data.vocabulary import check_vocabulary
         from limba.initial import load_parameters
-        from limba.mesh import make_mesh
         from limba.model import Model
     environment.join_hosts()
     task = streams.resolve_task(config.data)
@@ -69,7 +69,7 @@ def load(argv: Sequence[str], checkpoint: str) -> TrainedModel:
     fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     path = checkpoint or _default_checkpoint(config)
-    mesh = make_mesh(config.mesh)
+    mesh = mesh_of_run(config)
     model = Model(config.model, mesh)
     params, step = load_parameters(path, model, mesh)
     return TrainedModel(config, task, lengths, vocabulary, model, mesh, params, step, path, prefix_of(task))

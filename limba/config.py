@@ -29,6 +29,7 @@ OBJECTIVES = (
 )
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
 LOGITS = ("auto", "whole", "chunked")
+REDUCTIONS = ("auto", "float32", "bfloat16")
 RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 READ_FAILURES = ("stop", "skip")
@@ -269,9 +270,20 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    auto: bool = False  # fsdp, then model: the smallest that fit the devices' memory by the compiler's account
+    memory_gib: float | None = None  # of a device, for auto; None: 95 % of what the devices tell
 
     def __post_init__(self) -> None:
         _positive(self, "fsdp", "model")
+        _require(
+            not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),
+            f"MeshConfig.auto chooses the sizes, and data {self.data}, fsdp {self.fsdp}, model {self.model} are given;"
+            " leave one of both out.",
+        )
+        _require(
+            self.memory_gib is None or (self.auto and self.memory_gib > 0),
+            f"MeshConfig.memory_gib is {self.memory_gib!r}; give a number above 0, and set auto, which it is for.",
+        )
         _require(
             self.data == -1 or self.data > 0,
             f"MeshConfig.data is {self.data!r}; give a whole number above 0, or -1 for all devices that are left.",
@@ -415,6 +427,7 @@ class RunConfig:
     initial_checkpoint_path: str | None = None
     reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
     num_microbatches: int = 1
+    reduce_gradients_in: str = "auto"  # or float32, bfloat16: in which devices add them up; see train_step.gradients
     log_every_steps: int = 100
     random_seed: int = 0
     random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
@@ -422,6 +435,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _one_of(self, "random_bits", RANDOM_BITS)
+        _one_of(self, "reduce_gradients_in", REDUCTIONS)
         _require(
             isinstance(self.profile_steps, int) and self.profile_steps >= 0,
             f"RunConfig.profile_steps is {self.profile_steps!r}; give a whole number, 0 or more.",

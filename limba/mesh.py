@@ -38,6 +38,17 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(LOGICAL_AXIS_RULES["batch"]))
 
 
+def with_rows_apart(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Returns x [B, …], its rows kept over data and fsdp as the batch's are.
+
+    Without this the compiler lets activations lie as the parameters do, cut along the model width over `fsdp`: every
+    device then works on all rows, and each product is added up over all of them.
+    """
+    if mesh is None or mesh.shape["fsdp"] == 1 or x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
+        return x
+    return jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from limba.auto_mesh import mesh_of_run
 from limba.checkpoint import load_own, own_checkpoint
 from limba.config import RunConfig
 from limba.data import streams
 from limba.data.vocabulary import num_sentinels, sentinel_ids
 from limba.evaluate import markdown_table
 from limba.infer import greedy, join_infill, masked_text
-from limba.mesh import make_mesh
 from limba.metrics import bits_per_byte_by_set, duration, read_metrics
 from limba.model import Model
 from limba.optimizer import make_optimizer
@@ -109,7 +109,7 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     batches = streams.validation_batches(task, lengths, config.data, 1)
     if not batches:
         return []
-    mesh = make_mesh(config.mesh)
+    mesh = mesh_of_run(config)
     model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
     abstract = abstract_state(model, optimizer, mesh)

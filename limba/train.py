@@ -18,7 +18,9 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
+from limba import auto_mesh
 from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
@@ -46,10 +48,10 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     ConfigError for what cannot work, before anything is compiled, and NonFiniteError.
     """
     _check_writable(config.model_dir)
-    mesh = make_mesh(config.mesh)
-    sharding = batch_sharding(mesh)
+    mesh, step_function = make_mesh(config.mesh), None
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
-    shards = streams.shards_of_this_process(sharding, config.data)
+    _check_reductions(config, mesh)
+    streams.shards_of_this_process(batch_sharding(mesh), config.data)  # for its errors
     ensure_vocabulary(config.data, jax.process_index() == 0)
     task = _pinned(streams.resolve_task(config.data), config.model_dir)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
@@ -57,6 +59,10 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     fills_gaps = streams.needs_sentinels(task) and not config.model.is_decoder_only
     check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
     streams.check_sources(task, config.data)
+    if config.mesh.auto:
+        mesh, step_function = auto_mesh.choose(config, streams.feature_shapes(task, lengths, config.data))
+    sharding = batch_sharding(mesh)
+    shards = streams.shards_of_this_process(sharding, config.data)
 
     model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
@@ -82,9 +88,11 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
 
         evaluate = loss_evaluation(config, task, lengths, model, sharding)
         judge_text = TextEvaluation(config, task, lengths, model, mesh)
-        step_function = compile_ready_step(
-            model, optimizer, schedule, config.loss, config.num_microbatches, state_shardings(model, optimizer, mesh)
-        )
+        if step_function is None:
+            shardings, parts = state_shardings(model, optimizer, mesh), config.num_microbatches
+            step_function = compile_ready_step(
+                model, optimizer, schedule, config.loss, parts, shardings, config.reduce_gradients_in
+            )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
             for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
@@ -288,6 +296,15 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
         raise ConfigError(
             f"BATCH_SIZE {rows} does not divide into NUM_MICROBATCHES {parts} parts over {num_groups} groups of devices"
             " (the mesh's data x fsdp); make it a multiple of their product."
+        )
+
+
+def _check_reductions(config: RunConfig, mesh: Mesh) -> None:
+    if config.reduce_gradients_in != "auto" and mesh.shape["data"] != mesh.size:
+        raise ConfigError(
+            f"RunConfig.reduce_gradients_in is {config.reduce_gradients_in!r}, which needs all parameters on every"
+            f" device, and the mesh has fsdp {mesh.shape['fsdp']} and model {mesh.shape['model']}; set it to 'auto',"
+            " or both of these to 1."
         )
 
 

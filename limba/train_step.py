@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from limba.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.config import LossConfig
 from limba.losses import cross_entropy
+from limba.mesh import LOGICAL_AXIS_RULES
 from limba.model import Model
 from limba.state import TrainState
 
@@ -49,10 +50,54 @@ def _in_chunks(model: Model, loss: LossConfig, targets: Array) -> bool:
 
 
 def gradients(
+    model: Model,
+    loss: LossConfig,
+    params: Any,
+    batch: Batch,
+    dropout_key: Array | None,
+    num_microbatches: int,
+    reduce_in: str = "auto",
+) -> tuple[Any, Sums]:
+    """Returns the gradient of the loss *sum* and the sums, added up over micro-batches and devices.
+
+    Where parameters are whole on every device, each adds up its own rows' gradient in float32, and devices add up
+    theirs once, in `reduce_in`. Elsewhere, and for one micro-batch with 'auto', XLA places the reductions: of each
+    micro-batch, in the dtype of the activations.
+    """
+    once = num_microbatches > 1 or reduce_in != "auto"
+    if once and model.mesh is not None and model.mesh.shape["data"] == model.mesh.size > 1:
+        dtype = jnp.dtype("float32" if reduce_in == "auto" else reduce_in)
+        return _reduced_once(model, loss, params, batch, dropout_key, num_microbatches, dtype)
+    return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches)
+
+
+def _reduced_once(
+    model: Model,
+    loss: LossConfig,
+    params: Any,
+    batch: Batch,
+    dropout_key: Array | None,
+    num_microbatches: int,
+    dtype: jnp.dtype,
+) -> tuple[Any, Sums]:
+    mesh, rows = model.mesh, LOGICAL_AXIS_RULES["batch"]
+    alone = Model(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names))
+
+    def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
+        key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(rows))
+        grads, sums = _over_microbatches(alone, loss, params, batch, key, num_microbatches)
+        reduced = jax.tree.map(lambda g: jax.lax.psum(g.astype(dtype), rows).astype(g.dtype), grads)
+        return reduced, jax.lax.psum(sums, rows)
+
+    whole = PartitionSpec()
+    specs = (whole, PartitionSpec(rows), whole)
+    run = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    return run(params, dict(batch), dropout_key)
+
+
+def _over_microbatches(
     model: Model, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None, num_microbatches: int
 ) -> tuple[Any, Sums]:
-    """Returns the gradient of the loss *sum* and the sums, added up over micro-batches."""
-
     def trained_loss(params: Any, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
         sums = loss_sums(model, loss, params, batch, key)
         return sums["loss"], sums
@@ -92,6 +137,7 @@ def train_step(
     schedule: optax.Schedule,
     loss: LossConfig,
     num_microbatches: int,
+    reduce_gradients_in: str = "auto",
 ) -> tuple[TrainState, Metrics]:
     """Returns the next state and this step's metrics.
 
@@ -99,7 +145,7 @@ def train_step(
     run repeats exactly. The loss sum and its gradient are divided once, by the real target tokens.
     """
     dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
-    grads, sums = gradients(model, loss, state.params, batch, dropout_key, num_microbatches)
+    grads, sums = gradients(model, loss, state.params, batch, dropout_key, num_microbatches, reduce_gradients_in)
     tokens = jnp.maximum(sums["tokens"], 1.0)
     grads = jax.tree.map(lambda g: g / tokens, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -133,6 +179,7 @@ def compile_ready_step(
     loss: LossConfig,
     num_microbatches: int,
     shardings: TrainState,
+    reduce_gradients_in: str = "auto",
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
     """Returns `train_step` jitted: state donated and kept in place, metrics whole on every device."""
 
@@ -146,6 +193,7 @@ def compile_ready_step(
             schedule=schedule,
             loss=loss,
             num_microbatches=num_microbatches,
+            reduce_gradients_in=reduce_gradients_in,
         )
 
     whole = NamedSharding(shardings.step.mesh, PartitionSpec())

@@ -20,6 +20,8 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   %arg = (s32[], f32[4,256]{1,0}) parameter(0)
   %fusion.1 = bf16[8,128] fusion(%x), calls=%fused, backend_config={"estimated_cycles":"100"}
   %all-reduce.1 = (f32[4,256]{1,0}, bf16[128]{0}) all-reduce(%y, %z), to_apply=%sum
+  %left.1 = f32[4,256]{1,0} get-tuple-element(%arg), index=1
+  %dot.1 = f32[4,8]{1,0} dot(%left.1, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %try.1 = bf16[8,128] custom-call(%x), custom_call_target="tpu_custom_call", metadata={op_name="f/a/pallas_call"}
   ROOT %tuple.1 = (s32[], f32[4,256]{1,0}) tuple(%i, %y)
 }
@@ -60,6 +62,7 @@ def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     costs = costs_of_program(PROGRAM)
     assert costs.fusion_cycles == 5 * 100 + 7
     assert costs.kernels == {"a": 5}
+    assert costs.product_flops == 5 * 2 * 4 * 256 * 8
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
     with pytest.raises(ValueError, match="unknown length"):

@@ -32,7 +32,9 @@ FLOORS = {
         ),
         1,
     ),
-    **dict.fromkeys(("train_step", "state", "checkpoint", "best", "initial", "metrics", "data.streams"), 2),
+    **dict.fromkeys(
+        ("train_step", "auto_mesh", "state", "checkpoint", "best", "initial", "metrics", "data.streams"), 2
+    ),
     **dict.fromkeys(("train", "evaluate", "infer", "continuations", "text_files", "preflight", "report"), 3),
 }
 WALLS = {  # library: where it may be imported

@@ -38,6 +38,7 @@ __all__ = [
     "TrainStream",
     "check_sources",
     "derive_lengths",
+    "feature_shapes",
     "global_batch",
     "held_out_examples",
     "model_features",
@@ -131,6 +132,14 @@ def _shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfi
     rows *= max(1, ROWS_AT_ONCE // rows)
     batches = batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack)
     return _alone(batches)
+
+
+def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of a global batch's model features; no text is read."""
+    spec = _shard_dataset(task, lengths, config, 0).element_spec
+    row = {name: np.zeros([1, *part.shape[1:]], np.int32) for name, part in spec.items()}
+    features = model_features(row, config.sequence_length)
+    return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}
 
 
 class TrainStream:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from limba.config import ModelConfig
+from limba.mesh import with_rows_apart
 from limba.model import decode
 from limba.model.attention import Attention, implementation
 from limba.model.kernels.sharded import PallasAttention
@@ -147,6 +148,7 @@ def run_layers(
 
     def step(x: Array, parameters: Parameters, index: Array | int) -> Array:
         rngs = {"dropout": jax.random.fold_in(dropout_key, index)} if drops else {}
+        x = with_rows_apart(x, owner.mesh)
         return layer.apply({"params": parameters}, x, *inputs, deterministic, rngs=rngs)
 
     if config.scan_layers:

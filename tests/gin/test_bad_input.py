@@ -39,6 +39,7 @@ ARGUMENTS = {
     "no file": ([], ["--gin_file=", "--help"]),
     "no value of a flag": (["--gin_file"], ["--gin_file=PATH"]),
     "no value of a name": ([*PRETRAIN, "--gin.BATCH_SIZE"], ["--gin.BATCH_SIZE=VALUE"]),
+    "profile of no steps": ([*PRETRAIN, "--profile=few"], ["--profile=few", "--profile=5"]),
     "no such file": (["--gin_file=gin/nothing.gin"], ["gin/nothing.gin", "not there", "looked for it in"]),
     "wrong kind": ([*PRETRAIN, "--gin.BATCH_SIZE=many"], ["--gin.BATCH_SIZE", "'many'", "a whole number"]),
     "float steps": ([*PRETRAIN, "--gin.TRAIN_STEPS=1e6"], ["1000000.0", "a whole number"]),
@@ -50,6 +51,14 @@ ARGUMENTS = {
     "unknown attention": (
         [*PRETRAIN, "--gin.config.ModelConfig.attention=flash"],
         ["ModelConfig.attention", "memory_efficient, pallas"],
+    ),
+    "mesh chosen twice": (
+        [*PRETRAIN, "--gin.config.MeshConfig.auto=True", "--gin.config.MeshConfig.fsdp=4"],
+        ["MeshConfig.auto", "fsdp 4", "leave one"],
+    ),
+    "memory without auto": (
+        [*PRETRAIN, "--gin.config.MeshConfig.memory_gib=16"],
+        ["MeshConfig.memory_gib", "set auto"],
     ),
     "unknown random bits": (
         [*PRETRAIN, "--gin.config.RunConfig.random_bits=mersenne"],

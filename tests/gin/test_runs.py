@@ -146,6 +146,14 @@ def test_scopes_reach_what_is_made_in_them(tmp_path: Path) -> None:
     assert run.data.batch_size == 16
 
 
+def test_profile_is_of_one_start_and_not_of_the_run() -> None:
+    arguments = ["--gin_file=gin/demo.gin", "--gin.MODEL_DIR=out"]
+    for flag, steps in (("--profile", flags.PROFILE_STEPS), ("--profile=5", 5)):
+        run, text = flags.parse_args([*arguments, flag])
+        assert run.profile_steps == steps
+        assert text == flags.parse_args(arguments)[1]
+
+
 def test_search_paths_come_first(tmp_path: Path) -> None:
     (tmp_path / "demo.gin").write_text("include 'gin/demo.gin'\nTRAIN_STEPS = 7\n", encoding="utf-8")
     arguments = ["--gin_file=demo.gin", "--gin.MODEL_DIR=out"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -17,7 +18,7 @@ from etils import epath
 import tasks.demo  # noqa: F401  registers the task
 from convert.card import write_card
 from convert.sources import Source
-from limba import report, train
+from limba import auto_mesh, report, train
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -28,7 +29,11 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.mesh import make_mesh
 from limba.metrics import read_metrics
+from limba.model import Model
+from limba.optimizer import make_optimizer
+from limba.state import abstract_state
 from tests import tiny
 
 
@@ -97,6 +102,42 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     for part in ("license: apache-2.0", "2 cores", "* proved", "TPU Research Cloud", f"{held_out['loss']:.3f} at step"):
         assert part in written
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
+
+
+def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
+    config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = dataclasses.replace(config.model, num_encoder_layers=12, num_decoder_layers=12, remat="full")
+    config = changed(config, model=network, optimizer=OptimizerConfig(name="adamw"), train_steps=2)
+    mesh = make_mesh(MeshConfig(fsdp=2))
+    state = abstract_state(Model(network, mesh), make_optimizer(config.optimizer, 1), mesh)
+    halves = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    config = changed(config, mesh=MeshConfig(auto=True, memory_gib=(halves + 1024) / 2**30))
+
+    with monkeypatch.context() as patch:
+        patch.delattr(train, "compile_ready_step")  # what was compiled to find out is what runs
+        assert train.run(config)["step"] == 2
+    printed = capsys.readouterr().out
+    tried = re.findall(r"Mesh data (\d) x fsdp (\d) x model 1: (\S+) GiB a device of (\S+?)(,? .*)?\n", printed)
+    assert [(data, fsdp) for data, fsdp, *_ in tried] == [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")][: len(tried)]
+    assert [float(gib) <= float(limit) for _, _, gib, limit, _ in tried] == [False] * (len(tried) - 1) + [True]
+    assert (
+        len(tried) > 2 and [how for *_, how in tried[:2]] == [" for the state alone", ""] and tried[-1][-1] == ", taken"
+    )
+
+    with monkeypatch.context() as patch:
+        patch.delattr(auto_mesh, "compile_ready_step")
+        assert train.run(changed(config, train_steps=3))["step"] == 3
+    assert auto_mesh.mesh_of_run(config).shape["fsdp"] == int(tried[-1][1])
+
+
+def test_a_mesh_that_cannot_be_chosen_is_said(config: RunConfig) -> None:
+    with pytest.raises(ConfigError, match=r"No mesh of 8 devices fits .* REMAT"):
+        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True, memory_gib=1e-6)), {})
+    with pytest.raises(ConfigError, match=r"does not tell .*memory_gib"):
+        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
+    with pytest.raises(ConfigError, match="reduce_gradients_in is 'bfloat16'.* fsdp 2"):
+        train.run(changed(config, reduce_gradients_in="bfloat16"))
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:

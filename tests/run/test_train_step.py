@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.compiled_program import costs_of_program
 from benchmarks.replay import replay
 from limba.chunked_loss import chunked_cross_entropy
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
@@ -19,7 +20,7 @@ from limba.mesh import batch_sharding
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.state import abstract_state, state_shardings
-from limba.train_step import compile_ready_step
+from limba.train_step import compile_ready_step, gradients
 from tests import tiny
 
 CURVE = str(Path(__file__).parent.parent / "golden" / "curve_t5_1_1")
@@ -156,23 +157,52 @@ def test_published_schedule_is_flat_then_rsqrt() -> None:
     np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)
 
 
-def test_collectives_of_the_compiled_step() -> None:
-    """Data parallelism reduces gradients and gathers nothing, also with micro-batches."""
-    model, optimizer, schedule = (
-        Model(tiny.MODEL),
-        make_optimizer(tiny.OPTIMIZER, 1),
-        make_schedule(ScheduleConfig(), 1),
-    )
-    mesh = tiny.mesh_of(MeshConfig(), 4)
-    sharding = batch_sharding(mesh)
-    batch = {n: jax.ShapeDtypeStruct((16, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
-    for parts in (1, 2):
-        step = compile_ready_step(
-            model, optimizer, schedule, LossConfig(), parts, state_shardings(model, optimizer, mesh)
+SHALLOW = tiny.model(num_encoder_layers=1, num_decoder_layers=1)
+
+
+def lowered_step(mesh_config: MeshConfig, rows: int, num_microbatches: int = 1, **choices: str) -> jax.stages.Lowered:
+    mesh = tiny.mesh_of(mesh_config, 4)
+    model, optimizer = Model(SHALLOW, mesh), make_optimizer(tiny.OPTIMIZER, 1)
+    state, sharding = abstract_state(model, optimizer, mesh), batch_sharding(mesh)
+    batch = {n: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
+    shardings = state_shardings(model, optimizer, mesh)
+    schedule = make_schedule(ScheduleConfig(), 1)
+    step = compile_ready_step(model, optimizer, schedule, LossConfig(), num_microbatches, shardings, **choices)
+    return step.lower(state, batch, jax.random.key(0))
+
+
+def collective_bytes(lowered: jax.stages.Lowered) -> tuple[dict[str, int], int]:
+    """Returns those of the compiled step, and the parameters' own."""
+    parameters = jax.tree.leaves(jax.eval_shape(Model(SHALLOW).init, jax.random.key(0)))
+    return costs_of_program(lowered.compile().as_text()).collective_bytes, sum(4 * leaf.size for leaf in parameters)
+
+
+def test_data_parallelism_reduces_each_gradient_once_also_with_microbatches() -> None:
+    found, parameters = collective_bytes(lowered_step(MeshConfig(), 16, 2))
+    assert set(found) == {"all-reduce"}
+    assert 0 <= found["all-reduce"] - parameters < 100
+
+
+def test_devices_that_share_parameters_have_rows_of_their_own() -> None:
+    """They exchange parameters and gradients; one array of activations of 128 rows would be nearly as much."""
+    found, parameters = collective_bytes(lowered_step(MeshConfig(fsdp=4), 128))
+    assert 4 * 128 * 24 * SHALLOW.emb_dim > parameters / 2
+    assert found["all-reduce"] < 2 * parameters and found["all-gather"] < 2 * parameters
+
+
+def test_gradients_are_added_up_between_devices_in_the_dtype_that_is_chosen() -> None:
+    reduced = re.compile(r"all_reduce.*?-> tensor<((?:\d+x)*)(\w+)>", re.DOTALL)
+    for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
+        text = lowered_step(MeshConfig(), 16, reduce_gradients_in=dtype).as_text()
+        assert {kind for sizes, kind in reduced.findall(text) if sizes} == {short}
+    model, params = Model(SHALLOW, tiny.mesh_of(MeshConfig(), 2)), jax.jit(Model(SHALLOW).init)(jax.random.key(0))
+    exact, rounded = (
+        jax.jit(lambda p, b, choice=choice: gradients(model, LossConfig(), p, b, None, 1, choice)[0])(
+            params, tiny.batch()
         )
-        text = step.lower(abstract_state(model, optimizer, mesh), batch, jax.random.key(0)).compile().as_text()
-        assert re.search(r"all-reduce", text)
-        assert not re.search(r"all-gather|all-to-all|collective-permute", text), parts
+        for choice in ("auto", "bfloat16")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2**-7 * np.abs(b).max()), rounded, exact)
 
 
 def test_dropout_differs_between_steps_and_repeats_with_the_key() -> None:

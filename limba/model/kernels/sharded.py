@@ -45,7 +45,7 @@ class PallasAttention:
     def for_each_group(self, array: Float[Array, "H N"]) -> Float[Array, "G H N"]:
         """Returns a copy for each group of devices."""
         copies = jnp.broadcast_to(array[None], (self.num_groups, *array.shape))
-        if self.mesh is None:
+        if self.mesh is None or self.mesh.size == 1:
             return copies
         spec = PartitionSpec(self.batch_axes, self.heads_axis)
         return jax.lax.with_sharding_constraint(copies, NamedSharding(self.mesh, spec))
