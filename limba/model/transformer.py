@@ -7,6 +7,7 @@ steps, longer compile). `limba/formats/names.py` unstacks to T5X's `layers_0`, `
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,7 +143,7 @@ def run_layers(
         stacked = jax.vmap(init_one)(jax.random.split(key, num_layers))
         return meta.add_axis(stacked, 0, {meta.PARTITION_NAME: "layers"})
 
-    stacked = owner.param("layers", init)
+    stacked = jax.tree.map_with_path(functools.partial(_in_dtype, jnp.dtype(config.dtype)), owner.param("layers", init))
     drops = config.dropout_rate > 0 and not deterministic
     dropout_key = owner.make_rng("dropout") if drops else None
 
@@ -160,6 +161,11 @@ def run_layers(
     for i, parameters in enumerate(_unstack(stacked, num_layers)):
         x = step(x, parameters, i)
     return x
+
+
+def _in_dtype(dtype: jnp.dtype, path: tuple, array: Array) -> Array:
+    """Returns a matrix in the activations' dtype, which it is used in: its stack's gradient is then written in it."""
+    return array.astype(dtype) if path[-1].key == "kernel" else array
 
 
 def _unstack(stacked: Parameters, num_layers: int) -> list[Parameters]:
@@ -242,18 +248,21 @@ class Transformer(nn.Module):
         self.encoder = Encoder(config, self.mesh)
         self.decoder = Decoder(config, self.mesh)
 
-    def encode(self, batch: Batch, deterministic: bool) -> Float[Array, "B K D"]:
+    def encode(
+        self, batch: Batch, deterministic: bool, x: Float[Array, "B K D"] | None = None
+    ) -> Float[Array, "B K D"]:
+        """Returns the encoder's output; `x` are the inputs' embeddings where they are at hand."""
         tokens = batch["encoder_input_tokens"]
         ids = ids_of(tokens, batch.get("encoder_segment_ids"))
-        return self.encoder(self.token_embedder(tokens), Mask(ids, ids), deterministic)
+        return self.encoder(self.token_embedder(tokens) if x is None else x, Mask(ids, ids), deterministic)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
         inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
-        encoded = self.encode(batch, deterministic)
+        embedded, x = self.token_embedder.both(inputs, batch["decoder_input_tokens"])
+        encoded = self.encode(batch, deterministic, embedded)
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))
-        x = self.token_embedder(batch["decoder_input_tokens"])
         x = self.decoder(x, encoded, mask, cross_mask, deterministic, as_states)
         if self.config.logits_via_embedding and not as_states:
             # Tied logits are scaled by D^-1/2, since the embeddings start at variance 1 (T5 1.0).

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from limba.model import Model
+from limba.model.layers import Embed
 from tests import tiny
 
 KEY = jax.random.key(3)
@@ -67,6 +68,26 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
     ours = jax.jit(model.apply)(params, tiny.batch())
     assert ours.dtype == jnp.float32
     assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
+
+
+def test_embedding_of_two_inputs_has_the_gradient_of_two_gathers() -> None:
+    embed = Embed(11, 4, jnp.dtype("float32"))
+    first, second = jnp.array([[1, 2, 2], [0, 1, 10]]), jnp.array([[2, 5], [1, 1]])
+    params = embed.init(KEY, first)
+
+    def together(params, sign):
+        x, y = embed.apply(params, first, second, method=Embed.both)
+        return jnp.sum(jnp.sin(x)) + sign * jnp.sum(jnp.square(y))
+
+    def apart(params, sign):
+        return jnp.sum(jnp.sin(embed.apply(params, first))) + sign * jnp.sum(jnp.square(embed.apply(params, second)))
+
+    for ours, expected in zip(
+        jax.tree.leaves(jax.value_and_grad(together)(params, -2.0)),
+        jax.tree.leaves(jax.value_and_grad(apart)(params, -2.0)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 def test_initial_values_have_t5x_standard_deviations() -> None:

@@ -18,7 +18,7 @@ from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.losses import cross_entropy
 from limba.mesh import batch_sharding
 from limba.model import Model
-from limba.optimizer import make_optimizer, make_schedule
+from limba.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
 from limba.state import abstract_state, state_shardings
 from limba.train_step import compile_ready_step, gradients
 from tests import tiny
@@ -85,6 +85,18 @@ def test_adafactor_factors_matrices_from_128_on() -> None:
     (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
     (whole,) = [s for n, s in shapes.items() if n.split("/")[-1] == "scale" and "/v/" in n and "encoder_norm" in n]
     assert rows == (2, 128) and whole == (128,)
+
+
+def test_parameter_scale_is_optax_s() -> None:
+    params = {"normal": jax.random.normal(jax.random.key(0), (3, 5)), "zero": jnp.zeros(7), "small": jnp.full(2, 1e-4)}
+    updates = jax.tree.map(jnp.ones_like, params)
+    ours, theirs = (
+        scale.update(updates, scale.init(params), params)
+        for scale in (scale_by_parameter_rms(1e-3), optax.scale_by_param_block_rms(1e-3))
+    )
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_loss_is_what_t5x_defines_with_smoothing() -> None:
