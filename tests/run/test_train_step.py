@@ -223,3 +223,16 @@ def test_dropout_differs_between_steps_and_repeats_with_the_key() -> None:
     second, _ = tiny.train(config)
     assert first == second
     assert first != tiny.train()[0]
+
+
+def test_devices_that_add_up_their_own_gradients_draw_their_own_dropout() -> None:
+    config = dataclasses.replace(SHALLOW, dropout_rate=0.2)
+    params, key, batch = jax.jit(Model(config).init)(jax.random.key(0)), jax.random.key(7), tiny.batch()
+    alone, shared = Model(config), Model(config, tiny.mesh_of(MeshConfig(), 2))
+    one = jax.jit(lambda b, k: gradients(alone, LossConfig(), params, b, k, 2)[1]["loss"])
+    parts = [
+        one({name: array[4 * i : 4 * i + 4] for name, array in batch.items()}, jax.random.fold_in(key, i))
+        for i in range(2)
+    ]
+    both = jax.jit(lambda b: gradients(shared, LossConfig(), params, b, key, 2)[1]["loss"])(batch)
+    np.testing.assert_allclose(both, sum(parts), rtol=1e-5)
