@@ -22,7 +22,7 @@ from limba.mesh import LOGICAL_AXIS_RULES
 Sums = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]
 
 WHOLE_LOGITS_BYTES = 2 << 30  # per device; above it 'auto' takes chunks
-CHUNK_BYTES = 256 << 20  # of one chunk's float32 logits
+CHUNK_BYTES = 1 << 30  # of one chunk's float32 logits; each chunk adds to the head's whole gradient
 
 
 class _How(NamedTuple):

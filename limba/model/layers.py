@@ -72,7 +72,8 @@ def gated(activations: tuple[str, ...], branches: tuple[Float[Array, "... F"], .
 
 
 def _gated_forward(activations: tuple[str, ...], branches: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-    return gated(activations, branches), branches
+    branches = jax.lax.optimization_barrier(branches)  # kept so too: both passes then share what they have in common
+    return _gate(activations, branches), branches
 
 
 def _gated_backward(
