@@ -143,7 +143,7 @@ def run_layers(
         stacked = jax.vmap(init_one)(jax.random.split(key, num_layers))
         return meta.add_axis(stacked, 0, {meta.PARTITION_NAME: "layers"})
 
-    stacked = jax.tree.map_with_path(functools.partial(_in_dtype, jnp.dtype(config.dtype)), owner.param("layers", init))
+    stacked = owner.param("layers", init)
     drops = config.dropout_rate > 0 and not deterministic
     dropout_key = owner.make_rng("dropout") if drops else None
 
@@ -153,6 +153,7 @@ def run_layers(
         return layer.apply({"params": parameters}, x, *inputs, deterministic, rngs=rngs)
 
     if config.scan_layers:
+        stacked = jax.tree.map_with_path(functools.partial(_in_dtype, jnp.dtype(config.dtype)), stacked)
         step = _rematerialized(step, config.remat, prevent_cse=False)
         indices = jnp.arange(num_layers)
         x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, indices))
