@@ -28,6 +28,14 @@ install_import_hook(CHECKED, "beartype.beartype")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+LONG = ("test_hosts.py", "test_train_step.py", "test_train.py", "test_kill.py", "test_finetune.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English prose, as the demo writes it."""

@@ -5,4 +5,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
 # A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
-exec .venv/bin/python -m pytest -q -n 2 --dist loadfile tests "$@"
+exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests "$@"
