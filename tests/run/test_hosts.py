@@ -44,7 +44,7 @@ def start(arguments: list[str], processes: int, devices: int) -> list[subprocess
 
 
 def finish(started: list[subprocess.Popen]) -> list[str]:
-    outputs = [process.communicate(timeout=240)[0] for process in started]
+    outputs = [process.communicate(timeout=480)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), "\n".join(outputs)
     return outputs
 
@@ -99,7 +99,7 @@ def test_sigterm_to_one_process_saves_the_same_step_on_all(arguments: list[str],
     started = start(
         [*arguments, f"--gin.MODEL_DIR={directory}", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=100000"], 2, 2
     )
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while len(losses(directory)) < 3:
         assert time.monotonic() < deadline and all(process.poll() is None for process in started)
         time.sleep(0.2)
