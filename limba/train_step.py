@@ -64,23 +64,10 @@ def gradients(
     theirs once, in `reduce_in`. Elsewhere, and for one micro-batch with 'auto', XLA places the reductions: of each
     micro-batch, in the dtype of the activations.
     """
-    once = num_microbatches > 1 or reduce_in != "auto"
-    if once and model.mesh is not None and model.mesh.shape["data"] == model.mesh.size > 1:
-        dtype = jnp.dtype("float32" if reduce_in == "auto" else reduce_in)
-        return _reduced_once(model, loss, params, batch, dropout_key, num_microbatches, dtype)
-    return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches)
-
-
-def _reduced_once(
-    model: Model,
-    loss: LossConfig,
-    params: Any,
-    batch: Batch,
-    dropout_key: Array | None,
-    num_microbatches: int,
-    dtype: jnp.dtype,
-) -> tuple[Any, Sums]:
-    mesh, rows = model.mesh, LOGICAL_AXIS_RULES["batch"]
+    mesh, once = model.mesh, num_microbatches > 1 or reduce_in != "auto"
+    if not once or mesh is None or not mesh.shape["data"] == mesh.size > 1:
+        return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches)
+    rows, dtype = LOGICAL_AXIS_RULES["batch"], jnp.dtype("float32" if reduce_in == "auto" else reduce_in)
     alone = Model(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names))
 
     def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
