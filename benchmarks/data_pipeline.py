@@ -44,14 +44,25 @@ def _write_corpus(directory: Path, megabytes: float) -> str:
     return str(directory / "part-*.jsonl")
 
 
-def _limba(files: str, vocabulary: str, num_shards: int, rows: int) -> Iterator[int]:
+def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processes: int) -> Iterator[int]:
     """Yields the raw tokens in each batch of Limba's own stream."""
+    import tasks.demo  # noqa: F401  registers demo_span_corruption
     from limba.config import DataConfig
     from limba.data import streams
+    from limba.data.reader_processes import open_stream
 
-    task = _task(files, vocabulary)
-    config = DataConfig(task.name, LENGTHS, batch_size=rows * num_shards, num_data_shards=num_shards)
-    with contextlib.closing(streams.TrainStream(task, LENGTHS, config, range(num_shards))) as stream:
+    config = DataConfig(
+        "demo_span_corruption",
+        LENGTHS,
+        batch_size=rows * num_shards,
+        num_data_shards=num_shards,
+        data_files=files,
+        vocabulary=vocabulary,
+        num_reader_processes=num_processes,
+        task_modules=("tasks.demo",),
+    )
+    task = streams.resolve_task(config)
+    with contextlib.closing(open_stream(task, LENGTHS, config, range(num_shards))) as stream:
         for batch in stream:
             yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
 
@@ -89,42 +100,30 @@ def _t5_preprocessors(checkout: str | None) -> Any:
     return module
 
 
-def _task(files: str, vocabulary: str) -> Any:
-    import seqio
-    import tensorflow as tf
-
-    from limba.data.objectives import span_corruption, tokenize_documents
-    from limba.data.sources import FileSource
-    from limba.data.vocabulary import load_vocabulary
-
-    loaded = load_vocabulary(vocabulary)
-    return seqio.Task(
-        "benchmark",
-        source=FileSource(files),
-        preprocessors=[tokenize_documents, span_corruption],
-        output_features={name: seqio.Feature(loaded, dtype=tf.int32) for name in LENGTHS},
-        shuffle_buffer_size=None,
-    )
-
-
 def measure(
-    what: str, files: str, vocabulary: str, megabytes: float, num_shards: int, t5: str | None
+    what: str, files: str, vocabulary: str, megabytes: float, num_shards: int, t5: str | None, num_processes: int
 ) -> dict[str, float]:
-    """Returns the figures of one pipeline in this process, over about so many megabytes of text."""
+    """Returns the figures of one pipeline in this process and those it starts, over so many megabytes of text."""
     import psutil
 
     rows = max(8, 128 // num_shards)
-    batches = (
-        _plain_seqio(files, vocabulary, rows, t5) if what == "seqio" else _limba(files, vocabulary, num_shards, rows)
-    )
+    if what == "seqio":
+        batches = _plain_seqio(files, vocabulary, rows, t5)
+    else:
+        batches = _limba(files, vocabulary, num_shards, rows, num_processes)
     for _ in range(3):
         next(batches)
+    processes = [psutil.Process(), *psutil.Process().children()]
+
+    def cpu_seconds() -> float:
+        return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
+
     wanted, tokens = megabytes * 1e6 / 4, 0  # about four bytes a token
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), cpu_seconds()
     while tokens < wanted:
         tokens += next(batches)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    memory = psutil.Process().memory_info().rss / 2**20
+    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    memory = sum(process.memory_info().rss for process in processes) / 2**20
     batches.close()
     return {
         "tokens": tokens,
@@ -194,9 +193,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=["limba", "seqio"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.only:
-        print(json.dumps(measure(args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5)))
+        given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
+        print(json.dumps(measure(*given)))
         return
     if args.shuffle:
         figures: dict[str, Any] = {"distance_of_neighbours": neighbour_distances(args.documents)}
@@ -218,19 +219,27 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = train_vocabulary((text for _, text in zip(range(2000), texts, strict=False)), 8000, vocabulary)
         print(f"a vocabulary of {size:,} pieces", file=sys.stderr)
     common = [f"--files={files}", f"--vocabulary={vocabulary}", f"--megabytes={args.megabytes}"]
-    figures = {
-        "limba, 1 shard, 1 core": _in_fresh_process([*common, "--only=limba", "--shards=1"], cores=1),
-        "limba, 16 shards, 1 core": _in_fresh_process([*common, "--only=limba", "--shards=16"], cores=1),
-        "limba, 16 shards, 2 cores": _in_fresh_process([*common, "--only=limba", "--shards=16"], cores=2),
-        "limba, 32 shards, 2 cores": _in_fresh_process([*common, "--only=limba", "--shards=32"], cores=2),
+
+    def limba(shards: int, cores: int, processes: int = 1) -> dict[str, float]:
+        choices = ["--only=limba", f"--shards={shards}", f"--processes={processes}"]
+        return _in_fresh_process([*common, *choices], cores)
+
+    figures: dict[str, Any] = {
+        "limba, 1 shard, 1 core": limba(1, 1),
+        "limba, 16 shards, 1 core": limba(16, 1),
+        "limba, 16 shards, 2 cores": limba(16, 2),
+        "limba, 16 shards, 2 cores, 2 processes": limba(16, 2, 2),
+        "limba, 32 shards, 2 cores": limba(32, 2),
     }
     one, two = figures["limba, 16 shards, 1 core"], figures["limba, 16 shards, 2 cores"]
+    apart = figures["limba, 16 shards, 2 cores, 2 processes"]
     if args.t5:
         plain = _in_fresh_process([*common, "--only=seqio", f"--t5={args.t5}"], cores=1)
         figures["seqio with t5's span corruption, 1 core"] = plain
         ours = figures["limba, 1 shard, 1 core"]["tokens_per_cpu_second"]
         figures["times seqio"] = ours / plain["tokens_per_cpu_second"]
     figures["times one core"] = two["tokens_per_second"] / one["tokens_per_second"]
+    figures["times one core, 2 processes"] = apart["tokens_per_second"] / one["tokens_per_second"]
     shards = (figures["limba, 32 shards, 2 cores"]["rss_mb"] - figures["limba, 1 shard, 1 core"]["rss_mb"]) / 31
     figures["mb_per_shard"] = shards
     return figures
@@ -238,4 +247,5 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     environment.set_variables()
+    environment.use_large_pages()
     sys.exit(environment.exit_code(main, sys.argv[1:]))

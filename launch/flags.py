@@ -165,6 +165,7 @@ def parse_args(argv: Sequence[str]) -> tuple[RunConfig, str]:
     run = build(source.text)
     modules = [module for module, _ in source.modules]
     text = _operative_config(modules)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, task_modules=tuple(modules)))
     if arguments.profile_steps is not None:  # after the text: it is of this start, not of the run
         run = dataclasses.replace(run, profile_steps=arguments.profile_steps)
     _import_tasks(modules)

@@ -99,6 +99,8 @@ class DataConfig:
     num_data_shards: int | None = (
         None  # fixed for the life of a run; None: 16, or the largest power of two that divides batch_size
     )
+    num_reader_processes: int = 1  # of a host, that read its shards; may change from start to start
+    task_modules: tuple[str, ...] = ()  # that register the tasks, for those processes; launch.train fills it in
 
     def __post_init__(self) -> None:
         _require(
@@ -170,7 +172,7 @@ class DataConfig:
         _one_of(self, "on_read_failure", READ_FAILURES)
         if self.num_data_shards is None:
             object.__setattr__(self, "num_data_shards", math.gcd(self.batch_size, 16))
-        _positive(self, "num_data_shards")
+        _positive(self, "num_data_shards", "num_reader_processes")
         _require(
             self.batch_size % self.num_data_shards == 0,
             f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards};"

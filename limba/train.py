@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.continuations import sampler
 from limba.data import streams
+from limba.data.reader_processes import ReaderProcesses, open_stream
 from limba.data.vocabulary import check_vocabulary
 from limba.data.vocabulary_training import ensure_vocabulary
 from limba.evaluate import TextEvaluation, loss_evaluation
@@ -69,7 +71,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     abstract = abstract_state(model, optimizer, mesh)
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
-    with checkpoints, contextlib.closing(streams.TrainStream(task, lengths, config.data, shards)) as stream:
+    with checkpoints, contextlib.closing(open_stream(task, lengths, config.data, shards)) as stream:
         restored = checkpoints.restore_latest(abstract)
         if restored is not None:
             state, positions = restored
@@ -112,7 +114,7 @@ class _Loop:
         num_devices: int,
         metrics: Metrics,
         checkpoints: Checkpoints,
-        stream: streams.TrainStream,
+        stream: streams.TrainStream | ReaderProcesses,
         evaluate: Callable[[Any], dict[str, float]] | None,
         judge_text: TextEvaluation,
         sample: Callable[[Any], dict[str, list[str]]] | None,
@@ -125,7 +127,7 @@ class _Loop:
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
-        self.tracing = False
+        self.tracing, self.has_advised = False, False
 
     def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
         config, metrics = self.config, self.metrics
@@ -240,6 +242,25 @@ class _Loop:
             figures["mfu"] = self.peak_seconds_per_step / figures["seconds_per_step"]
         self.figures["train"] = figures
         self.metrics.train_line(recent[-1][0], figures)
+        advice = waiting_advice(len(recent), figures["data_wait"], self.config.data.num_reader_processes)
+        if advice and not self.has_advised:
+            self.metrics.say(advice)
+            self.has_advised = True
+
+
+def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
+    """Returns what to do where the devices wait for text, of many enough steps, and cores are left; else "".
+
+    >>> waiting_advice(9, 0.5, 1) or waiting_advice(100, 0.09, 1) or waiting_advice(100, 0.5, 1_000)
+    ''
+    """
+    num_cores = os.cpu_count() or 1
+    if num_steps < 10 or data_wait < 0.1 or num_processes >= num_cores:
+        return ""
+    return (
+        f"The devices wait for text {data_wait:.0%} of the time. More processes may read it:"
+        f" DataConfig.num_reader_processes is {num_processes}, and this host has {num_cores} cores."
+    )
 
 
 def _introduce(

@@ -33,7 +33,18 @@ FLOORS = {
         1,
     ),
     **dict.fromkeys(
-        ("train_step", "auto_mesh", "state", "checkpoint", "best", "initial", "metrics", "data.streams"), 2
+        (
+            "train_step",
+            "auto_mesh",
+            "state",
+            "checkpoint",
+            "best",
+            "initial",
+            "metrics",
+            "data.streams",
+            "data.reader_processes",
+        ),
+        2,
     ),
     **dict.fromkeys(("train", "evaluate", "infer", "continuations", "text_files", "preflight", "report"), 3),
 }

@@ -17,9 +17,12 @@ from typing import Generic, TypeVar
 Batch = TypeVar("Batch")
 
 
-def num_threads(num_shards: int) -> int:
-    """Returns how many threads make the batches of so many shards: two a core, since each waits for the interpreter."""
-    return max(1, min(num_shards, 2 * (os.cpu_count() or 1)))
+def num_threads(num_shards: int, num_processes: int = 1) -> int:
+    """Returns how many threads of one of the reading processes make the batches of so many shards.
+
+    Two a core, since each waits for the interpreter.
+    """
+    return max(1, min(num_shards, 2 * (os.cpu_count() or 1) // num_processes))
 
 
 class ReadAhead(Generic[Batch]):

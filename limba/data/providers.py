@@ -139,6 +139,17 @@ def revisions(task: Provider) -> dict[str, str]:
     return {name: commit for name, commit in found.items() if commit}
 
 
+def has_exact_positions(task: Provider) -> bool:
+    """False where a source cannot save its position, so that a resumed run reads again what it has read."""
+    return all(isinstance(part.source, UnitSource) for part in parts_of(task))
+
+
+def pinned_revisions(task: Provider) -> dict[str, str]:
+    """Returns task name -> commit of what is read from the hub."""
+    hub = [part for part in parts_of(task) if isinstance(part.source, HubSource)]
+    return {part.name: part.source.revision for part in hub if part.source.revision}
+
+
 def check_sources(task: Provider, config: DataConfig) -> None:
     """Reads the beginning of every corpus, so that a wrong path, column or file costs a second; ConfigError."""
     for part in parts_of(task):

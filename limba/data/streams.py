@@ -29,7 +29,15 @@ from limba.config import ConfigError, DataConfig
 from limba.data.ahead import ReadAhead, num_threads
 from limba.data.objectives import derive_lengths
 from limba.data.packing import batched, model_features
-from limba.data.providers import Provider, check_sources, parts_of, pinned, resolve_task, revisions
+from limba.data.providers import (
+    Provider,
+    check_sources,
+    has_exact_positions,
+    parts_of,
+    pinned,
+    resolve_task,
+    revisions,
+)
 from limba.data.sources import UnitSource
 from limba.data.supervised import is_supervised, lengths_of, truncation_report
 
@@ -151,18 +159,19 @@ class TrainStream:
     TensorFlow aborts when an iterator is left.
     """
 
-    def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int]):
+    def __init__(
+        self,
+        task: Provider,
+        lengths: Mapping[str, int],
+        config: DataConfig,
+        shards: Sequence[int],
+        num_processes: int = 1,
+    ):
         self._task, self._lengths, self._config = task, dict(lengths), config
-        self._exact = all(isinstance(part.source, UnitSource) for part in parts_of(task))
-        if not self._exact:
-            logger.warning(
-                "%s reads a source that cannot save its position: a resumed run reads again what it has read. "
-                "Give the files as data_files, or use a source of limba.data.sources.",
-                task.name,
-            )
+        self._exact = has_exact_positions(task)
         self._datasets = {shard: _shard_dataset(task, lengths, config, shard) for shard in shards}
         self._num_batches = dict.fromkeys(shards, 0)
-        self._pool = ThreadPoolExecutor(max_workers=num_threads(len(self._datasets)))
+        self._pool = ThreadPoolExecutor(max_workers=num_threads(len(self._datasets), num_processes))
         iterators = self._pool.map(iter, self._datasets.values())
         self._iterators: dict[int, Any] = dict(zip(self._datasets, iterators, strict=True))
         self._rows_per_batch = config.batch_size // config.num_data_shards

@@ -17,6 +17,7 @@ import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig
 from limba.data import readers, streams
 from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource, HubSource
 from tests.data.test_readers import write
 
@@ -255,8 +256,10 @@ def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
     legacy = dataclasses.replace(
         config, mixture_or_task_name="from_a_function", vocabulary="byte", data_files=None, num_data_shards=2
     )
-    task, lengths, stream = opened(legacy, [0, 1])
+    task, lengths, unused = opened(legacy, [0, 1])
+    unused.close()
     streams.check_sources(task, legacy)
+    stream = open_stream(task, lengths, legacy, [0, 1])
     assert caplog.text.count("cannot save its position") == 1
     taken(stream, 7)
     positions = stream.positions()
