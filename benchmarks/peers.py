@@ -1,10 +1,13 @@
 """Times our training step beside T5X's and Hugging Face's torch, in turn, in one run, and prints ratios.
 
     python -m benchmarks.peers --t5x=CHECKOUT --torch --rounds=3
+    python -m benchmarks.peers --torch --dtype=bfloat16                       # torch under autocast
+    python -m benchmarks.peers --torch --compile --size=base --batch=64 --dtype=bfloat16      # on a GPU
 
-T5.1.1 `small`, random tokens, float32, Adafactor, dropout off, each in a process of its own: ours, then each peer, then
+T5 1.1, random tokens, Adafactor, dropout off, each in a process of its own: ours, then each peer, then
 ours again, … A shared machine drifts, so the ratios are taken round by round. Of T5X its network and loss run
-(`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-test.txt.
+(`examples/t5/network.py`, `losses.py` of a checkout), under optax's Adafactor; torch needs requirements-test.txt, and
+on a GPU a torch for CUDA. transformers' attention is torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -20,9 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launch import environment
-from limba.config import ConfigError
+from limba.config import ConfigError, ModelConfig
 
-SIZES = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "num_layers": 8, "vocab_size": 32_128}
 LEARNING_RATE = 1e-2
 
 
@@ -36,11 +38,18 @@ def _seconds(step: Callable[[], None], num_steps: int) -> float:
     return statistics.median(times[1:])
 
 
-def _tokens(args: argparse.Namespace):
+def _sizes(args: argparse.Namespace) -> ModelConfig:
+    from launch.flags import model_config
+
+    overrides = [f"DTYPE={args.dtype}", "SCAN_LAYERS=False", "REMAT=none", "DROPOUT_RATE=0.0"]
+    return model_config(f"gin/models/t5_1_1/{args.size}.gin", overrides)
+
+
+def _tokens(args: argparse.Namespace, vocab_size: int):
     import numpy as np
 
     random = np.random.default_rng(0)
-    return (random.integers(3, SIZES["vocab_size"], (args.batch, width)) for width in (args.inputs, args.targets))
+    return (random.integers(3, vocab_size, (args.batch, width)) for width in (args.inputs, args.targets))
 
 
 def time_t5x(args: argparse.Namespace) -> float:
@@ -55,16 +64,21 @@ def time_t5x(args: argparse.Namespace) -> float:
     from t5x import losses
     from t5x.examples.t5 import network
 
+    sizes = _sizes(args)
     config = network.T5Config(
-        **{name: value for name, value in SIZES.items() if name != "num_layers"},
-        num_encoder_layers=SIZES["num_layers"],
-        num_decoder_layers=SIZES["num_layers"],
+        vocab_size=sizes.vocab_size,
+        emb_dim=sizes.emb_dim,
+        num_heads=sizes.num_heads,
+        head_dim=sizes.head_dim,
+        mlp_dim=sizes.mlp_dim,
+        num_encoder_layers=sizes.num_encoder_layers,
+        num_decoder_layers=sizes.num_decoder_layers,
         mlp_activations=("gelu", "linear"),
         dropout_rate=0.0,
-        dtype=jnp.float32,
+        dtype=jnp.dtype(args.dtype),
     )
     model = network.Transformer(config)
-    inputs, targets = map(jnp.asarray, _tokens(args))
+    inputs, targets = map(jnp.asarray, _tokens(args, sizes.vocab_size))
     optimizer = optax.adafactor(LEARNING_RATE)
     params = model.init(jax.random.key(0), inputs, targets, targets, enable_dropout=False)["params"]
 
@@ -88,38 +102,49 @@ def time_t5x(args: argparse.Namespace) -> float:
 
 
 def time_torch(args: argparse.Namespace) -> float:
-    """Returns the seconds of a step of transformers' T5 with its own Adafactor."""
+    """Returns the seconds of a step of transformers' T5 with its own Adafactor, on a GPU where torch sees one."""
     import torch
     import transformers
 
+    sizes = _sizes(args)
     config = transformers.T5Config(
-        vocab_size=SIZES["vocab_size"],
-        d_model=SIZES["emb_dim"],
-        d_kv=SIZES["head_dim"],
-        d_ff=SIZES["mlp_dim"],
-        num_layers=SIZES["num_layers"],
-        num_heads=SIZES["num_heads"],
+        vocab_size=sizes.vocab_size,
+        d_model=sizes.emb_dim,
+        d_kv=sizes.head_dim,
+        d_ff=sizes.mlp_dim,
+        num_layers=sizes.num_encoder_layers,
+        num_decoder_layers=sizes.num_decoder_layers,
+        num_heads=sizes.num_heads,
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
         decoder_start_token_id=0,
         pad_token_id=0,
         dropout_rate=0.0,
+        attn_implementation="sdpa",
     )
-    model = transformers.T5ForConditionalGeneration(config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = transformers.T5ForConditionalGeneration(config).to(device)
     optimizer = transformers.Adafactor(model.parameters(), lr=LEARNING_RATE, relative_step=False, warmup_init=False)
-    inputs, targets = map(torch.tensor, _tokens(args))
+    inputs, targets = (torch.tensor(tokens, device=device) for tokens in _tokens(args, sizes.vocab_size))
+    forward = torch.compile(model) if args.compile else model
+    in_bfloat16 = torch.autocast(device, torch.bfloat16, enabled=args.dtype == "bfloat16")
 
     def step() -> None:
-        model(input_ids=inputs, labels=targets).loss.backward()
+        with in_bfloat16:
+            loss = forward(input_ids=inputs, labels=targets).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return _seconds(step, args.steps)
 
 
 def _run(module: str, args: argparse.Namespace, *more: str) -> float:
     """Returns the seconds per step that a process of its own reports."""
-    shape = [f"--{name}={getattr(args, name)}" for name in ("batch", "inputs", "targets", "steps")]
+    names = ("size", "dtype", "batch", "inputs", "targets", "steps")
+    shape = [f"--{name}={getattr(args, name)}" for name in names]
     command = [sys.executable, "-m", module, *shape, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -131,6 +156,10 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--t5x", help="a checkout of T5X")
     parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of transformers' model")
+    parser.add_argument("--size", default="small", help="file of gin/models/t5_1_1")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of activations")
+    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"], help="ours; theirs keep all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--inputs", type=int, default=512)
@@ -145,12 +174,12 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps({"seconds_per_step": time_t5x(args) if args.only == "t5x" else time_torch(args)}))
         return
     peers = {"t5x": ["--only=t5x", f"--t5x={args.t5x}"]} if args.t5x else {}
-    peers |= {"torch": ["--only=torch"]} if args.torch else {}
+    peers |= {"torch": ["--only=torch", *(["--compile"] if args.compile else [])]} if args.torch else {}
     if not peers:
         raise ConfigError("No peer is named; give --t5x=CHECKOUT, --torch, or both.")
     seconds: dict[str, list[float]] = {"limba": [], **{name: [] for name in peers}}
     for _ in range(args.rounds):
-        seconds["limba"].append(_run("benchmarks.train_step", args))
+        seconds["limba"].append(_run("benchmarks.train_step", args, f"--remat={args.remat}"))
         for name, more in peers.items():
             seconds[name].append(_run("benchmarks.peers", args, *more))
     ratios = {
