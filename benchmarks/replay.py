@@ -20,19 +20,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch import environment
-from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config import LOGITS, ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.mesh import make_mesh
 from limba.model import Model
+from limba.model_config import ATTENTIONS
 from limba.optimizer import make_optimizer, make_schedule
 from limba.state import TrainState, state_shardings
 from limba.train_step import compile_ready_step
 
 
-def model_config(recorded: dict, scan_layers: bool) -> ModelConfig:
+def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> ModelConfig:
     """Returns our configuration of a network recorded by T5X (its float32_attention_logits is always on here)."""
     fields = {k: v for k, v in recorded.items() if k != "float32_attention_logits"}
-    return ModelConfig(**fields, scan_layers=scan_layers)
+    return ModelConfig(**fields, scan_layers=scan_layers, attention=attention)
 
 
 def optimizer_config(recorded: dict) -> OptimizerConfig:
@@ -59,11 +60,18 @@ def optimizer_config(recorded: dict) -> OptimizerConfig:
     )
 
 
-def replay(golden: str, scan_layers: bool = True, num_microbatches: int = 1, mesh: MeshConfig | None = None) -> dict:
+def replay(
+    golden: str,
+    scan_layers: bool = True,
+    num_microbatches: int = 1,
+    mesh: MeshConfig | None = None,
+    attention: str = "auto",
+    logits: str = "auto",
+) -> dict:
     """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}."""
     recorded = json.loads(Path(golden + ".json").read_text())
     arrays = np.load(golden + ".npz")
-    model = Model(model_config(recorded["config"], scan_layers))
+    model = Model(model_config(recorded["config"], scan_layers, attention))
     choice = optimizer_config(recorded)
     optimizer = make_optimizer(choice, recorded["steps"])
     schedule = make_schedule(choice.schedule, recorded["steps"])
@@ -75,7 +83,7 @@ def replay(golden: str, scan_layers: bool = True, num_microbatches: int = 1, mes
         raise ConfigError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
-    loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0))
+    loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits)
     step = compile_ready_step(model, optimizer, schedule, loss, num_microbatches, shardings)
 
     losses = []
@@ -106,11 +114,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--golden", required=True, help="path of the pair of files, without .json or .npz")
     parser.add_argument("--unrolled", action="store_true", help="run the layers in a loop instead of a scan")
     parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--attention", default="auto", choices=ATTENTIONS)
+    parser.add_argument("--logits", default="auto", choices=LOGITS)
     args = parser.parse_args(argv)
     for ending in (".json", ".npz"):
         if not Path(args.golden + ending).is_file():
             raise ConfigError(f"{args.golden}{ending} is not there; give the path of the pair without its ending.")
-    print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches), indent=1))
+    choices = {"attention": args.attention, "logits": args.logits}
+    print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches, **choices), indent=1))
 
 
 if __name__ == "__main__":

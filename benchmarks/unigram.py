@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from convert import sources
-from limba.data import streams
+from limba.data import streams, validation
 from limba.metrics import read_metrics
 
 
@@ -37,7 +37,7 @@ def main() -> None:
             for part in rows.values():
                 np.add.at(counts, part["targets"][part["targets"] > 0], 1)
     nats = -np.log(counts / counts.sum())
-    batches = streams.validation_batches(task, lengths, config, source.run.evaluation.num_batches)
+    batches = validation.validation_batches(task, lengths, config, source.run.evaluation.num_batches)
     weights = np.concatenate([batch["decoder_loss_weights"].ravel() for batch in batches])
     targets = np.concatenate([batch["decoder_target_tokens"].ravel() for batch in batches])
     unigram = math.exp(float((nats[targets] * weights).sum() / weights.sum()))

@@ -21,7 +21,7 @@ from etils import epath
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
 from limba.config import ConfigError, RunConfig
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.character_sets import SETS, CharacterSets
 from limba.data.packing import FEATURES
 from limba.data.providers import parts_of
@@ -55,7 +55,7 @@ class TextEvaluation:
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
         self._examples = {
-            part.name: streams.held_out_examples(part, lengths, config.data, config.evaluation.num_examples)
+            part.name: validation.held_out_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in self.tasks
         }
         self._directory = epath.Path(config.model_dir) / "evaluations"
@@ -152,7 +152,7 @@ def loss_evaluation(
     bytes; of a token that spells nothing, such as the end of sequence, it is added to "other". So the sets'
     `bits_per_byte/…`, weighted by their `bytes/…`, add up to the whole.
     """
-    held_out = streams.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
+    held_out = validation.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
     if not held_out:
         return None
     character_sets = CharacterSets(piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size))

@@ -102,6 +102,7 @@ class Metrics:
             f"|param| {values['parameter_norm']:.4g}",
             f"|update| {values['update_norm']:.3g}",
             f"{values['tokens_per_second']:,.0f} tokens/s",
+            f"{values['sequences_per_second_per_device']:,.1f} sequences/s/chip",
             f"data wait {values['data_wait']:.0%}",
         ]
         epochs = {name.partition("/")[2]: value for name, value in values.items() if name.startswith("epochs/")}

@@ -11,7 +11,7 @@ from etils import epath
 from limba.auto_mesh import mesh_of_run
 from limba.checkpoint import load_own, own_checkpoint
 from limba.config import RunConfig
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.vocabulary import num_sentinels, sentinel_ids
 from limba.evaluate import markdown_table
 from limba.infer import greedy, join_infill, masked_text
@@ -106,7 +106,7 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     """Returns (text with its gaps [as they were], with the gaps [as the model fills them], with <extra_id_0> …)."""
     task = streams.resolve_task(config.data)
     lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
-    batches = streams.validation_batches(task, lengths, config.data, 1)
+    batches = validation.validation_batches(task, lengths, config.data, 1)
     if not batches:
         return []
     mesh = mesh_of_run(config)

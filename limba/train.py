@@ -26,7 +26,7 @@ from limba.best import Best
 from limba.checkpoint import Checkpoints
 from limba.config import ConfigError, NonFiniteError, RunConfig
 from limba.continuations import sampler
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.reader_processes import ReaderProcesses, open_stream
 from limba.data.vocabulary import check_vocabulary
 from limba.data.vocabulary_training import ensure_vocabulary
@@ -97,7 +97,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             )
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
-            for sentence in streams.truncation(task, lengths, config.data) if metrics.writes else ():
+            for sentence in validation.truncation(task, lengths, config.data) if metrics.writes else ():
                 metrics.say(sentence)
             sample = sampler(model, vocabulary, config.evaluation)
             loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text, sample)
@@ -127,7 +127,7 @@ class _Loop:
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
-        self.tracing, self.has_advised = False, False
+        self.num_devices, self.tracing, self.has_advised = num_devices, False, False
 
     def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
         config, metrics = self.config, self.metrics
@@ -170,6 +170,10 @@ class _Loop:
                     metrics.say(f"Asked to stop: saved step {step:,}. The same command goes on from there.")
                     break
         self._end_trace(step - start, True, state)
+        if config.profile_steps and step - start < FIRST_TRACED:
+            metrics.say(
+                f"Nothing was traced: that begins at a start's step {FIRST_TRACED}, and it made {step - start}."
+            )
         if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
             if recent:
                 self._log(recent, waited, began)
@@ -232,7 +236,7 @@ class _Loop:
             **{name: float(fetched[-1][name]) for name in norms},
             "seconds_per_step": seconds / len(recent),
             "tokens_per_second": all_tokens / seconds,
-            "sequences_per_second": self.config.data.batch_size * len(recent) / seconds,
+            "sequences_per_second_per_device": self.config.data.batch_size * len(recent) / seconds / self.num_devices,
             "data_wait": waited / seconds,
             **{f"epochs/{name}": epochs for name, epochs in self.stream.epochs().items()},
         }

@@ -31,7 +31,7 @@ from limba.data.readers import Unit
 from limba.data.record_writers import SHARD_WRITERS
 from limba.data.sampling import text_source
 from limba.data.sources import UnitSource
-from limba.data.vocabulary import encoder
+from limba.data.vocabulary import content_name, encoder
 from limba.data.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -169,16 +169,8 @@ def _about(task: seqio.Task, settings: Settings, units: Sequence[Unit]) -> dict[
     """Returns what one output folder may have one of only."""
     digest = hashlib.blake2b("\n".join(unit.name for unit in units).encode(), digest_size=16).hexdigest()
     about = {"task": task.name, **asdict(settings), "num_units": len(units), "units": digest}
-    return {**about, "vocabulary": _vocabulary_name(task) if settings.tokenize else None}
-
-
-def _vocabulary_name(task: seqio.Task) -> str:
     vocabulary = task.output_features["targets"].vocabulary
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        # By content, not by path: a copy elsewhere is the same vocabulary. Sentinels never occur in text.
-        model = hashlib.blake2b(vocabulary.tokenizer.serialized_model_proto(), digest_size=16).hexdigest()
-        return f"sentencepiece {model}"
-    return f"{type(vocabulary).__name__} {vocabulary.vocab_size}"
+    return {**about, "vocabulary": content_name(vocabulary) if settings.tokenize else None}
 
 
 def _compare(there: Mapping[str, Any], about: Mapping[str, Any], output: str) -> None:

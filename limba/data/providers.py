@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import seqio
 
 from limba.config import ConfigError, DataConfig
+from limba.data.cached_tasks import from_cache
 from limba.data.objectives import of_one_sequence, with_noise, with_objective
 from limba.data.packing import FEATURES
 from limba.data.readers import ReadPolicy
@@ -37,9 +38,11 @@ def resolve_task(config: DataConfig) -> Provider:
                 f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out."
             )
         # The rates are taken here: replaced tasks are others to the mixture.
-        parts = [(_replaced(task, config), mixture.get_rate(task)) for task in mixture.tasks]
-        if config.mixture_temperature is not None:
-            parts = [(task, _tempered_rate(task, config)) for task, _ in parts]
+        replaced = {task.name: _replaced(task, config) for task in mixture.tasks}
+        if config.mixture_temperature is None:
+            parts = [(replaced[task.name], _own_rate(mixture, task)) for task in mixture.tasks]
+        else:
+            parts = [(task, _tempered_rate(task, config)) for task in replaced.values()]
         first, *others = [part.output_features["targets"].vocabulary for part, _ in parts]
         if any(other != first for other in others):
             raise ConfigError(
@@ -68,6 +71,8 @@ def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
             for name, feature in task.output_features.items()
         }
         task = task.replace(output_features=features)
+    if config.cache_dir is not None:
+        task = from_cache(task, config.cache_dir)
     if config.prefix is not None:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
@@ -105,6 +110,16 @@ def source_of_files(data_files: DataFiles, column: Column = "text", validation_p
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource
     return kind(data_files, column, validation_percent)
+
+
+def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
+    try:
+        return mixture.get_rate(task)
+    except (TypeError, ValueError) as error:  # seqio's functions of num_examples: nobody has counted these
+        raise ConfigError(
+            f"The rate of {task.name} in mixture {mixture.name} cannot be had ({error}): its examples are not counted;"
+            " set DataConfig.mixture_temperature, which goes by bytes, or register numbers."
+        ) from error
 
 
 def _tempered_rate(task: seqio.Task, config: DataConfig) -> float:

@@ -21,7 +21,8 @@ from aiohttp import ClientTimeout
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.http import HTTPStreamFile
 
-from limba.config import READ_FAILURES, ConfigError
+from limba.config import ConfigError
+from limba.data_config import READ_FAILURES
 
 logger = logging.getLogger(__name__)
 

@@ -107,6 +107,10 @@ class UnitSource(seqio.DataSource):
         """True where the split is cut out of the train split's files."""
         return split in ("train", "validation") and "validation" not in self._patterns
 
+    def carved_percent(self, split: str) -> float | None:
+        """Returns how much of the files is held out, where the split is cut out of them; None where it is not."""
+        return self._validation_percent if self.is_carved(split) else None
+
     def patterns_of_split(self, split: str) -> Sequence[str]:
         """Returns where the split's files are; ConfigError where it is not there."""
         origin = "train" if self.is_carved(split) else split

@@ -39,7 +39,8 @@ from limba.data.providers import (
     revisions,
 )
 from limba.data.sources import UnitSource
-from limba.data.supervised import is_supervised, lengths_of, truncation_report
+from limba.data.supervised import is_supervised
+from limba.data.vocabulary import content_name
 
 __all__ = [
     "Provider",
@@ -48,7 +49,6 @@ __all__ = [
     "derive_lengths",
     "feature_shapes",
     "global_batch",
-    "held_out_examples",
     "model_features",
     "needs_sentinels",
     "pinned",
@@ -56,8 +56,6 @@ __all__ = [
     "resolve_task",
     "revisions",
     "shards_of_this_process",
-    "truncation",
-    "validation_batches",
 ]
 
 logger = logging.getLogger(__name__)
@@ -67,9 +65,8 @@ Rows = dict[str, np.ndarray]
 
 ROWS_AT_ONCE = 32  # fetched from tf.data, which costs a fixed fifth of a millisecond
 ROWS_AHEAD = 64  # of a shard, or one batch: with fewer made, more are asked for; part of the saved position
-POSITION_FORMAT = 2  # of 1, which has no such entry, tf.data held the rows made ahead
+POSITION_FORMAT = 2  # of 1, which does not tell its format, tf.data held the rows made ahead
 AHEAD_FILE = "ahead.npz"  # in a position: the rows that were made and not given out
-VALIDATION_SEED = 0
 
 
 def _seed(*parts: Any) -> int:
@@ -77,7 +74,7 @@ def _seed(*parts: Any) -> int:
     return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
 
-def _examples(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
     dataset = task.preprocess_precache(documents, seed=seed)
     return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
 
@@ -99,7 +96,10 @@ def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataCo
             shuffle=config.shuffle,
             num_epochs=config.num_epochs,
         )
-        return _examples(task, lengths, documents, own_seed)
+        examples = examples_of(task, lengths, documents, own_seed)
+        if config.shuffle and config.shuffle_buffer:
+            examples = examples.shuffle(config.shuffle_buffer, seed=own_seed)
+        return examples
     try:
         by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
         documents = task.source.get_dataset(
@@ -108,16 +108,18 @@ def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataCo
             seed=shared_seed,
             shard_info=seqio.ShardInfo(shard, num_shards) if by_source else None,
         )
-    except ValueError as error:
-        raise ConfigError(f"Task {task.name} cannot be read ({str(error).strip()}); mend the task.") from error
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); mend the task, or give it a source of"
+            " limba.data.sources or records (TfdsSource reads TFDS's ArrayRecord)."
+        ) from error
     documents = (documents if by_source else documents.shard(num_shards, shard)).repeat(config.num_epochs)
-    examples = _examples(task, lengths, documents, own_seed)
-    if config.shuffle and task.shuffle_buffer_size:
-        examples = examples.shuffle(task.shuffle_buffer_size, seed=own_seed)
-    return examples
+    examples = examples_of(task, lengths, documents, own_seed)
+    buffered = config.shuffle_buffer or task.shuffle_buffer_size
+    return examples.shuffle(buffered, seed=own_seed) if config.shuffle and buffered else examples
 
 
-def _alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -139,7 +141,7 @@ def _shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfi
     rows = config.batch_size // config.num_data_shards
     rows *= max(1, ROWS_AT_ONCE // rows)
     batches = batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack)
-    return _alone(batches)
+    return alone(batches)
 
 
 def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:
@@ -187,7 +189,7 @@ class TrainStream:
 
     def __next__(self) -> dict[int, Rows]:
         self._ask()
-        with _clear_errors(self._task):
+        with clear_errors(self._task):
             rows = {shard: ahead.take() for shard, ahead in self._ahead.items()}
         if all(part is None for part in rows.values()):
             raise StopIteration
@@ -219,7 +221,7 @@ class TrainStream:
         """Returns the rows cut into this shard's parts of batches, the last filled up with padding."""
         size = self._rows_per_batch
         return [
-            _filled({name: value[start : start + size] for name, value in rows.items()}, size)
+            filled({name: value[start : start + size] for name, value in rows.items()}, size)
             for start in range(0, max(map(len, rows.values()), default=0), size)
         ]
 
@@ -229,10 +231,10 @@ class TrainStream:
 
     def epochs(self) -> dict[str, float]:
         """Returns task name -> how often its corpus has been read, a mean over this host's shards; to the unit."""
-        sources = {part.name: part.source for part in parts_of(self._task) if isinstance(part.source, UnitSource)}
+        named = {part.name: part.source for part in parts_of(self._task) if isinstance(part.source, UnitSource)}
         return {
             name: float(np.mean([source.progress(self._config.train_split, shard) for shard in self._iterators]))
-            for name, source in sources.items()
+            for name, source in named.items()
         }
 
     def positions(self) -> dict[int, bytes]:
@@ -241,6 +243,8 @@ class TrainStream:
 
     def _position(self, shard: int) -> bytes:
         about = {**self._identity(shard), "num_batches": self._num_batches[shard], "exact": self._exact}
+        split = self._config.train_split
+        about["epochs"] = [source.progress(split, shard) for source in self._sources]
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
             archive.writestr("about.json", json.dumps(about))
@@ -269,9 +273,18 @@ class TrainStream:
             "mean_noise_span_length": self._config.mean_noise_span_length,
             "prefix": self._config.prefix,
             "pack": self._config.pack or None,  # None in positions from before there was packing
+            "shuffle_buffer": self._config.shuffle_buffer,
+            "train_split": self._config.train_split,
             "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,
+            "vocabulary": content_name(self._task.output_features["targets"].vocabulary),
+            "column": [source.column for source in self._sources],
+            "validation_percent": [source.carved_percent(self._config.train_split) for source in self._sources],
             "corpus": self._corpus,
         }
+
+    @property
+    def _sources(self) -> list[UnitSource]:
+        return [part.source for part in parts_of(self._task) if isinstance(part.source, UnitSource)]
 
     @functools.cached_property
     def _corpus(self) -> str:
@@ -291,6 +304,9 @@ class TrainStream:
             )
         about = {shard: self._about(shard, positions[shard]) for shard in self._iterators}
         self._num_batches = {shard: about[shard]["num_batches"] for shard in about}
+        for shard in about:
+            for source, epochs in zip(self._sources, about[shard].get("epochs", ()), strict=False):
+                source.note_progress(self._config.train_split, shard, epochs)
         if self._exact:
             list(self._pool.map(lambda shard: self._read_position(shard, positions[shard]), about))
             return
@@ -308,8 +324,9 @@ class TrainStream:
         """Returns what the position says of itself; ConfigError where it belongs to other data."""
         with zipfile.ZipFile(io.BytesIO(position)) as archive:
             about = json.loads(archive.read("about.json"))
+        about.setdefault("format", 1)
         for name, now in {**self._identity(shard), "exact": self._exact}.items():
-            if about.get(name) != now:
+            if name in about and about[name] != now:  # what a position of before does not tell is not known
                 raise ConfigError(
                     f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; set it "
                     "back, or start a new MODEL_DIR with INITIAL_CHECKPOINT_PATH to begin the data anew."
@@ -317,7 +334,7 @@ class TrainStream:
         return about
 
     def _read_position(self, shard: int, position: bytes) -> None:
-        with tempfile.TemporaryDirectory() as directory, _clear_errors(self._task):
+        with tempfile.TemporaryDirectory() as directory, clear_errors(self._task):
             zipfile.ZipFile(io.BytesIO(position)).extractall(directory)
             tf.train.Checkpoint(iterator=self._iterators[shard]).read(f"{directory}/position").assert_consumed()
             with np.load(f"{directory}/{AHEAD_FILE}") as made:
@@ -331,7 +348,7 @@ class TrainStream:
 
 
 @contextlib.contextmanager
-def _clear_errors(task: Provider) -> Iterator[None]:
+def clear_errors(task: Provider) -> Iterator[None]:
     """Puts the source's own sentence in place of TensorFlow's report of it."""
     try:
         yield
@@ -343,90 +360,16 @@ def _clear_errors(task: Provider) -> Iterator[None]:
         raise failure from None
 
 
-def validation_batches(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None
-) -> list[dict[str, np.ndarray]]:
-    """Returns the held-out split, read once in order, as at most `num_batches` (None: all) batches of model features.
-
-    Every host and every run of this corpus and objective gets the same. The last batch is filled up
-    with rows of zeros; an empty split gives no batch, and a warning.
-    """
-    parts = []
-    for part in parts_of(task):
-        if isinstance(part.source, UnitSource):
-            documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
-            parts.append(_examples(part, lengths, documents, VALIDATION_SEED))
-        elif config.validation_split in part.splits:
-            parts.append(
-                part.get_dataset(
-                    lengths,
-                    config.validation_split,
-                    shuffle=False,
-                    seed=VALIDATION_SEED,
-                    num_epochs=1,
-                    try_in_mem_cache=False,
-                )
-            )
-    batches: list[dict[str, np.ndarray]] = []
-    left = num_batches
-    for number, part in enumerate(parts):
-        share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
-        taken = _alone(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
-        with _clear_errors(task):
-            rows = [_filled(batch, config.batch_size) for batch in taken.as_numpy_iterator()]
-        batches += [model_features(batch, config.sequence_length) for batch in rows]
-        left = None if left is None else left - len(rows)
-    if not batches:
-        logger.warning(
-            "The split %r of %s holds no text: nothing is evaluated. A larger validation_percent takes more from the "
-            "training text.",
-            config.validation_split,
-            task.name,
-        )
-    return batches
-
-
-def held_out_examples(
-    part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
-) -> list[dict[str, Any]]:
-    """Returns the held-out split's first examples as seqio's Evaluator has them: ids int32 [<= L], text in bytes.
-
-    Of a supervised task; the same ones for every host and run.
-    """
-    if isinstance(part.source, UnitSource):
-        documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
-        examples = seqio.trim_dataset(
-            _examples(part, lengths, documents, VALIDATION_SEED), lengths, part.output_features
-        )
-    else:
-        examples = part.get_dataset(lengths, config.validation_split, shuffle=False, try_in_mem_cache=False)
-    with _clear_errors(part):
-        return list(_alone(examples.take(count)).as_numpy_iterator())
-
-
 def needs_sentinels(task: Provider) -> bool:
     """False where every task has inputs and targets of its own."""
     return not all(is_supervised(part) for part in parts_of(task))
-
-
-def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
-    """Returns a sentence for each supervised task on what its lengths cut of its first examples."""
-    found = []
-    for part in parts_of(task):
-        if is_supervised(part) and isinstance(part.source, UnitSource):
-            documents = part.source.documents(config.train_split, shuffle=False, num_epochs=1)
-            with _clear_errors(task):
-                sizes = lengths_of(part, documents, lengths, count)
-            if sizes:
-                found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
-    return found
 
 
 def _joined(batches: Sequence[Rows]) -> Rows:
     return {name: np.concatenate([rows[name] for rows in batches]) for name in (batches[0] if batches else ())}
 
 
-def _filled(rows: Rows, num_rows: int) -> Rows:
+def filled(rows: Rows, num_rows: int) -> Rows:
     if all(len(value) == num_rows for value in rows.values()):
         return rows
     return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}

@@ -8,6 +8,7 @@ published model, and others, hold them as their last pieces already.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
@@ -71,8 +72,8 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise ConfigError(
-            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); "
-            f"set DataConfig.extra_ids to {NUM_SENTINELS}."
+            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); set VOCABULARY to its path with"
+            f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}."
         )
 
 
@@ -104,6 +105,16 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
             f"The vocabulary has {there} sentinels and {count} are needed; set DataConfig.extra_ids higher."
         )
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
+
+
+def content_name(vocabulary: seqio.Vocabulary) -> str:
+    """Names a vocabulary by what it holds, not by its path; sentinels, which no text has, do not count."""
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        model = hashlib.blake2b(vocabulary.tokenizer.serialized_model_proto(), digest_size=16).hexdigest()
+        return f"sentencepiece {model}"
+    if isinstance(vocabulary, TokenizersVocabulary):
+        return f"tokenizers {hashlib.blake2b(vocabulary.tokenizer.to_str().encode(), digest_size=16).hexdigest()}"
+    return f"{type(vocabulary).__name__} {vocabulary.vocab_size}"
 
 
 def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:

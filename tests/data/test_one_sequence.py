@@ -12,7 +12,7 @@ import tasks.cc100
 import tasks.lm1b
 import tasks.wiki40b
 from limba.config import ConfigError, DataConfig
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
 from limba.data.packing import model_features
 from limba.data.sources import HubSource
@@ -83,7 +83,7 @@ def test_a_packed_stream_ends_every_document_and_keeps_all_of_it(corpus):
     stream.close()
     tokens = np.concatenate([part["targets"].ravel() for part in rows])
     texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
-    batches = streams.validation_batches(task, {"targets": 64}, data, None)
+    batches = validation.validation_batches(task, {"targets": 64}, data, None)
     held_out = [batch["decoder_target_tokens"].ravel() for batch in batches]
     read = np.concatenate([tokens, *held_out])
     assert (read > 2).sum() == sum(map(len, texts)) and (read == 1).sum() >= len(texts)

@@ -9,7 +9,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig, LossConfig
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources import FileSource
 from limba.model import Model
@@ -161,8 +161,8 @@ def test_a_packed_stream_goes_on_exactly(config):
 
 def test_validation_is_packed_and_whole(config):
     task = streams.resolve_task(config)
-    batches = streams.validation_batches(task, LENGTHS, config, 100)
-    plain = streams.validation_batches(task, LENGTHS, dataclasses.replace(config, pack=False), 100)
+    batches = validation.validation_batches(task, LENGTHS, config, 100)
+    plain = validation.validation_batches(task, LENGTHS, dataclasses.replace(config, pack=False), 100)
     assert all(batch["decoder_segment_ids"].shape == (8, 24) for batch in batches)
     count = [sum(int(batch["decoder_loss_weights"].sum()) for batch in several) for several in (batches, plain)]
     assert count[0] == count[1] > 0

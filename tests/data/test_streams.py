@@ -1,6 +1,7 @@
 """Batches are the same after a restart and on any number of hosts; shards differ; what cannot work is said."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import pytest
 import seqio
 import tensorflow as tf
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig
-from limba.data import readers, streams
+from limba.data import readers, streams, validation
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource, HubSource
@@ -93,10 +95,50 @@ def test_positions_of_other_data_are_refused(config):
     with pytest.raises(ConfigError, match="shard"):
         stream.restore({0: positions[1], 1: positions[0]})
     stream.close()
-    _, _, other = opened(dataclasses.replace(config, task_feature_lengths={"inputs": 32}), [0])
-    with pytest.raises(ConfigError, match="task_feature_lengths"):
+    changes = [("task_feature_lengths", {"inputs": 32}), ("validation_percent", 30.0), ("shuffle_buffer", 5)]
+    for name, value in [*changes, ("train_split", "validation")]:
+        _, _, other = opened(dataclasses.replace(config, **{name: value}), [0])
+        with pytest.raises(ConfigError, match=name):
+            other.restore(positions)
+        other.close()
+
+
+def test_positions_of_another_column_or_vocabulary_are_refused(config, tmp_path, vocabulary):
+    rows = [json.dumps({"en": f"one {number} " * 20, "id": f"satu {number} " * 20}) for number in range(60)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    english = dataclasses.replace(config, data_files=str(tmp_path / "pairs.jsonl"), column="en")
+    _, _, stream = opened(english, [0])
+    positions = stream.positions()
+    stream.close()
+    _, _, other = opened(dataclasses.replace(english, column="id"), [0])
+    with pytest.raises(ConfigError, match=r"column \['en'\] and this run has \['id'\]"):
         other.restore(positions)
     other.close()
+    proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.read_bytes())
+    proto.pieces[-1].piece, proto.pieces[-2].piece = proto.pieces[-2].piece, proto.pieces[-1].piece
+    (tmp_path / "other.model").write_bytes(proto.SerializeToString())
+    _, _, other = opened(dataclasses.replace(english, vocabulary=str(tmp_path / "other.model")), [0])
+    with pytest.raises(ConfigError, match="vocabulary 'sentencepiece"):
+        other.restore(positions)
+    other.close()
+
+
+def test_a_shuffle_buffer_mixes_the_rows_once_more_and_is_part_of_the_position(config):
+    _, _, plain = opened(config)
+    buffered = dataclasses.replace(config, shuffle_buffer=40)
+    _, _, stream = opened(buffered)
+    first, there = taken(plain, 5), taken(stream, 5)
+    plain.close()
+    assert not np.array_equal(first, there)
+    positions, epochs = stream.positions(), stream.epochs()
+    expected = taken(stream, 20)
+    stream.close()
+    assert max(map(len, positions.values())) < 100_000
+    _, _, again = opened(buffered)
+    again.restore(positions)
+    assert again.epochs() == epochs  # what was read before still counts
+    np.testing.assert_array_equal(taken(again, 20), expected)
+    again.close()
 
 
 def test_rows_fill_their_lengths_and_shards_do_not_share_masks(config):
@@ -115,19 +157,22 @@ def test_rows_fill_their_lengths_and_shards_do_not_share_masks(config):
     assert len(masks) == 8
 
 
-def test_a_batch_is_the_same_on_any_number_of_hosts(config):
+@pytest.mark.parametrize(("hosts", "num_shards"), [(2, 4), (4, 4), (8, 8)])
+def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""
-    _, _, whole = opened(config)
-    parts = [opened(config, shards)[2] for shards in ([0, 1], [2, 3])]
+    config = dataclasses.replace(config, num_data_shards=num_shards)
+    _, _, whole = opened(config, range(num_shards))
+    each = num_shards // hosts
+    parts = [opened(config, range(host * each, (host + 1) * each))[2] for host in range(hosts)]
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    assert streams.shards_of_this_process(sharding, config) == [0, 1, 2, 3]
+    assert streams.shards_of_this_process(sharding, config) == list(range(num_shards))
     for _ in range(3):
         rows = next(whole)
         together = {shard: part for stream in parts for shard, part in next(stream).items()}
         np.testing.assert_array_equal(flat(rows), flat(together))
         batch = streams.global_batch(rows, sharding, config)
-        expected = np.concatenate([rows[shard]["targets"] for shard in range(4)])
+        expected = np.concatenate([rows[shard]["targets"] for shard in range(num_shards)])
         np.testing.assert_array_equal(batch["decoder_target_tokens"], expected)
         assert batch["encoder_input_tokens"].sharding == sharding
     for stream in (whole, *parts):
@@ -164,8 +209,8 @@ def test_shards_of_a_process(config):
 def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
     task, lengths, stream = opened(config)
     stream.close()
-    batches = streams.validation_batches(task, lengths, config, 100)
-    again = streams.validation_batches(task, lengths, config, 2)
+    batches = validation.validation_batches(task, lengths, config, 100)
+    again = validation.validation_batches(task, lengths, config, 2)
     assert len(again) == 2
     for batch, same in zip(batches, again, strict=False):
         assert all(np.array_equal(batch[name], same[name]) for name in batch)
@@ -177,7 +222,7 @@ def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
     num_rows = -(-sum(len(vocabulary.encode(text)) for text in held_out) // 70)
     assert sum(int(batch["encoder_input_tokens"].any(1).sum()) for batch in batches) == num_rows
     empty = dataclasses.replace(config, validation_percent=1e-4)
-    assert streams.validation_batches(streams.resolve_task(empty), lengths, empty, 5) == []
+    assert validation.validation_batches(streams.resolve_task(empty), lengths, empty, 5) == []
     assert "nothing is evaluated" in caplog.text
 
 
@@ -236,6 +281,49 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
     again.close()
     with pytest.raises(ConfigError, match="is a mixture"):
         streams.resolve_task(dataclasses.replace(mixed, data_files="c.txt"))
+    by_examples = functools.partial(seqio.mixing_rate_num_examples, temperature=2.0)
+    seqio.MixtureRegistry.add("by_examples", ["mixed_a", "mixed_b"], default_rate=by_examples)
+    uncounted = dataclasses.replace(mixed, mixture_or_task_name="by_examples")
+    with pytest.raises(ConfigError, match="mixed_a in mixture by_examples cannot be had.*mixture_temperature"):
+        streams.resolve_task(uncounted)
+    rates = streams.resolve_task(dataclasses.replace(uncounted, mixture_temperature=2.0))
+    assert rates.get_rate(rates.tasks[0]) == rates.get_rate(rates.tasks[1]) > 0
+
+
+def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
+    def from_nowhere(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        raise AssertionError("the source is not read where there is a cache")
+
+    seqio.TaskRegistry.add(
+        "cached",
+        source=seqio.FunctionDataSource(from_nowhere, ["train", "validation"]),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(), span_corruption],
+        output_features=_features(),
+    )
+    cached = dataclasses.replace(
+        config, mixture_or_task_name="cached", vocabulary="byte", data_files=None, cache_dir=str(tmp_path)
+    )
+    with pytest.raises(ConfigError, match="Task cached has no cache .* --tasks=cached"):
+        streams.resolve_task(cached)
+    (tmp_path / "cached").mkdir()
+    info = {"num_shards": 1, "features": {"targets": {"shape": [None], "dtype": "int32"}}, "seqio_version": "1.0.0"}
+    for split, letter in (("train", "t"), ("validation", "v")):
+        ids = [ord(letter) + 3] * 90
+        example = tf.train.Example()
+        example.features.feature["targets"].int64_list.value.extend(ids)
+        with tf.io.TFRecordWriter(str(tmp_path / "cached" / f"{split}.tfrecord-00000-of-00001")) as writer:
+            for _ in range(50):
+                writer.write(example.SerializeToString())
+        (tmp_path / "cached" / f"info.{split}.json").write_text(json.dumps(info))
+        (tmp_path / "cached" / f"stats.{split}.json").write_text(json.dumps({"examples": 50}))
+    (tmp_path / "cached" / "COMPLETED").write_text("")
+    task, lengths, stream = opened(cached)
+    streams.check_sources(task, cached)
+    rows = next(stream)
+    stream.close()
+    assert all((rows[shard]["inputs"] == ord("t") + 3).mean() > 0.7 for shard in rows)
+    batches = validation.validation_batches(task, lengths, cached, 1)
+    assert (batches[0]["encoder_input_tokens"] == ord("v") + 3).mean() > 0.7
 
 
 def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
@@ -269,7 +357,7 @@ def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
     again.restore(positions)
     np.testing.assert_array_equal(taken(again, 5), expected)
     again.close()
-    assert streams.validation_batches(task, lengths, legacy, 3) == []
+    assert validation.validation_batches(task, lengths, legacy, 3) == []
     with pytest.raises(ConfigError, match="it has train"):
         streams.check_sources(task, dataclasses.replace(legacy, train_split="test"))
 

@@ -18,7 +18,7 @@ from limba import infer as writing
 from limba import text_metrics, train
 from limba.best import Best
 from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
-from limba.data import streams
+from limba.data import streams, validation
 from limba.data.sources import FileSource
 from limba.data.supervised import add_prefix
 from limba.decoding import banned_mask
@@ -148,7 +148,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
             for name in part:
                 np.testing.assert_array_equal(part[name], batch[shard][name])
     again.close()
-    (report,) = streams.truncation(task, lengths, config.data)
+    (report,) = validation.truncation(task, lengths, config.data)
     assert "% of inputs are cut to 40 tokens (longest" in report
 
 

@@ -27,9 +27,12 @@ CURVE = str(Path(__file__).parent.parent / "golden" / "curve_t5_1_1")
 ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
-def test_replays_a_recorded_t5x_run(scan_layers: bool) -> None:
-    result = replay(CURVE, scan_layers, num_microbatches=1 if scan_layers else 2, mesh=MeshConfig(fsdp=2))
+@pytest.mark.parametrize(
+    ("scan_layers", "attention", "logits"), [(True, "auto", "auto"), (False, "memory_efficient", "chunked")]
+)
+def test_replays_a_recorded_t5x_run(scan_layers: bool, attention: str, logits: str) -> None:
+    parts = 1 if scan_layers else 2
+    result = replay(CURVE, scan_layers, parts, MeshConfig(fsdp=2), attention, logits)
     assert result["max_relative_difference_first_10"] < 2e-5
     assert result["max_relative_difference"] < 1e-4
     assert result["final_rms_max_relative_difference"] < 1e-4
