@@ -16,7 +16,7 @@ if "LIMBA_TEST_CACHE" not in os.environ:  # the first process makes it, and its 
     os.environ["LIMBA_TEST_CACHE"] = tempfile.mkdtemp(prefix="limba-compiled-")
     atexit.register(shutil.rmtree, os.environ["LIMBA_TEST_CACHE"], ignore_errors=True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest
