@@ -23,7 +23,7 @@ VARIABLES = {
     "GLOG_minloglevel": "2",
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/limba/compiled"),  # a second start compiles nothing
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "2",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 # Large pages for the arrays of a step on a CPU: a step takes its memory anew each time, and touching it
 # 4 kB at a time cost a fifth of the step. glibc reads this only when a process starts.
