@@ -101,7 +101,7 @@ def train(
     steps: int = 3,
     loss: LossConfig | None = None,
     num_devices: int = 1,
-    create: Callable[[Model, optax.GradientTransformation, Mesh, int], TrainState] = state,
+    create: Callable[..., TrainState] = state,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
     mesh = mesh_of(mesh_config or MeshConfig(), num_devices)

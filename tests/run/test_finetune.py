@@ -289,7 +289,7 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
 def test_scores_of_written_text_are_its_log_likelihood() -> None:
     """Greedy's own score, token by token, is what the whole decoder says of the same text."""
     config, model = SMALL, Model(SMALL)
-    params = tiny.parameters(SMALL, seed=1)
+    params = tiny.parameters(SMALL, seed=3)  # one text ends, and none has a padding id
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
     found = writing.generate(model, params, inputs, banned, GenerationConfig(max_tokens=7))
