@@ -14,8 +14,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from etils import epath
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
+
+# Where torch is installed, tensorboardX would import it for the sake of an annotation; that takes two seconds.
+_no_torch = "torch" not in sys.modules and sys.modules.setdefault("torch", None) is None
+from tensorboardX import SummaryWriter  # noqa: E402
+
+if _no_torch:
+    del sys.modules["torch"]
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Eight CPU devices, strict flags, one compile cache for the whole session: set before anything imports jax."""
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ if "LIMBA_TEST_CACHE" not in os.environ:  # the first process makes it, and its 
     os.environ["LIMBA_TEST_CACHE"] = tempfile.mkdtemp(prefix="limba-compiled-")
     atexit.register(shutil.rmtree, os.environ["LIMBA_TEST_CACHE"], ignore_errors=True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import jax
 import pytest
@@ -26,6 +27,7 @@ CHECKED = ["limba.model", "limba.losses", "limba.chunked_loss", "limba.train_ste
 install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+gc.disable()  # until all tests are imported
 
 
 LONG = ("test_hosts.py", "test_train_step.py", "test_train.py", "test_kill.py", "test_finetune.py")
@@ -34,6 +36,12 @@ LONG = ("test_hosts.py", "test_train_step.py", "test_train.py", "test_kill.py", 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest files first, so that no process is left alone with one at the end."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Lets garbage be collected from here on, without searching what the imports made each time."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, Mesh
 
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.formats.names import flatten, unflatten
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
-from limba.state import TrainState, create_state, state_shardings
+from limba.state import TrainState, state_shardings
 from limba.train_step import compile_ready_step, gradients
 
 MODEL = ModelConfig(
@@ -63,6 +68,30 @@ def mesh_of(config: MeshConfig, num_devices: int) -> Mesh:
     return Mesh(devices, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
+def parameters(config: ModelConfig, seed: int = 0) -> dict[str, Any]:
+    """Random parameters of about the initial ones' size, without compiling what makes those."""
+    random = np.random.default_rng(seed)
+
+    def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        values = random.standard_normal(shape, np.float32)
+        if name.endswith(("scale", "bias")):
+            return values / 10 + name.endswith("scale")
+        if name.endswith("token_embedder/embedding"):
+            return values * (config.emb_dim**-0.5 if config.is_decoder_only else 1)
+        return values * (shape[-2] * (config.head_dim if name.endswith("query/kernel") else 1)) ** -0.5
+
+    shapes = flatten(jax.eval_shape(Model(config).init, jax.random.key(0)))
+    return unflatten({name: jnp.asarray(array(name, leaf.shape)) for name, leaf in shapes.items()})
+
+
+def state(network: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+    """As `create_state`, of `parameters`."""
+    shardings = state_shardings(network, optimizer, mesh)
+    params = jax.device_put(parameters(network.config, seed), shardings.params)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(jax.device_put(np.int32(0), shardings.step), params, opt_state)
+
+
 def train(
     config: ModelConfig = MODEL,
     optimizer_config: OptimizerConfig = OPTIMIZER,
@@ -72,13 +101,14 @@ def train(
     steps: int = 3,
     loss: LossConfig | None = None,
     num_devices: int = 1,
+    create: Callable[..., TrainState] = state,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
     mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
     network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    state = create_state(network, optimizer, mesh, 0)
+    state = create(network, optimizer, mesh, 0)
     shardings = state_shardings(network, optimizer, mesh)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
     losses = []
@@ -90,7 +120,7 @@ def train(
 
 def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *others: tuple) -> None:
     """Compares loss sums, and gradients beside their largest value, from the same parameters, batch and dropout."""
-    params, wanted = jax.jit(Model(one[0]).init)(jax.random.key(0)), None
+    params, wanted = parameters(one[0]), None
     for config, axes, loss in (one, *others):
         network = Model(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
         key = jax.random.key(7) if config.dropout_rate else None

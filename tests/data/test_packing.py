@@ -87,7 +87,7 @@ def test_features_shift_inside_each_segment():
 def test_packed_examples_cost_what_they_cost_alone(attention):
     made = examples(40, seed=3)
     model = Model(tiny.model(attention=attention, num_encoder_layers=1, num_decoder_layers=2))
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = tiny.parameters(model.config)
 
     @jax.jit
     def costs(features: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:

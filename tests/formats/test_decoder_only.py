@@ -53,8 +53,7 @@ LAYOUTS = {
 
 
 def parameters(config):
-    params = jax.jit(Model(config).init)(jax.random.key(0))
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    return tiny.parameters(config)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

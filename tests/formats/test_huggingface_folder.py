@@ -16,7 +16,7 @@ from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.initial import load_initial
 from limba.model import Model
 from limba.optimizer import make_optimizer
-from limba.state import abstract_state, create_state
+from limba.state import abstract_state
 from tests import tiny
 from tests.model.test_huggingface import FAMILIES, SIZES, our_config, reference_model
 
@@ -25,7 +25,7 @@ from tests.model.test_huggingface import FAMILIES, SIZES, our_config, reference_
 def prepared(config):
     model, chain = Model(config), make_optimizer(OptimizerConfig(), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
-    return abstract_state(model, chain, mesh), create_state(model, chain, mesh, 3)
+    return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, 3)
 
 
 def write_folder(directory, model, dtype=torch.float32, split=False):

@@ -19,7 +19,7 @@ from limba.initial import load_initial
 from limba.losses import cross_entropy
 from limba.model import Model
 from limba.optimizer import make_optimizer
-from limba.state import TrainState, abstract_state, create_state
+from limba.state import TrainState, abstract_state
 from tests import tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -43,7 +43,7 @@ def prepared(config, optimizer="adafactor", seed=5) -> tuple[TrainState, TrainSt
     """Shapes of a state on two devices, and a fresh one."""
     model, chain = Model(config), make_optimizer(OptimizerConfig(name=optimizer), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
-    return abstract_state(model, chain, mesh), create_state(model, chain, mesh, seed)
+    return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, seed)
 
 
 def loaded(path, config=CONFIG, optimizer="adafactor", reset_step=False) -> TrainState:

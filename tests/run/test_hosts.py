@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,15 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+# launch.train for several runs, one after the other.
+SEVERAL = """
+import json, sys
+from launch import environment
+environment.set_variables()
+from launch.train import run
+for arguments in json.loads(sys.argv[1]):
+    run(arguments)
+"""
 
 
 def free_port() -> int:
@@ -21,8 +31,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(arguments: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
-    """Starts one run in that many processes of that many devices each."""
+def start(program: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
+    """Starts it in that many processes of that many devices each."""
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -34,7 +44,7 @@ def start(arguments: list[str], processes: int, devices: int) -> list[subprocess
     for index in range(processes):
         if processes > 1:
             environment |= {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": str(processes), "PROCESS_ID": str(index)}
-        command = [sys.executable, "-m", "launch.train", *arguments]
+        command = [sys.executable, *program]
         started.append(
             subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
@@ -76,35 +86,33 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
 
 
 def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> None:
-    """With dropout and micro-batches; and a fresh process goes on bit for bit."""
-    one, two, parts = tmp_path / "one", tmp_path / "two", tmp_path / "parts"
-    finish(start([*arguments, f"--gin.MODEL_DIR={one}", "--gin.TRAIN_STEPS=8"], 1, 4))
-    for steps in (3, 8):
-        finish(start([*arguments, f"--gin.MODEL_DIR={parts}", f"--gin.TRAIN_STEPS={steps}"], 1, 4))
+    """With dropout and micro-batches; a fresh process goes on bit for bit, and SIGTERM to one stops both."""
+    one, two, parts, alone = (tmp_path / name for name in ("one", "two", "parts", "alone"))
+
+    def leg(directory: Path, steps: int) -> list[str]:
+        return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
+
+    outputs = finish(start(["-m", "launch.train", *leg(two, 3)], 2, 2))
+    assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # one process speaks for all
+    shutil.copytree(two, alone)
+    finish(start(["-c", SEVERAL, json.dumps([leg(one, 8), leg(parts, 3)])], 1, 4))
+    # The checkpoint of two processes goes on in one: the data do not know how many hosts there are.
+    finish(start(["-c", SEVERAL, json.dumps([leg(parts, 8), leg(alone, 8)])], 1, 4))
     assert losses(parts) == losses(one) and len(losses(one)) == 8
+    assert list(losses(alone)) == list(range(1, 9))
+    np.testing.assert_allclose(list(losses(alone).values()), list(losses(one).values()), rtol=1e-5)
     assert "config.RunConfig" in (parts / "config.gin").read_text()
     assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
 
-    outputs = finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=3"], 2, 2))
-    assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # one process speaks for all
-    finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=6"], 2, 2))
-    # The checkpoint then goes on in one process: the data do not know how many hosts there are.
-    finish(start([*arguments, f"--gin.MODEL_DIR={two}", "--gin.TRAIN_STEPS=8"], 1, 4))
-    assert list(losses(two)) == list(range(1, 9))
-    np.testing.assert_allclose(list(losses(two).values()), list(losses(one).values()), rtol=1e-5)
-
-
-def test_sigterm_to_one_process_saves_the_same_step_on_all(arguments: list[str], tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    started = start(
-        [*arguments, f"--gin.MODEL_DIR={directory}", "--gin.TRAIN_STEPS=100000", "--gin.EVAL_PERIOD=100000"], 2, 2
-    )
+    started = start(["-m", "launch.train", *leg(two, 100_000), "--gin.EVAL_PERIOD=100000"], 2, 2)
     deadline = time.monotonic() + 400
-    while len(losses(directory)) < 3:
+    while len(losses(two)) < 8:
         assert time.monotonic() < deadline and all(process.poll() is None for process in started)
         time.sleep(0.2)
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
-    step = max(losses(directory))
+    step = max(losses(two))
     assert f"Asked to stop: saved step {step:,}" in outputs[0]
-    assert [path.name for path in (directory / "checkpoints").iterdir()] == [str(step)]
+    assert {path.name for path in (two / "checkpoints").iterdir()} == {"3", str(step)}
+    assert list(losses(two)) == list(range(1, step + 1))
+    np.testing.assert_allclose([losses(two)[n] for n in range(1, 9)], list(losses(one).values()), rtol=1e-5)

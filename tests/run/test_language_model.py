@@ -180,7 +180,7 @@ def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.Mo
     ids = [*loaded.encode(text), 1]
     assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
     model = Model(tiny.language_model(vocab_size=896, num_decoder_layers=1))
-    params = model.init(jax.random.key(0))
+    params = tiny.parameters(model.config)
     targets = np.array([ids, ids], np.int32)
     batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
     batch |= {

@@ -70,33 +70,35 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
+    checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
+    config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)
     result = train.run(config)
     expected = losses(config)
-    assert result["step"] == 100 and not result["interrupted"]
-    assert abs(expected[1] - math.log(1024)) < 1 and expected[100] < expected[1] - 1.5
+    assert result["step"] == 40 and not result["interrupted"]
+    assert abs(expected[1] - math.log(1024)) < 1 and expected[40] < expected[1] - 1.5
     assert result["validation"]["loss"] < expected[1] - 1.0
     assert 1.0 < result["validation"]["bits_per_byte"] < 8.0
     assert sorted(int(p.name) for p in (Path(config.model_dir) / "checkpoints").iterdir() if p.name.isdigit()) == [
-        50,
-        75,
-        100,
+        20,
+        30,
+        40,
     ]
 
     stopped = changed(config, model_dir=str(tmp_path / "stopped"))
-    train.run(changed(stopped, train_steps=50))
+    train.run(changed(stopped, train_steps=20))
     train.run(stopped)
     assert losses(stopped) == expected  # bit for bit, the shuffle on
 
     text = report.summary(config)
-    assert "100" in text and "bits per byte" in text
+    assert "steps               40" in text and "bits per byte" in text
     assert len(report.plot_loss(config).read_bytes()) > 5_000
     (text, filled, masked), *_ = report.infills(config)
     assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
     assert masked.split("<extra_id_0>")[0] == text.split("[")[0]
 
     run = epath.Path(config.model_dir)
-    source = Source(run, run, {100: run / "checkpoints" / "100"}, "Limba", config.model, config)
-    write_card(tmp_path, source, 100, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True)
+    source = Source(run, run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)
+    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True)
     written = (tmp_path / "README.md").read_text()
     held_out = [record for record in read_metrics(config.model_dir) if record["kind"] == "validation"][-1]
     for part in ("license: apache-2.0", "2 cores", "* proved", "TPU Research Cloud", f"{held_out['loss']:.3f} at step"):

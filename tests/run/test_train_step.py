@@ -19,7 +19,7 @@ from limba.losses import cross_entropy
 from limba.mesh import batch_sharding
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
-from limba.state import abstract_state, state_shardings
+from limba.state import abstract_state, create_state, state_shardings
 from limba.train_step import compile_ready_step, gradients
 from tests import tiny
 
@@ -40,8 +40,8 @@ def test_replays_a_recorded_t5x_run(scan_layers: bool, attention: str, logits: s
 
 @pytest.mark.parametrize("mesh", [MeshConfig(2, 2, 2), MeshConfig(8, 1, 1)])
 def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
-    sharded, _ = tiny.train(mesh_config=mesh, num_devices=8)
-    alone, _ = tiny.train()
+    sharded, _ = tiny.train(mesh_config=mesh, num_devices=8, create=create_state)
+    alone, _ = tiny.train(create=create_state)
     np.testing.assert_allclose(sharded, alone, rtol=1e-5)
 
 
@@ -62,7 +62,7 @@ def test_number_of_microbatches_does_not_change_the_update(name: str, counts: tu
 @pytest.mark.parametrize("name", ALL_OPTIMIZERS)
 def test_stacked_layers_update_like_single_ones(name: str) -> None:
     config = OptimizerConfig(name=name, weight_decay=0.01, schedule=ScheduleConfig(base_learning_rate=0.5))
-    params = jax.jit(Model(tiny.MODEL).init)(jax.random.key(0))
+    params = tiny.parameters(tiny.MODEL)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
     states = {"stacked": optimizer.init(params), "single": optimizer.init(single)}
@@ -210,7 +210,7 @@ def test_gradients_are_added_up_between_devices_in_the_dtype_that_is_chosen() ->
     for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
         text = lowered_step(MeshConfig(), 16, reduce_gradients_in=dtype).as_text()
         assert {kind for sizes, kind in reduced.findall(text) if sizes} == {short}
-    model, params = Model(SHALLOW, tiny.mesh_of(MeshConfig(), 2)), jax.jit(Model(SHALLOW).init)(jax.random.key(0))
+    model, params = Model(SHALLOW, tiny.mesh_of(MeshConfig(), 2)), tiny.parameters(SHALLOW)
     exact, rounded = (
         jax.jit(lambda p, b, choice=choice: gradients(model, LossConfig(), p, b, None, 1, choice)[0])(
             params, tiny.batch()
@@ -230,7 +230,7 @@ def test_dropout_differs_between_steps_and_repeats_with_the_key() -> None:
 
 def test_devices_that_add_up_their_own_gradients_draw_their_own_dropout() -> None:
     config = dataclasses.replace(SHALLOW, dropout_rate=0.2)
-    params, key, batch = jax.jit(Model(config).init)(jax.random.key(0)), jax.random.key(7), tiny.batch()
+    params, key, batch = tiny.parameters(config), jax.random.key(7), tiny.batch()
     alone, shared = Model(config), Model(config, tiny.mesh_of(MeshConfig(), 2))
     one = jax.jit(lambda b, k: gradients(alone, LossConfig(), params, b, k, 2)[1]["loss"])
     parts = [
