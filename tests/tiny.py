@@ -72,14 +72,15 @@ def train(
     steps: int = 3,
     loss: LossConfig | None = None,
     num_devices: int = 1,
+    shard_update: bool = True,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
     mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
     network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    state = create_state(network, optimizer, mesh, 0)
-    shardings = state_shardings(network, optimizer, mesh)
+    state = create_state(network, optimizer, mesh, 0, shard_update)
+    shardings = state_shardings(network, optimizer, mesh, shard_update)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
     losses = []
     for i in range(steps):
