@@ -10,14 +10,15 @@ the same chips, they are not times.
 fusion_cycles         XLA's estimates of its fusions, loops multiplied by their trip counts
 kernel_cycles         Pallas calls: the bundles of their compiled schedule times the iterations of their grid; where a
                       schedule cannot be read, their FLOPs at 60 % of peak (`kernels` says which)
-total_cycles          both; collectives carry no estimate, see all_reduce_mib and all_gather_mib
+total_cycles          both; collectives carry no estimate, see all_reduce_mib, reduce_scatter_mib and all_gather_mib
 live_gib_per_chip     arguments + outputs + temporaries - aliased
 compile_cpu_seconds   of tracing and compiling, all threads
 program_kib           the optimized program's text
 estimated_mfu         limba/profile.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
 
-Bytes of collectives are those of their results on one device, loops multiplied.
+Bytes of collectives are those of their results on one device, a reduce-scatter's of its operands, loops multiplied. A
+ring moves twice as many for an all-reduce as for an all-gather or a reduce-scatter of the same size.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
+    parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
     parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="any other of ModelConfig")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
@@ -142,8 +144,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
     model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
-    shardings = state_shardings(model, optimizer, mesh)
-    state = abstract_state(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, args.shard_update)
+    state = abstract_state(model, optimizer, mesh, args.shard_update)
     decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")
     features = dict.fromkeys(decoder[: 4 if args.packed else 3], args.targets)
     if not config.is_decoder_only:
@@ -182,6 +184,7 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
         "live_gib_per_chip": (live - memory.alias_size_in_bytes) / 2**30,
         "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
         "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
+        "reduce_scatter_mib": costs.collective_bytes["reduce-scatter"] / 2**20,
         "other_collectives_mib": costs.collective_bytes["other"] / 2**20,
         **compiling,
         "program_kib": len(text) / 2**10,

@@ -23,13 +23,17 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
 COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
-COLLECTIVES |= dict.fromkeys(("reduce-scatter", "all-to-all", "collective-permute"), "other")
+COLLECTIVES["reduce-scatter"] = "reduce-scatter"
+COLLECTIVES |= dict.fromkeys(("all-to-all", "collective-permute"), "other")
 COLLECTIVES["collective-permute-start"] = "other"
+# What these apply is a scalar's operation.
+SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "reduce-window", "sort", "scatter", "map")
 
 
 @dataclasses.dataclass
 class ProgramCosts:
-    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results.
+    """Of one device, all loops multiplied: XLA's cycles, calls of each Pallas kernel, bytes of collectives' results
+    (of a reduce-scatter's operands, which are what an all-reduce in its place would give).
 
     `product_flops` are those of matrix products that are written as such: on CPUs, not on TPUs.
     """
@@ -72,10 +76,14 @@ def costs_of_program(text: str) -> ProgramCosts:
             if not inside_fusion and (cycles := CYCLES.search(rest)):
                 costs.fusion_cycles += times * int(cycles[1])
             if operation in COLLECTIVES:
-                arrays = ARRAY.findall(shape)
+                kind, arrays = COLLECTIVES[operation], ARRAY.findall(shape)
                 if operation in ("all-gather-start", "collective-permute-start"):
                     arrays = arrays[1:2]  # a start gives its operand before its result
-                costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
+                if operation == "reduce-scatter":
+                    arrays = [array for x in _operands(rest) for array in ARRAY.findall(shapes[x])]
+                if name.startswith("all-reduce-scatter"):  # how a TPU's compiler writes a reduce-scatter
+                    kind = "reduce-scatter"
+                costs.collective_bytes[kind] += times * _bytes_of(arrays)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
             if operation == "custom-call" and '"tpu_custom_call"' in rest:
@@ -83,8 +91,8 @@ def costs_of_program(text: str) -> ProgramCosts:
             repeats = 1
             if operation == "while":
                 repeats = _trips(rest, computations)
-            if operation in ("reduce", "all-reduce", "all-reduce-start", "reduce-window", "sort", "scatter", "map"):
-                continue  # what they apply is a scalar's operation
+            if operation in SCALARWISE:
+                continue
             for group in CALLED.findall(rest):
                 for called in re.findall(r"%([\w.\-]+)", group):
                     visit(called, times * repeats, inside_fusion or operation == "fusion")
@@ -93,8 +101,12 @@ def costs_of_program(text: str) -> ProgramCosts:
     return costs
 
 
+def _operands(rest: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", rest.split(")")[0])
+
+
 def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
-    left = shapes[re.search(r"%([\w.\-]+)", rest)[1]]
+    left = shapes[_operands(rest)[0]]
     sizes = [int(size) for size in ARRAY.findall(left)[0][1].split(",") if size]
     summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[1]
     results = math.prod(int(size) for size in ARRAY.findall(shape)[0][1].split(",") if size)

@@ -85,10 +85,10 @@ def _compiled(
     """Returns the compiled step and a device's bytes while it runs; without it those of the state, if they exceed."""
     model, optimizer = Model(config.model, mesh), make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    state, rows = abstract_state(model, optimizer, mesh), batch_sharding(mesh)
+    state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
     if (size := _bytes_of(state)) > limit:
         return None, size
-    shardings = state_shardings(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
     step = compile_ready_step(
@@ -137,7 +137,8 @@ def _over_processes(size: float, choose: Callable) -> float:
 def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, Any]:
     """Returns what a choice depends on."""
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.reduce_gradients_in)
-    digest = hashlib.blake2b(repr((trained, sorted(feature_shapes.items()))).encode(), digest_size=8).hexdigest()
+    trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
+    digest = hashlib.blake2b(repr(trained).encode(), digest_size=8).hexdigest()
     kind = jax.devices()[0].device_kind
     return {"devices": jax.device_count(), "kind": kind, "limit_gib": round(limit / 2**30, 3), "trained": digest}
 

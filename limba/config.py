@@ -140,6 +140,7 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     model: int = 1
+    shard_update: bool = True  # where data is all there is, each device keeps and updates a share of the parameters
     auto: bool = False  # fsdp, then model: the smallest that fit the devices' memory by the compiler's account
     memory_gib: float | None = None  # of a device, for auto; None: 95 % of what the devices tell
 

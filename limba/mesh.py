@@ -49,6 +49,27 @@ def with_rows_apart(x: jax.Array, mesh: Mesh | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
 
 
+def is_data_alone(mesh: Mesh) -> bool:
+    """True where several devices hold the same parameters, and nothing is cut over `fsdp` or `model`."""
+    return mesh.shape["data"] == mesh.size > 1
+
+
+def shares_of_update(mesh: Mesh, shapes: Tree) -> Tree:
+    """Returns a NamedSharding per parameter: matrices cut over `data`, each device updating its share of them
+    (Xu et al. 2020, arXiv:2004.13336).
+
+    Cut is the first axis that divides. Mostly that is the layers', along which Adafactor takes no means. Relative
+    positions, norms' scales and biases are small, and whole.
+    """
+
+    def one(path: tuple, shape: jax.ShapeDtypeStruct) -> NamedSharding:
+        sizes = shape.shape if path[-1].key in ("kernel", "embedding") else ()
+        axis = next((i for i, size in enumerate(sizes) if size % mesh.shape["data"] == 0), None)
+        return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, "data"))
+
+    return jax.tree.map_with_path(one, shapes)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

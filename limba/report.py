@@ -112,7 +112,7 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     mesh = mesh_of_run(config)
     model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
-    abstract = abstract_state(model, optimizer, mesh)
+    abstract = abstract_state(model, optimizer, mesh, shard_update=False)  # the network is only read
     state = load_own(own_checkpoint(config.model_dir), abstract)
     inputs = batches[0]["encoder_input_tokens"]
     chosen = np.flatnonzero(inputs.any(axis=1))[:num]

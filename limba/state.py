@@ -8,10 +8,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from limba.mesh import parameter_shardings, replicated
+from limba.mesh import is_data_alone, parameter_shardings, replicated, shares_of_update
 from limba.model import Model
 
 Tree = Any
@@ -32,15 +32,20 @@ def init_state(model: Model, optimizer: optax.GradientTransformation, key: Array
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def state_shardings(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Returns a NamedSharding per array of the state.
+def state_shardings(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
+) -> TrainState:
+    """Returns a NamedSharding per array of the state; `shard_update` is `MeshConfig`'s.
 
     Optimizer arrays with a parameter's name and shape lie like that parameter (Adam's moments,
-    Adafactor's unfactored second moments); the rest, rows and columns of factored ones, are small
-    and whole on every device.
+    Adafactor's unfactored second moments). Rows and columns of factored ones are small: whole on every
+    device, but where the parameter is cut for the update, for they are then worked out in shares.
     """
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
-    params = parameter_shardings(mesh, model.logical_axes(), shapes.params)
+    if shard_update and is_data_alone(mesh):
+        params = shares_of_update(mesh, shapes.params)
+    else:
+        params = parameter_shardings(mesh, model.logical_axes(), shapes.params)
     by_name = {
         _name(path): (shape.shape, sharding)
         for (path, shape), sharding in zip(
@@ -55,26 +60,49 @@ def state_shardings(model: Model, optimizer: optax.GradientTransformation, mesh:
             shape, sharding = by_name.get(name.split("/", start)[-1], (None, None))
             if shape == leaf.shape:
                 return sharding
+            if shape is not None and "data" in sharding.spec:
+                return _of_average(name.split("/")[start - 1], leaf.shape, shape, sharding)
         return whole
 
     opt_state = jax.tree.map_with_path(like_parameter, shapes.opt_state)
     return TrainState(whole, params, opt_state)
 
 
-def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def _of_average(kind: str, average: tuple[int, ...], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding of a factored average of a parameter of that shape and sharding: the axis it runs along is
+    cut as the parameter's. optax's v_row runs along a matrix's shorter axis, of two equal ones the first."""
+    shorter = -2 if shape[-2] <= shape[-1] else -1
+    axis = shorter if kind == "v_row" else -3 - shorter
+    spec = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
+    is_factored = average == (*shape[:-2], shape[axis])  # else one number, unused
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec[:-2], spec[axis]) if is_factored else PartitionSpec())
+
+
+def abstract_state(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
+) -> TrainState:
     """Returns the state's shapes, dtypes and shardings, without its arrays."""
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
-    shardings = state_shardings(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, shard_update)
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings
     )
 
 
-def create_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+def create_state(
+    model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
+) -> TrainState:
     """Returns a fresh state, every array created in its place: no host ever holds the whole model."""
-    shardings = state_shardings(model, optimizer, mesh)
+    shardings = state_shardings(model, optimizer, mesh, shard_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
     return make(jax.random.key(seed))
+
+
+def whole_parameters(model: Model, params: Tree) -> Tree:
+    """Returns the parameters as they lie where a model is only read: those that `shard_update` cut, gathered."""
+    shardings = parameter_shardings(model.mesh, model.logical_axes(), params)
+    lies_so = jax.tree.map(lambda leaf, wanted: leaf.sharding.is_equivalent_to(wanted, leaf.ndim), params, shardings)
+    return params if all(jax.tree.leaves(lies_so)) else jax.jit(lambda x: x, out_shardings=shardings)(params)
 
 
 def count_parameters(params: Tree) -> int:

@@ -37,7 +37,7 @@ from limba.metrics import Metrics
 from limba.model import Model
 from limba.optimizer import make_optimizer, make_schedule
 from limba.profile import flops_per_sequence, peak_flops_per_device
-from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings
+from limba.state import TrainState, abstract_state, count_parameters, create_state, state_shardings, whole_parameters
 from limba.train_step import compile_ready_step
 
 FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
@@ -69,7 +69,7 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
     model = Model(config.model, mesh)
     optimizer = make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    abstract = abstract_state(model, optimizer, mesh)
+    abstract = abstract_state(model, optimizer, mesh, config.mesh.shard_update)
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
     with checkpoints, contextlib.closing(open_stream(task, lengths, config.data, shards)) as stream:
         restored = checkpoints.restore_latest(abstract)
@@ -77,11 +77,11 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             state, positions = restored
             stream.restore({shard: positions[shard] for shard in shards})
         elif config.initial_checkpoint_path:
-            fresh = create_state(model, optimizer, mesh, config.random_seed)
+            fresh = create_state(model, optimizer, mesh, config.random_seed, config.mesh.shard_update)
             state = load_initial(config.initial_checkpoint_path, abstract, config.model, fresh, config.reset_step)
             del fresh
         else:
-            state = create_state(model, optimizer, mesh, config.random_seed)
+            state = create_state(model, optimizer, mesh, config.random_seed, config.mesh.shard_update)
         start = int(state.step)
         if start > config.train_steps or (restored is None and start == config.train_steps):
             raise ConfigError(
@@ -91,16 +91,15 @@ def run(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
         evaluate = loss_evaluation(config, task, lengths, model, sharding)
         judge_text = TextEvaluation(config, task, lengths, model, mesh)
         if step_function is None:
-            shardings, parts = state_shardings(model, optimizer, mesh), config.num_microbatches
-            step_function = compile_ready_step(
-                model, optimizer, schedule, config.loss, parts, shardings, config.reduce_gradients_in
-            )
+            shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
+            parts, dtype = config.num_microbatches, config.reduce_gradients_in
+            step_function = compile_ready_step(model, optimizer, schedule, config.loss, parts, shardings, dtype)
         with Metrics(config.model_dir, start, config.train_steps, jax.process_index() == 0) as metrics:
             _introduce(config, metrics, abstract, lengths, start, operative_config)
             for sentence in validation.truncation(task, lengths, config.data) if metrics.writes else ():
                 metrics.say(sentence)
             sample = sampler(model, vocabulary, config.evaluation)
-            loop = _Loop(config, lengths, mesh.size, metrics, checkpoints, stream, evaluate, judge_text, sample)
+            loop = _Loop(config, lengths, model, metrics, checkpoints, stream, evaluate, judge_text, sample)
             return loop.run(state, start, step_function, lambda rows: streams.global_batch(rows, sharding, config.data))
 
 
@@ -111,7 +110,7 @@ class _Loop:
         self,
         config: RunConfig,
         lengths: Mapping[str, int],
-        num_devices: int,
+        model: Model,
         metrics: Metrics,
         checkpoints: Checkpoints,
         stream: streams.TrainStream | ReaderProcesses,
@@ -119,13 +118,13 @@ class _Loop:
         judge_text: TextEvaluation,
         sample: Callable[[Any], dict[str, list[str]]] | None,
     ):
-        self.judge_text = judge_text
+        self.judge_text, self.model = judge_text, model
         self.best = Best(config.model_dir, config.checkpoint, config.data, config.evaluation.patience)
         self.config, self.metrics, self.checkpoints = config, metrics, checkpoints
         self.stream, self.evaluate, self.sample = stream, evaluate, sample
         peak = peak_flops_per_device()
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
-        self.peak_seconds_per_step = flops * config.data.batch_size / (peak * num_devices) if peak else None
+        self.peak_seconds_per_step = flops * config.data.batch_size / (peak * model.mesh.size) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
         self.num_devices, self.tracing, self.has_advised = num_devices, False, False
 
@@ -196,13 +195,14 @@ class _Loop:
 
     def _evaluate(self, step: int, state: TrainState) -> str:
         """Evaluates and keeps the best; returns why the run should end, or ""."""
+        params = whole_parameters(self.model, state.params)
         if self.evaluate is not None:
-            self.figures["validation"] = self.evaluate(state.params)
+            self.figures["validation"] = self.evaluate(params)
             self.metrics.validation_line(step, self.figures["validation"])
         if self.sample is not None:
-            self.metrics.samples(step, self.sample(state.params))
+            self.metrics.samples(step, self.sample(params))
         if self.judge_text.tasks:
-            self.figures["text"] = self.judge_text(state.params, step)
+            self.figures["text"] = self.judge_text(params, step)
             self.metrics.text_line(step, self.figures["text"])
         figures = {**self.figures["validation"], **self.figures.get("text", {})}
         if self.config.checkpoint.best_metric is None or not figures:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from limba.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.config import LossConfig
 from limba.losses import cross_entropy
-from limba.mesh import LOGICAL_AXIS_RULES
+from limba.mesh import LOGICAL_AXIS_RULES, is_data_alone
 from limba.model import Model
 from limba.state import TrainState
 
@@ -57,28 +57,45 @@ def gradients(
     dropout_key: Array | None,
     num_microbatches: int,
     reduce_in: str = "auto",
+    specs: Any = None,
 ) -> tuple[Any, Sums]:
     """Returns the gradient of the loss *sum* and the sums, added up over micro-batches and devices.
 
-    Where parameters are whole on every device, each adds up its own rows' gradient in float32, and devices add up
-    theirs once, in `reduce_in`. Elsewhere, and for one micro-batch with 'auto', XLA places the reductions: of each
-    micro-batch, in the dtype of the activations.
+    On a mesh of data alone each device adds up its own rows' gradient in float32, and devices add up theirs once, in
+    `reduce_in`. Parameters that `specs` cuts over `data` are gathered first, in the activations' dtype, and of their
+    gradient a device has its share alone. Elsewhere, and with neither specs, micro-batches nor `reduce_in`, XLA places
+    the reductions: of each micro-batch, in the dtype of the activations; 'auto' is that dtype for one micro-batch's
+    shares, else float32.
     """
-    mesh, once = model.mesh, num_microbatches > 1 or reduce_in != "auto"
-    if not once or mesh is None or not mesh.shape["data"] == mesh.size > 1:
+    mesh, once = model.mesh, num_microbatches > 1 or reduce_in != "auto" or specs is not None
+    if not once or mesh is None or not is_data_alone(mesh):
         return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches)
-    rows, dtype = LOGICAL_AXIS_RULES["batch"], jnp.dtype("float32" if reduce_in == "auto" else reduce_in)
+    rows, activations = LOGICAL_AXIS_RULES["batch"], jnp.dtype(model.config.dtype)
+    dtype = jnp.dtype("float32" if reduce_in == "auto" else reduce_in)
+    share_dtype = activations if reduce_in == "auto" and num_microbatches == 1 else dtype
     alone = Model(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names))
+    whole = PartitionSpec()
+    specs = jax.tree.map(lambda _: whole, params) if specs is None else specs
+
+    def gathered(x: Array, spec: PartitionSpec) -> Array:
+        if not spec:
+            return x
+        return jax.lax.all_gather(x.astype(activations), "data", axis=len(spec) - 1, tiled=True).astype(x.dtype)
+
+    def reduced(g: Array, spec: PartitionSpec) -> Array:
+        if not spec:
+            return jax.lax.psum(g.astype(dtype), rows).astype(g.dtype)
+        share = jax.lax.psum_scatter(g.astype(share_dtype), "data", scatter_dimension=len(spec) - 1, tiled=True)
+        return share.astype(g.dtype)
 
     def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
         key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(rows))
+        params = jax.tree.map(gathered, params, specs)
         grads, sums = _over_microbatches(alone, loss, params, batch, key, num_microbatches)
-        reduced = jax.tree.map(lambda g: jax.lax.psum(g.astype(dtype), rows).astype(g.dtype), grads)
-        return reduced, jax.lax.psum(sums, rows)
+        return jax.tree.map(reduced, grads, specs), jax.lax.psum(sums, rows)
 
-    whole = PartitionSpec()
-    specs = (whole, PartitionSpec(rows), whole)
-    run = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    inputs, outputs = (specs, PartitionSpec(rows), whole), (specs, whole)
+    run = jax.shard_map(on_one_device, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
     return run(params, dict(batch), dropout_key)
 
 
@@ -125,14 +142,16 @@ def train_step(
     loss: LossConfig,
     num_microbatches: int,
     reduce_gradients_in: str = "auto",
+    specs: Any = None,
 ) -> tuple[TrainState, Metrics]:
-    """Returns the next state and this step's metrics.
+    """Returns the next state and this step's metrics; `reduce_gradients_in` and `specs` as in `gradients`.
 
     The key is the run's own and never advances: the step's number is folded in, so that a resumed
     run repeats exactly. The loss sum and its gradient are divided once, by the real target tokens.
     """
     dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
-    grads, sums = gradients(model, loss, state.params, batch, dropout_key, num_microbatches, reduce_gradients_in)
+    how = (num_microbatches, reduce_gradients_in, specs)
+    grads, sums = gradients(model, loss, state.params, batch, dropout_key, *how)
     tokens = jnp.maximum(sums["tokens"], 1.0)
     grads = jax.tree.map(lambda g: g / tokens, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -169,6 +188,8 @@ def compile_ready_step(
     reduce_gradients_in: str = "auto",
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
     """Returns `train_step` jitted: state donated and kept in place, metrics whole on every device."""
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
+    shares = any("data" in spec for spec in jax.tree.leaves(specs))
 
     def step(state: TrainState, batch: Batch, key: Array) -> tuple[TrainState, Metrics]:
         return train_step(
@@ -181,6 +202,7 @@ def compile_ready_step(
             loss=loss,
             num_microbatches=num_microbatches,
             reduce_gradients_in=reduce_gradients_in,
+            specs=specs if shares else None,
         )
 
     whole = NamedSharding(shardings.step.mesh, PartitionSpec())

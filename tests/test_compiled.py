@@ -32,6 +32,12 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   ROOT %lt = pred[] compare(%i, %constant.1), direction=LT
 }
 
+%all-reduce-scatter.2 (p.2: bf16[64,128]) -> bf16[16,128] {
+  %p.2 = bf16[64,128]{1,0} parameter(0)
+  %all-reduce.3 = bf16[64,128]{1,0} all-reduce(%p.2), to_apply=%sum
+  ROOT %slice.1 = bf16[16,128]{1,0} dynamic-slice(%all-reduce.3, %i), dynamic_slice_sizes={16,128}
+}
+
 %sum (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
   ROOT %add.2 = f32[] add(%a, %a), backend_config={"estimated_cycles":"5"}
@@ -42,6 +48,8 @@ ENTRY %main (x: f32[4,256]) -> f32[4,256] {
   %while.1 = (s32[], f32[4,256]{1,0}) while(%t), condition=%condition, body=%body
   %while.2 = (s32[], f32[4,256]) while(%t), condition=%condition, body=%body, config={"known_trip_count":{"n":"2"}}
   %all-gather-start.1 = (f32[4,256]{1,0}, f32[16,256]{1,0}) all-gather-start(%x), dimensions={0}
+  %reduce-scatter.1 = f32[1,256]{1,0} reduce-scatter(%x), dimensions={0}, to_apply=%sum
+  %fusion.3 = bf16[16,128]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.2
   ROOT %copy.1 = f32[4,256]{1,0} copy(%x), backend_config={"estimated_cycles":"7"}
 }
 """
@@ -65,6 +73,7 @@ def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
+    assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2
     with pytest.raises(ValueError, match="unknown length"):
         costs_of_program(PROGRAM.replace("direction=LT", "direction=NE"))
 

@@ -84,9 +84,11 @@ def parameters(config: ModelConfig, seed: int = 0) -> dict[str, Any]:
     return unflatten({name: jnp.asarray(array(name, leaf.shape)) for name, leaf in shapes.items()})
 
 
-def state(network: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int) -> TrainState:
+def state(
+    network: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
+) -> TrainState:
     """As `create_state`, of `parameters`."""
-    shardings = state_shardings(network, optimizer, mesh)
+    shardings = state_shardings(network, optimizer, mesh, shard_update)
     params = jax.device_put(parameters(network.config, seed), shardings.params)
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(jax.device_put(np.int32(0), shardings.step), params, opt_state)
@@ -101,6 +103,7 @@ def train(
     steps: int = 3,
     loss: LossConfig | None = None,
     num_devices: int = 1,
+    shard_update: bool = True,
     create: Callable[..., TrainState] = state,
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
@@ -108,8 +111,8 @@ def train(
     network = Model(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
-    state = create(network, optimizer, mesh, 0)
-    shardings = state_shardings(network, optimizer, mesh)
+    state = create(network, optimizer, mesh, 0, shard_update)
+    shardings = state_shardings(network, optimizer, mesh, shard_update)
     step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
     losses = []
     for i in range(steps):

@@ -19,6 +19,7 @@ import tasks.demo  # noqa: F401  registers the task
 from convert.card import write_card
 from convert.sources import Source
 from limba import auto_mesh, report, train
+from limba.checkpoint import Checkpoints
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -33,7 +34,7 @@ from limba.mesh import make_mesh
 from limba.metrics import read_metrics
 from limba.model import Model
 from limba.optimizer import make_optimizer
-from limba.state import abstract_state
+from limba.state import TrainState, abstract_state, whole_parameters
 from tests import tiny
 
 
@@ -106,6 +107,34 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
+def test_a_checkpoint_is_read_by_other_numbers_of_devices_however_they_share_the_update(tmp_path: Path) -> None:
+    """`(4, False)` is how all checkpoints lay before shares."""
+    optimizer, data = make_optimizer(OptimizerConfig(), 1), DataConfig("t", {"inputs": 1}, batch_size=1)
+
+    def laid_out(devices: int, shard_update: bool) -> TrainState:
+        mesh = tiny.mesh_of(MeshConfig(), devices)
+        return abstract_state(Model(tiny.MODEL, mesh), optimizer, mesh, shard_update)
+
+    random = np.random.default_rng(0)
+    arrays = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(x.dtype), laid_out(1, True))
+    for step, (devices, shared) in enumerate(((4, False), (2, True)), 1):
+        there, directory = laid_out(devices, shared), str(tmp_path / str(step))
+        state = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), arrays, there)
+        with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:
+            checkpoints.save(step, state, {0: b"position"})
+        for here in ((1, True), (2, True), (8, True), (4, False)):
+            abstract = laid_out(*here)
+            with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:
+                restored, _ = checkpoints.restore_latest(abstract)
+            jax.tree.map(np.testing.assert_array_equal, restored, arrays)
+            assert all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, restored, abstract)))
+    kernel = state.params["encoder"]["layers"]["mlp"]["wo"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 2 == kernel.size
+    whole = whole_parameters(Model(tiny.MODEL, tiny.mesh_of(MeshConfig(), 2)), state.params)
+    jax.tree.map(np.testing.assert_array_equal, whole, arrays.params)
+    assert all(leaf.addressable_shards[0].data.size == leaf.size for leaf in jax.tree.leaves(whole))
+
+
 def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
     config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +143,7 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
     mesh = make_mesh(MeshConfig(fsdp=2))
     state = abstract_state(Model(network, mesh), make_optimizer(config.optimizer, 1), mesh)
     halves = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    config = changed(config, mesh=MeshConfig(auto=True, memory_gib=(halves + 1024) / 2**30))
+    config = changed(config, mesh=MeshConfig(auto=True, shard_update=False, memory_gib=(halves + 1024) / 2**30))
 
     with monkeypatch.context() as patch:
         patch.delattr(train, "compile_ready_step")  # what was compiled to find out is what runs
