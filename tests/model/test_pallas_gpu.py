@@ -1,15 +1,21 @@
-"""Attention's kernels for NVIDIA GPUs against the plain einsum: by an interpreter here, on a card where there is one."""
+"""Attention for NVIDIA GPUs against the plain einsum: by an interpreter here, on a card where there is one."""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.lib import triton  # no public name: lets a text of Triton's be read, and so checked
+from jax.experimental import pallas as pl
 from jax.interpreters import mlir
 
-from limba.model.attention import dot_product_attention
+from limba.config import LossConfig, MeshConfig
+from limba.model.attention import dot_product_attention, implementation
 from limba.model.kernels.pallas_gpu import pallas_attention
+from limba.model.kernels.sharded import PallasAttention
 from limba.model.masks import Mask
+from tests import tiny
 
 ON_GPU = jax.default_backend() == "gpu"
 
@@ -111,6 +117,45 @@ def test_triton_takes_the_kernels(causal: bool, has_bias: bool, queries: int, ke
         for kernel in kernels:
             parsed = mlir.ir.Module.parse(mlir.ir.StringAttr(kernel["ir"]).value_bytes)
             assert parsed.operation.verify() and "tt.dot" in str(parsed)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, compute_capability: str) -> None:
+    """Makes this machine's devices look like GPUs, whose kernels an interpreter runs."""
+    device = SimpleNamespace(platform="gpu", compute_capability=compute_capability)
+    monkeypatch.setattr(PallasAttention, "device", property(lambda self: device))
+    call = pl.pallas_call
+    monkeypatch.setattr(pl, "pallas_call", lambda *args, **choices: call(*args, **(choices | {"interpret": True})))
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "head_dim", "name"),
+    [
+        ("9.0", 64, "pallas"),
+        ("8.0", 128, "pallas"),
+        ("12.0", 32, "pallas"),
+        ("7.5", 64, "einsum"),
+        ("9.0", 48, "einsum"),
+        ("gfx942", 64, "einsum"),  # another maker's
+    ],
+)
+def test_a_gpu_takes_the_kernel_by_itself(
+    compute_capability: str, head_dim: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, compute_capability)
+    mesh = tiny.mesh_of(MeshConfig(), 8)
+    assert implementation("auto", mesh, 8, 114, 5000, 12, head_dim) == name
+    assert implementation("pallas", mesh, 8, 114, 114, 12, head_dim) == name
+    assert implementation("auto", mesh, 4, 114, 114, 12, head_dim) == "einsum"  # 4 rows on 8 devices
+    assert implementation("einsum", mesh, 8, 114, 114, 12, head_dim) == "einsum"
+
+
+def test_network_has_the_same_gradients_on_a_mesh_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples and heads cut in two, dropout, layers unrolled and rematerialized."""
+    pretend(monkeypatch, "9.0")
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "dropout_rate": 0.2}
+    plain = tiny.model(attention="einsum", **sizes)
+    kernel = tiny.model(scan_layers=False, remat="minimal", **sizes)
+    tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, MeshConfig(1, 2, 2), LossConfig()))
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 from limba.model.kernels.memory_efficient import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
 
+COMPUTE_CAPABILITY = 8.0  # at least: an A100 has it, a V100 (7.0) or T4 (7.5) has not
 WIDTHS = (16, 32, 64, 128)  # of a head
 PROGRAMS = 512  # of the bias's gradient, at least: a few for each of a card's 108 or 132 multiprocessors
 LOG2_E = math.log2(math.e)
