@@ -1,4 +1,4 @@
-"""Reads a compiled TPU program: the optimized HLO's text, and the schedules of its Pallas kernels."""
+"""Reads a compiled program: the optimized HLO's text, and the schedules of a TPU's Pallas kernels."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(
 CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+PALLAS = re.compile(r'"(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
@@ -78,7 +79,7 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
-            if operation == "custom-call" and '"tpu_custom_call"' in rest:
+            if operation == "custom-call" and PALLAS.search(rest):
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1
             if operation == "while":
