@@ -61,7 +61,8 @@ def topology_devices(name: str, dump: str) -> Any:
     """Returns devices that can be compiled for; what becomes of each kernel is written to the folder `dump`."""
     card_name, number = name.split("-")
     card, toolkit = CARDS[card_name], _toolkit()
-    os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
+    own = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
+    os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}"
     import numpy as np
     from jax.experimental import topologies
 

@@ -169,3 +169,14 @@ def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:
     *shape, tolerance = shape
     has_wgmma = float(jax.devices()[0].compute_capability) >= 9
     assert np.max(compare(*inputs(*shape), has_wgmma, interpret=False)) < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
+def test_a_card_trains_as_with_the_einsum_and_repeats_itself() -> None:
+    assert implementation("auto", tiny.mesh_of(MeshConfig(), 1), 8, 24, 24, 4, 32) == "pallas"
+    with jax.default_matmul_precision("highest"):
+        plain, kernel, again = (tiny.train(tiny.model(attention=name), steps=5) for name in ("einsum", "auto", "auto"))
+    np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
+    assert kernel[0] == again[0]
+    jax.tree.map(np.testing.assert_array_equal, kernel[1].params, again[1].params)
