@@ -25,7 +25,7 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "
 COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
 COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
 COLLECTIVES |= dict.fromkeys(("reduce-scatter", "all-to-all", "collective-permute"), "other")
-COLLECTIVES["collective-permute-start"] = "other"
+COLLECTIVES |= dict.fromkeys(("reduce-scatter-start", "all-to-all-start", "collective-permute-start"), "other")
 
 
 @dataclasses.dataclass
@@ -74,8 +74,9 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.fusion_cycles += times * int(cycles[1])
             if operation in COLLECTIVES:
                 arrays = ARRAY.findall(shape)
-                if operation in ("all-gather-start", "collective-permute-start"):
-                    arrays = arrays[1:2]  # a start gives its operand before its result
+                if operation.endswith("-start") and operation != "all-reduce-start":
+                    # A start gives its operands before its results.
+                    arrays = ARRAY.findall(shape.split("), ")[1]) if shape.startswith("((") else arrays[1:2]
                 costs.collective_bytes[COLLECTIVES[operation]] += times * _bytes_of(arrays)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)

@@ -45,6 +45,7 @@ ENTRY %main (x: f32[4,256]) -> f32[4,256] {
   %while.1 = (s32[], f32[4,256]{1,0}) while(%t), condition=%condition, body=%body
   %while.2 = (s32[], f32[4,256]) while(%t), condition=%condition, body=%body, config={"known_trip_count":{"n":"2"}}
   %all-gather-start.1 = (f32[4,256]{1,0}, f32[16,256]{1,0}) all-gather-start(%x), dimensions={0}
+  %both.1 = ((f32[4]{0}, bf16[8]{0}), (f32[2]{0}, bf16[4]{0})) reduce-scatter-start(%x, %y), dimensions={0}
   ROOT %copy.1 = f32[4,256]{1,0} copy(%x), backend_config={"estimated_cycles":"7"}
 }
 """
@@ -68,6 +69,7 @@ def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
+    assert costs.collective_bytes["other"] == 2 * 4 + 4 * 2
     with pytest.raises(ValueError, match="unknown length"):
         costs_of_program(PROGRAM.replace("direction=LT", "direction=NE"))
 
