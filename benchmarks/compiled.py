@@ -1,11 +1,13 @@
-"""Compiles a training step for TPUs that are not here, and says what the compiler says it costs.
+"""Compiles a training step for TPUs or GPUs that are not here, and says what the compiler says it costs.
 
     python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --json
     python -m benchmarks.compiled --family=lm --size=1.0b --topology=v3-8 --batch=128 --targets=1024 --fsdp=8
+    python -m benchmarks.compiled --size=base --topology=h200-1                # or a100-8, …: NVIDIA's cards
     python -m benchmarks.compiled --size=small --topology=cpu-8 --batch=64     # of 8 simulated devices
 
-Needs libtpu (`bash launch/setup.sh tpu`), no TPU. Cycles are estimates of one device: they compare two programs for
-the same chips, they are not times.
+Needs libtpu (`bash launch/setup.sh tpu`) or, for GPUs, NVIDIA's wheels (`pip install "jax[cuda12]"`, at the version
+of requirements.txt); no chip. Cycles are estimates of one device: they compare two programs for the same chips, they
+are not times.
 
 fusion_cycles         XLA's estimates of its fusions, loops multiplied by their trip counts
 kernel_cycles         Pallas calls: the bundles of their compiled schedule times the iterations of their grid; where a
@@ -16,6 +18,8 @@ compile_cpu_seconds   of tracing and compiling, all threads
 program_kib           the optimized program's text
 estimated_mfu         limba/profile.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
+kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
+                      that they could not hold, shared memory, and the tensor cores' instructions it uses
 
 Bytes of collectives are those of their results on one device, a reduce-scatter's of its operands, loops multiplied. A
 ring moves twice as many for an all-reduce as for an all-gather or a reduce-scatter of the same size.
@@ -27,10 +31,12 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import compiled_gpu
 from launch import environment
 from limba.config import ConfigError
 
@@ -55,7 +61,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
     parser.add_argument("--size", default="base", help="file of that folder")
-    parser.add_argument("--topology", default="v4-8", choices=(*TOPOLOGIES, *CPUS))
+    parser.add_argument("--topology", default="v4-8", choices=(*TOPOLOGIES, *compiled_gpu.TOPOLOGIES, *CPUS))
     parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all devices")
     parser.add_argument("--inputs", type=int, default=512, help="of an encoder")
     parser.add_argument("--targets", type=int, default=114)
@@ -166,9 +172,11 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.compiled_program import costs_of_program, kernel_cycles
     from limba.profile import flops_per_sequence
 
-    config, devices = model_config(args), topology_devices(args.topology)
+    on_gpu, dump = args.topology in compiled_gpu.TOPOLOGIES, tempfile.TemporaryDirectory()
+    config = model_config(args)
+    devices = compiled_gpu.topology_devices(args.topology, dump.name) if on_gpu else topology_devices(args.topology)
     began, cpu_began = time.perf_counter(), time.process_time()
-    compiled = trace_step(args, config, devices).lower().compile()
+    compiled = trace_step(args, config, devices).lower(lowering_platforms=("cuda",) if on_gpu else None).compile()
     compiling = {
         "compile_seconds": time.perf_counter() - began,
         "compile_cpu_seconds": time.process_time() - cpu_began,
@@ -189,6 +197,9 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
         **compiling,
         "program_kib": len(text) / 2**10,
     }
+    if on_gpu:
+        with dump:
+            return figures | {"kernels": compiled_gpu.kernels(costs.kernels, dump.name)}
     if args.topology in CPUS:
         return figures | {"product_gflops": costs.product_flops / 1e9, "kernels": {}}
     _, _, peak_tflops, clock_ghz = TOPOLOGIES[args.topology]
@@ -224,7 +235,9 @@ def main(argv: Sequence[str]) -> None:
         if name != "kernels":
             print(f"{name:24}{value:,.4g}" if value < 1e4 else f"{name:24}{value / 1e6:,.1f} M")
     for name, kernel in figures["kernels"].items():
-        print(f"  {kernel['calls']:g} x {name}: {kernel['cycles'] / 1e6:,.2f} M, {kernel['counted_from']}")
+        rest = ", ".join(f"{key} {value}" for key, value in kernel.items() if key not in ("calls", "cycles"))
+        cycles = f"{kernel['cycles'] / 1e6:,.2f} M, " if "cycles" in kernel else ""
+        print(f"  {kernel['calls']:g} x {name}: {cycles}{rest}")
 
 
 if __name__ == "__main__":

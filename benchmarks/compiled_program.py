@@ -1,4 +1,4 @@
-"""Reads a compiled TPU program: the optimized HLO's text, and the schedules of its Pallas kernels."""
+"""Reads a compiled program: the optimized HLO's text, and the schedules of a TPU's Pallas kernels."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\(
 CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computations)=\{?((?:%[\w.\-]+[, ]*)+)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+PALLAS = re.compile(r'"(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 COLLECTIVES = {"all-reduce": "all-reduce", "all-reduce-start": "all-reduce"}
 COLLECTIVES |= {"all-gather": "all-gather", "all-gather-start": "all-gather"}
-COLLECTIVES["reduce-scatter"] = "reduce-scatter"
+COLLECTIVES |= dict.fromkeys(("reduce-scatter", "reduce-scatter-start"), "reduce-scatter")
 COLLECTIVES |= dict.fromkeys(("all-to-all", "collective-permute"), "other")
-COLLECTIVES["collective-permute-start"] = "other"
+COLLECTIVES |= dict.fromkeys(("all-to-all-start", "collective-permute-start"), "other")
 # What these apply is a scalar's operation.
 SCALARWISE = ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "reduce-window", "sort", "scatter", "map")
 
@@ -77,8 +78,11 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.fusion_cycles += times * int(cycles[1])
             if operation in COLLECTIVES:
                 kind, arrays = COLLECTIVES[operation], ARRAY.findall(shape)
-                if operation in ("all-gather-start", "collective-permute-start"):
-                    arrays = arrays[1:2]  # a start gives its operand before its result
+                if operation.endswith("-start") and operation != "all-reduce-start":
+                    # A start gives its operands before its results; of a reduce-scatter the operands are exchanged.
+                    place = 0 if kind == "reduce-scatter" else 1
+                    several = shape.startswith("((")
+                    arrays = ARRAY.findall(shape.split("), ")[place]) if several else arrays[place : place + 1]
                 if operation == "reduce-scatter":
                     arrays = [array for x in _operands(rest) for array in ARRAY.findall(shapes[x])]
                 if name.startswith("all-reduce-scatter"):  # how a TPU's compiler writes a reduce-scatter
@@ -86,7 +90,7 @@ def costs_of_program(text: str) -> ProgramCosts:
                 costs.collective_bytes[kind] += times * _bytes_of(arrays)
             if operation == "dot":
                 costs.product_flops += times * _flops_of_product(shape, rest, shapes)
-            if operation == "custom-call" and '"tpu_custom_call"' in rest:
+            if operation == "custom-call" and PALLAS.search(rest):
                 costs.kernels[_kernel_name(rest)] += times
             repeats = 1
             if operation == "while":

@@ -47,7 +47,7 @@ class ModelConfig:
     dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
     remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
-    attention: str = "auto"  # einsum, memory_efficient, pallas (TPU; both keep no scores), auto: the platform's fastest
+    attention: str = "auto"  # einsum, memory_efficient, pallas (TPU, GPU; both keep no scores), auto: the fastest here
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))

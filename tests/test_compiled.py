@@ -1,4 +1,4 @@
-"""What a compiled program costs, read from its text; and, where libtpu is at hand, kernels compiled for a TPU."""
+"""What a compiled program costs, read from its text; and, where their compilers are, kernels for a TPU and a GPU."""
 
 import importlib.util
 import json
@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from benchmarks import compiled_gpu
 from benchmarks.compiled_program import costs_of_program, cycles_of_schedule
+from limba.config import ConfigError
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
@@ -23,6 +25,7 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   %left.1 = f32[4,256]{1,0} get-tuple-element(%arg), index=1
   %dot.1 = f32[4,8]{1,0} dot(%left.1, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %try.1 = bf16[8,128] custom-call(%x), custom_call_target="tpu_custom_call", metadata={op_name="f/a/pallas_call"}
+  %triton.1 = bf16[8] custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="f/b/pallas_call"}
   ROOT %tuple.1 = (s32[], f32[4,256]{1,0}) tuple(%i, %y)
 }
 
@@ -50,6 +53,8 @@ ENTRY %main (x: f32[4,256]) -> f32[4,256] {
   %all-gather-start.1 = (f32[4,256]{1,0}, f32[16,256]{1,0}) all-gather-start(%x), dimensions={0}
   %reduce-scatter.1 = f32[1,256]{1,0} reduce-scatter(%x), dimensions={0}, to_apply=%sum
   %fusion.3 = bf16[16,128]{1,0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.2
+  %both.1 = ((f32[4]{0}, bf16[8]{0}), (f32[2]{0}, bf16[4]{0})) reduce-scatter-start(%x, %y), dimensions={0}
+  %both.2 = ((f32[4]{0}, bf16[8]{0}), (f32[8]{0}, bf16[16]{0})) all-to-all-start(%x, %y), dimensions={0}
   ROOT %copy.1 = f32[4,256]{1,0} copy(%x), backend_config={"estimated_cycles":"7"}
 }
 """
@@ -69,11 +74,12 @@ second_minor_factor: 1 */ }
 def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     costs = costs_of_program(PROGRAM)
     assert costs.fusion_cycles == 5 * 100 + 7
-    assert costs.kernels == {"a": 5}
+    assert costs.kernels == {"a": 5, "b": 5}
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
-    assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2
+    assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2 + (4 * 4 + 8 * 2)
+    assert costs.collective_bytes["other"] == 8 * 4 + 16 * 2
     with pytest.raises(ValueError, match="unknown length"):
         costs_of_program(PROGRAM.replace("direction=LT", "direction=NE"))
 
@@ -95,3 +101,26 @@ def test_a_step_compiles_for_a_tpu_pod() -> None:
     assert figures["total_cycles"] == figures["fusion_cycles"] + figures["kernel_cycles"]
     assert {kernel["counted_from"] for kernel in figures["kernels"].values()} == {"compiled schedule"}
     assert len(figures["kernels"]) == 6 and figures["live_gib_per_chip"] > 0 and 0 < figures["estimated_mfu"] < 1
+
+
+def test_without_nvidia_s_compiler_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_gpu.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="No compiler for NVIDIA's cards.*pip install"):
+        compiled_gpu.topology_devices("h200-1", "unused")
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason='needs pip install "jax[cuda12]"')
+@pytest.mark.parametrize("topology", ["h200-2", "a100-1"])
+def test_a_step_compiles_for_a_gpu_without_spilling(topology: str) -> None:
+    layers = [f"--field=num_{part}_layers=1" for part in ("encoder", "decoder")]
+    command = [sys.executable, "-m", "benchmarks.compiled", "--size=small", f"--topology={topology}", "--json", *layers]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert len(figures["kernels"]) == 11 and figures["live_gib_per_chip"] > 0
+    assert (figures["all_reduce_mib"] > 0) == (topology == "h200-2")
+    for kernel in figures["kernels"].values():
+        assert kernel["calls"] == 1 and kernel["spilled_bytes"] == 0
+        assert all(name.startswith("wgmma" if topology == "h200-2" else "mma") for name in kernel["products"])
+        assert kernel["products"] and kernel["shared_kib"] < (227 if topology == "h200-2" else 163)

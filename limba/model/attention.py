@@ -48,16 +48,19 @@ def dot_product_attention(
 IMPLEMENTATIONS = {"einsum": dot_product_attention, "memory_efficient": memory_efficient_attention}
 
 
-def implementation(choice: str, mesh: Mesh | None, batch: int, queries: int, keys: int, heads: int) -> str:
+def implementation(
+    choice: str, mesh: Mesh | None, batch: int, queries: int, keys: int, heads: int, head_dim: int
+) -> str:
     """Returns the name of what computes attention: `choice`, or with 'auto' what is fastest here.
 
-    `mesh` is where it will run, which may be on devices that are only compiled for. The Pallas kernel leaves to the
-    einsum a batch that does not divide among the devices (an evaluation's, say) and what its memory does not hold.
+    `mesh` is where it will run, which may be on devices that are only compiled for. The Pallas kernels leave to the
+    einsum a batch that does not divide among the devices (an evaluation's, say), what a TPU's memory does not hold,
+    heads of odd widths on a GPU, and GPUs that are too old.
     """
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    devices = jax.device_count() if mesh is None else mesh.size
-    if choice == "pallas" or (choice == "auto" and platform == "tpu"):
-        return "pallas" if PallasAttention(mesh, heads).takes(batch, keys) else "einsum"
+    kernel = PallasAttention(mesh, heads)
+    platform, devices = kernel.device.platform, jax.device_count() if mesh is None else mesh.size
+    if choice == "pallas" or (choice == "auto" and platform in ("tpu", "gpu")):
+        return "pallas" if kernel.takes(batch, keys, head_dim) else "einsum"
     if choice != "auto":
         return choice
     # Examples one by one would have to be gathered from the devices that share the batch. As measured in
@@ -75,8 +78,8 @@ def attend(
     mask: Bool[Array, "B Q K"],
 ) -> Float[Array, "B Q H C"]:
     """Returns softmax(q k^T) v by the choice's implementation, for any mask; the einsum where that is Pallas."""
-    batch, queries, heads, _ = query.shape
-    name = implementation(choice, mesh, batch, queries, key.shape[1], heads)
+    batch, queries, heads, head_dim = query.shape
+    name = implementation(choice, mesh, batch, queries, key.shape[1], heads, head_dim)
     attended = IMPLEMENTATIONS.get(name, dot_product_attention)(query, key, value, None, mask)
     return checkpoint_name(attended, ATTENDED)
 
@@ -96,18 +99,19 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "B Q D"],
         memory: Float[Array, "B K D"],
-        bias: Float[Array, "H Q K"] | Float[Array, "G H K Q"] | None,
+        bias: Float[Array, "H Q K"] | Float[Array, "G H K Q"] | Float[Array, "G H P"] | None,
         mask: Mask,
         deterministic: bool,
     ) -> Float[Array, "B Q D"]:
         (batch, queries, _), keys = x.shape, memory.shape[1]
-        name = implementation(self.choice, self.mesh, batch, queries, keys, self.num_heads)
+        name = implementation(self.choice, self.mesh, batch, queries, keys, self.num_heads, self.head_dim)
+        kernel = PallasAttention(self.mesh, self.num_heads)
         kept = None
         if self.dropout_rate > 0 and not deterministic:
             # T5 drops an attention weight for all queries of a head alike: that is to drop the value it picks.
             shape = (batch, keys, self.num_heads, 1)
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.dropout_rate, shape)
-        if name == "pallas":
+        if name == "pallas" and not kernel.on_gpu:
             return self._feature_major(x, memory, bias, mask, kept)
         width = self.num_heads * self.head_dim
 
@@ -120,8 +124,11 @@ class Attention(nn.Module):
         value = project("value", memory, attention_kernel_init)
         if kept is not None:
             value = jnp.where(kept, value / (1 - self.dropout_rate), 0)
-        attended = IMPLEMENTATIONS[name](query, key, value, bias, mask.visible())
-        attended = checkpoint_name(attended.reshape(*x.shape[:-1], width), ATTENDED)
+        if name == "pallas":  # has its name for `remat` from there
+            attended = kernel((query, key, value), bias, mask).reshape(*x.shape[:-1], width)
+        else:
+            attended = IMPLEMENTATIONS[name](query, key, value, bias, mask.visible())
+            attended = checkpoint_name(attended.reshape(*x.shape[:-1], width), ATTENDED)
         return Dense(x.shape[-1], ("joined_kv", "embed"), self.dtype, attention_kernel_init, name="out")(attended)
 
     def _feature_major(
@@ -132,7 +139,7 @@ class Attention(nn.Module):
         mask: Mask,
         kept: Array | None,
     ) -> Float[Array, "B Q D"]:
-        """Returns the same by the Pallas kernel: lengths last, the projections of an input in one product."""
+        """Returns the same by a TPU's Pallas kernel: lengths last, the projections of an input in one product."""
         features, heads, width = x.shape[-1], self.num_heads, self.head_dim
 
         def kernel(name: str, init: Initializer) -> Float[Array, "D H C"]:

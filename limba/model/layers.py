@@ -48,6 +48,8 @@ def _matmul_forward(x: Array, kernel: Array, output_dtype: jnp.dtype) -> tuple[A
 
 def _matmul_backward(output_dtype: jnp.dtype, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = saved
+    # That of float32 logits is rounded, as in the chunked loss: a GPU multiplies float32 at half the speed at best.
+    gradient = gradient.astype(x.dtype)
     last, rows = gradient.ndim - 1, tuple(range(x.ndim - 1))
     to_x = jax.lax.dot_general(gradient, kernel, (((last,), (1,)), ((), ())), preferred_element_type=output_dtype)
     to_kernel = jax.lax.dot_general(x, gradient, ((rows, rows), ((), ())), preferred_element_type=output_dtype)

@@ -44,8 +44,9 @@ def relative_position_buckets(
 class RelativeBias(nn.Module):
     """The table `rel_embedding` [H, buckets], looked up for every pair of positions.
 
-    With `attend`, it comes as that attention wants it: keys before queries, and once for each group of devices
-    that share a batch. Each adds up its own gradient over the layers; what is reduced between them is the table's.
+    With `attend`, it comes as that attention wants it: on a GPU as its diagonals, from distance -Q on, else with keys
+    before queries; and once for each group of devices that share a batch. Each adds up its own gradient over the
+    layers; what is reduced between them is the table's.
     """
 
     num_heads: int
@@ -56,7 +57,7 @@ class RelativeBias(nn.Module):
     @nn.compact
     def __call__(
         self, query_length: int, key_length: int, attend: PallasAttention | None = None
-    ) -> Float[Array, "H Q K"] | Float[Array, "G H K Q"]:
+    ) -> Float[Array, "H Q K"] | Float[Array, "G H K Q"] | Float[Array, "G H P"]:
         init = nn.with_logical_partitioning(
             nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"), ("heads", "relpos_buckets")
         )
@@ -72,10 +73,12 @@ class RelativeBias(nn.Module):
             max_distance=self.max_distance,
         )
         if attend is not None:
-            buckets = buckets[-columns % period]  # read as query minus key
+            # Read from the most negative distance on, or as query minus key.
+            buckets = np.roll(buckets, query_length) if attend.on_gpu else buckets[-columns % period]
             tables = attend.for_each_group(table)
-            flat = tables.reshape(-1, self.num_buckets)
-            diagonals = _diagonals(flat, buckets)
+            diagonals = _diagonals(tables.reshape(-1, self.num_buckets), buckets)
+            if attend.on_gpu:
+                return diagonals.reshape(*tables.shape[:2], period)
             spread = _spread_diagonals(diagonals, key_length, query_length)
             return spread.reshape(*tables.shape[:2], key_length, query_length)
         return _spread_diagonals(_diagonals(table, buckets), query_length, key_length)

@@ -49,7 +49,7 @@ def _attention(config: ModelConfig, mesh: Mesh | None, name: str) -> Attention:
 
 def _relative_bias(
     config: ModelConfig, mesh: Mesh | None, bidirectional: bool, x: Float[Array, "B L D"]
-) -> Float[Array, "H L L"] | Float[Array, "G H L L"]:
+) -> Float[Array, "*G H L L"] | Float[Array, "G H P"]:
     """Returns the bias of self-attention over `x`, as the attention that will be taken wants it."""
     bias = RelativeBias(
         config.num_heads,
@@ -59,7 +59,7 @@ def _relative_bias(
         name="relpos_bias",
     )
     batch, length, _ = x.shape
-    name = implementation(config.attention, mesh, batch, length, length, config.num_heads)
+    name = implementation(config.attention, mesh, batch, length, length, config.num_heads, config.head_dim)
     return bias(length, length, PallasAttention(mesh, config.num_heads) if name == "pallas" else None)
 
 
@@ -73,7 +73,7 @@ class EncoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        bias: Float[Array, "*G H L L"] | None,
+        bias: Float[Array, "*G H L L"] | Float[Array, "G H P"] | None,
         mask: Mask,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
@@ -98,7 +98,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B Q D"],
         encoded: Float[Array, "B K D"],
-        bias: Float[Array, "*G H Q Q"] | None,
+        bias: Float[Array, "*G H Q Q"] | Float[Array, "G H P"] | None,
         mask: Mask,
         cross_mask: Mask,
         deterministic: bool,

@@ -126,8 +126,8 @@ def test_pallas_attention_refuses_what_its_memory_does_not_hold() -> None:
     assert Plan.of(32, 512, 512, False, False).rows == 2 and Plan.of(32, 114, 114, True, False).rows == 8
     with pytest.raises(ValueError, match="4096 keys are more than the 2048"):
         Plan.of(1, 128, 4096, False, False)
-    assert implementation("pallas", None, 8, 4096, 4096, 4) == "einsum"
-    assert implementation("pallas", tiny.mesh_of(MeshConfig(), 8), 4, 8, 8, 4) == "einsum"  # 4 rows on 8 devices
+    assert implementation("pallas", None, 8, 4096, 4096, 4, 32) == "einsum"
+    assert implementation("pallas", tiny.mesh_of(MeshConfig(), 8), 4, 8, 8, 4, 32) == "einsum"  # 4 rows on 8 devices
 
 
 def test_network_has_the_same_gradients_with_pallas_attention_on_a_mesh() -> None:

@@ -1,8 +1,9 @@
-"""The Pallas kernel on a mesh: each device attends for its own examples and heads."""
+"""The Pallas kernels on a mesh: each device attends for its own examples and heads."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from limba.mesh import LOGICAL_AXIS_RULES
-from limba.model.kernels.pallas_tpu import fits, pallas_attention
+from limba.model.kernels import pallas_gpu, pallas_tpu
 from limba.model.masks import Mask
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasAttention:
-    """Attention by `pallas_tpu` over the devices of `mesh`; None is one device."""
+    """Attention by `pallas_gpu` on GPUs, else by `pallas_tpu`, over the devices of `mesh`; None is one device."""
 
     mesh: Mesh | None
     num_heads: int
+
+    @property
+    def device(self) -> jax.Device:
+        return jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.platform == "gpu"
+
+    @property
+    def compute_capability(self) -> float:
+        """NVIDIA's number for what a GPU can do: 8.0 an A100, 9.0 an H100 or H200; 0 where it has none."""
+        text = str(getattr(self.device, "compute_capability", ""))
+        return float(text) if re.fullmatch(r"\d+\.\d+", text) else 0.0
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -39,8 +54,12 @@ class PallasAttention:
             sizes *= self.mesh.shape[axis]
         return sizes
 
-    def takes(self, batch: int, keys: int) -> bool:
-        return batch % self.num_groups == 0 and fits(keys)
+    def takes(self, batch: int, keys: int, head_dim: int) -> bool:
+        if self.on_gpu:
+            fits = self.compute_capability >= pallas_gpu.COMPUTE_CAPABILITY and head_dim in pallas_gpu.WIDTHS
+        else:
+            fits = pallas_tpu.fits(keys)
+        return fits and batch % self.num_groups == 0
 
     def for_each_group(self, array: Float[Array, "H N"]) -> Float[Array, "G H N"]:
         """Returns a copy for each group of devices."""
@@ -51,24 +70,30 @@ class PallasAttention:
         return jax.lax.with_sharding_constraint(copies, NamedSharding(self.mesh, spec))
 
     def __call__(
-        self, projections: tuple[Float[Array, "B _ H C _"], ...], bias: Float[Array, "G H K Q"] | None, mask: Mask
-    ) -> Float[Array, "B H C Q"]:
-        """Returns what `pallas_attention` does; run by an interpreter, slowly, where there is no TPU."""
-        platform = jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
+        self,
+        arrays: tuple[Float[Array, "B _ H _ _"], ...] | tuple[Float[Array, "B _ H C"], ...],
+        bias: Float[Array, "G H K Q"] | Float[Array, "G H P"] | None,
+        mask: Mask,
+    ) -> Float[Array, "B H C Q"] | Float[Array, "B Q H C"]:
+        """Returns what the platform's `pallas_attention` does of the arrays that it takes.
 
-        def attend(projections: tuple, bias: Array | None, query_ids: Array, key_ids: Array) -> Array:
+        Where there is neither a TPU nor a GPU an interpreter runs that of `pallas_tpu`, slowly.
+        """
+        on_gpu, on_tpu, has_wgmma = self.on_gpu, self.device.platform == "tpu", 9 <= self.compute_capability < 11
+
+        def attend(arrays: tuple, bias: Array | None, query_ids: Array, key_ids: Array) -> Array:
             bias = None if bias is None else bias[0]
-            return pallas_attention(projections, bias, query_ids, key_ids, mask.causal, platform != "tpu")
+            if on_gpu:
+                return pallas_gpu.pallas_attention(*arrays, bias, query_ids, key_ids, mask.causal, has_wgmma)
+            return pallas_tpu.pallas_attention(arrays, bias, query_ids, key_ids, mask.causal, not on_tpu)
 
-        arrays = (projections, bias, mask.query_ids, mask.key_ids)
+        inputs = (arrays, bias, mask.query_ids, mask.key_ids)
         if self.mesh is None or self.mesh.size == 1:
-            return attend(*arrays)
+            return attend(*inputs)
         batch, heads = self.batch_axes, self.heads_axis
         ids = PartitionSpec(batch)
-        specs = (PartitionSpec(batch, None, heads), PartitionSpec(batch, heads), ids, ids)
-        specs = specs if bias is not None else (specs[0], None, ids, ids)
+        specs = (PartitionSpec(batch, None, heads), None if bias is None else PartitionSpec(batch, heads), ids, ids)
+        attended = PartitionSpec(batch, None, heads) if on_gpu else PartitionSpec(batch, heads)
         # What is alike on all devices of a group is so because each computes it: there is nothing to check.
-        mapped = jax.shard_map(
-            attend, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(batch, heads), check_vma=False
-        )
-        return mapped(*arrays)
+        mapped = jax.shard_map(attend, mesh=self.mesh, in_specs=specs, out_specs=attended, check_vma=False)
+        return mapped(*inputs)

@@ -1,0 +1,115 @@
+"""NVIDIA's cards that are not here: their descriptions for XLA's compiler, and what became of their kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from limba.config import ConfigError
+
+
+class Card(NamedTuple):
+    """What XLA asks of a card; by NVIDIA's data sheets and its CUDA C++ programming guide."""
+
+    name: str
+    compute_capability: int
+    multiprocessors: int
+    clock_ghz: float
+    memory_gb: float
+    gb_per_second: int
+    l2_mb: int
+    shared_kib: int  # that a program can have, of 1 KiB more
+
+
+CARDS = {
+    "a100": Card("NVIDIA A100-SXM4-80GB", 8, 108, 1.41, 85.0, 2039, 40, 163),
+    "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
+    "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
+}
+TOPOLOGIES = tuple(f"{card}-{number}" for card in CARDS for number in (1, 2, 4, 8))
+# Products go to cuBLAS as they are: what is fastest could only be found on a card.
+FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+DESCRIPTION = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared} shared_memory_per_core: {shared_in_all}
+  core_count: {card.multiprocessors} fpus_per_core: {fpus} clock_rate_ghz: {card.clock_ghz}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bytes_per_second} l2_cache_size: {l2} device_memory_size: {memory}
+  cuda_compute_capability {{ major: {card.compute_capability} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} runtime_version {{ major: 12 minor: 9 }}
+device_description_str: "{card.name}"
+"""
+
+
+def _toolkit() -> Path:
+    """Returns the folder of NVIDIA's compiler, which jax's CUDA wheels bring; ConfigError without."""
+    wheels = importlib.util.find_spec("nvidia")
+    for folder in wheels.submodule_search_locations if wheels else ():
+        for found in Path(folder).glob("*/nvvm/libdevice"):
+            return found.parents[1]
+    raise ConfigError("No compiler for NVIDIA's cards here; install it, without a card, with: pip install jax[cuda12]")
+
+
+def topology_devices(name: str, dump: str) -> Any:
+    """Returns devices that can be compiled for; what becomes of each kernel is written to the folder `dump`."""
+    card_name, number = name.split("-")
+    card, toolkit = CARDS[card_name], _toolkit()
+    own = f"{FLAGS} --xla_gpu_cuda_data_dir={toolkit} --xla_dump_to={dump}"
+    os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}"
+    import numpy as np
+    from jax.experimental import topologies
+
+    text = DESCRIPTION.format(
+        card=card,
+        shared=card.shared_kib << 10,
+        shared_in_all=(card.shared_kib + 1) << 10,
+        fpus=64 if card.compute_capability == 8 else 128,
+        bytes_per_second=card.gb_per_second * 10**9,
+        l2=card.l2_mb << 20,
+        memory=int(card.memory_gb * 1e9),
+    )
+    try:
+        description = topologies.get_topology_desc(
+            platform="cuda", topology_name=card_name, target_config=text, topology=f"1x1x{number}"
+        )
+    except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
+        raise ConfigError(f"No compiler for {name} ({error}); install it with: pip install jax[cuda12]") from error
+    return np.array(description.devices)
+
+
+def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, Any]]:
+    """Returns {kernel: its calls a step, registers a thread, bytes a thread that they could not hold, KiB of shared
+    memory, tensor cores' instructions}, from the programs that were compiled and ptxas's word on them."""
+    shared = {}
+    for path in Path(dump).glob("*thunk_sequence.txt"):
+        for name, size in re.findall(r" (\w+) grid:.*shared_memory: (\d+)", path.read_text()):
+            shared[name] = int(size) / 1024
+    figures: dict[str, dict[str, Any]] = {}
+    for path in Path(dump).glob("*.ptx"):
+        text = path.read_text()
+        name = re.search(r"\.entry (\w+)", text)
+        if not name or name[1] not in calls:
+            continue
+        target = re.search(r"\.target (\w+)", text)[1]
+        command = [str(_toolkit() / "bin" / "ptxas"), "-v", f"-arch={target}", str(path), "-o", os.devnull]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        products = re.findall(
+            r"\b(wgmma|mma)(?:\.mma_async)?\.sync\.aligned\.(\w+)\.(?:row\.col\.)?(f32\.\w+\.\w+)", text
+        )
+        figures[name[1]] = {
+            "calls": calls[name[1]],
+            "registers": int(re.search(r"Used (\d+) registers", done.stderr)[1]),
+            "spilled_bytes": int(re.search(r"(\d+) bytes spill stores", done.stderr)[1]),
+            "shared_kib": shared.get(name[1], 0.0),
+            "products": sorted({" ".join(parts) for parts in products}),
+        }
+    return figures

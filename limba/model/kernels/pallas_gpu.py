@@ -1,0 +1,377 @@
+"""Attention for NVIDIA GPUs that never writes its scores to memory, with T5's bias and its gradient.
+
+FlashAttention-2's blocks (Dao 2023, arXiv:2307.08691), lowered by Triton. The bias is one number a diagonal, so a
+program reads the diagonals, [H, Q + K], which stay in its cache; an array [H, Q, K] would come from the L2 cache more
+slowly than it is used. Backward, one kernel makes the query's gradient, one the key's and the value's, one the bias's:
+a tile of one head, added up in registers while the examples go by. Nothing is added up by atomics: a step repeats bit
+for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from limba.model.kernels.memory_efficient import HIDDEN_SCORE
+from limba.model.layers import ATTENDED
+
+COMPUTE_CAPABILITY = 8.0  # at least: an A100 has it, a V100 (7.0) or T4 (7.5) has not
+WIDTHS = (16, 32, 64, 128)  # of a head
+PROGRAMS = 512  # of the bias's gradient, at least: a few for each of a card's 108 or 132 multiprocessors
+LOG2_E = math.log2(math.e)
+NO_ID = -1  # what a query that sees nothing looks for
+
+
+class Blocks(NamedTuple):
+    """How a kernel is cut: queries and keys of a tile, warps of a program, tiles fetched ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
+STATISTICS = ("highest", "share", "mean")
+# As NVIDIA's compiler has them in registers, without spilling any: for two-byte arrays and heads of up to 64 on cards
+# with wgmma (H100, H200, B200), whose products read shared memory, and for everything else.
+LARGE_BLOCKS = {
+    "forward": Blocks(128, 64, 8, 3),
+    "to_query": Blocks(128, 64, 8, 2),
+    "to_key": Blocks(64, 128, 8, 2),
+    "to_bias": Blocks(128, 64, 8, 2),
+}
+SMALL_BLOCKS = {
+    "forward": Blocks(64, 32, 8, 2),
+    "to_query": Blocks(32, 32, 4, 2),
+    "to_key": Blocks(64, 32, 8, 2),
+    "to_bias": Blocks(64, 32, 8, 2),
+}
+
+
+class Call(NamedTuple):
+    """A call's lengths and choices."""
+
+    queries: int
+    keys: int
+    causal: bool
+    has_wgmma: bool
+    interpret: bool
+
+    def blocks(self, kernel: str, query: Array) -> Blocks:
+        is_large = self.has_wgmma and query.dtype.itemsize == 2 and query.shape[-1] <= 64
+        return (LARGE_BLOCKS if is_large else SMALL_BLOCKS)[kernel]
+
+
+def pallas_attention(
+    query: Float[Array, "B Q H C"],
+    key: Float[Array, "B K H C"],
+    value: Float[Array, "B K H C"],
+    diagonals: Float[Array, "H P"] | None,
+    query_ids: Int[Array, "B Q"],
+    key_ids: Int[Array, "B K"],
+    causal: bool,
+    has_wgmma: bool = True,
+    interpret: bool = False,
+) -> Float[Array, "B Q H C"]:
+    """Returns softmax(q k^T + bias) v; scores and softmax in float32, products in the inputs' dtype.
+
+    The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. A query sees the keys of its own id, with
+    `causal`, which is for a sequence that attends to itself, none behind it, and none at all where its id is 0: it then
+    spreads evenly over all keys. C is one of WIDTHS. `has_wgmma`: compute capability 9 or 10.
+    """
+    call = Call(query.shape[1], key.shape[1], causal, has_wgmma, interpret)
+    # Up to here blocks behind the diagonal can be skipped: a hidden query spreads over them, too.
+    places = jnp.where(query_ids == 0, jnp.arange(call.queries)[None], call.queries)
+    first_hidden = jnp.min(places, axis=1, keepdims=True)
+    ids = {"query_ids": query_ids, "key_ids": key_ids, "first_hidden": first_hidden}
+    return _attend(call, {"query": query, "key": key, "value": value}, diagonals, ids)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: Call, heads: dict[str, Array], diagonals: Array | None, ids: dict[str, Array]) -> Array:
+    return _attend_forward(call, heads, diagonals, ids)[0]
+
+
+def _attend_forward(call: Call, heads: dict, diagonals: Array | None, ids: dict) -> tuple[Array, dict]:
+    arrays = heads | ids | ({} if diagonals is None else {"diagonals": diagonals})
+    results = _run("forward", call, arrays, ["attended", "highest", "share"])
+    arrays |= {name: checkpoint_name(result, ATTENDED) for name, result in results.items()}
+    return arrays["attended"], arrays
+
+
+def _attend_backward(call: Call, saved: dict, gradient: Array) -> tuple:
+    arrays = saved | {"gradient": gradient}
+    found = _run("to_query", call, arrays, ["to_query", "mean"])
+    del arrays["attended"]
+    arrays["mean"] = found["mean"]
+    found |= _run("to_key", call, arrays, ["to_key", "to_value"])
+    to_diagonals = None
+    if "diagonals" in arrays:
+        to_diagonals = _sums_of_diagonals(jnp.sum(_run("to_bias", call, arrays, ["to_bias"])["to_bias"], axis=0))
+    to_heads = {name: found[f"to_{name}"] for name in ("query", "key", "value")}
+    return to_heads, to_diagonals, dict.fromkeys(("query_ids", "key_ids", "first_hidden"))
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _sums_of_diagonals(bias: Float[Array, "H Q K"]) -> Float[Array, "H P"]:
+    """Returns [h, p], the sum over q of bias[h, q, q + p - Q]: rows of P - 1 read at a stride of P."""
+    heads, queries, keys = bias.shape
+    rows = jnp.pad(bias, ((0, 0), (0, 0), (0, queries - 1))).reshape(heads, -1)
+    return jnp.sum(jnp.pad(rows, ((0, 0), (queries, 0))).reshape(heads, queries, queries + keys), axis=1)
+
+
+def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) -> dict[str, Array]:
+    """Runs a kernel over (blocks of a row, heads, examples), the bias's over (tiles, heads, groups of examples)."""
+    query = arrays["query"]
+    (batch, queries, heads, width), keys = query.shape, call.keys
+    blocks = call.blocks(kernel, query)
+    query_blocks, key_blocks = pl.cdiv(queries, blocks.queries), pl.cdiv(keys, blocks.keys)
+    programs, group = key_blocks if kernel == "to_key" else query_blocks, 1
+    if kernel == "to_bias":
+        programs, group = query_blocks * key_blocks, batch
+        while group % 2 == 0 and programs * heads * (batch // group) < PROGRAMS:
+            group //= 2
+
+    def place(name: str) -> tuple[tuple[int, ...], DTypeLike, pl.BlockSpec]:
+        """Returns the shape, the dtype and a program's part of an array."""
+        if name == "diagonals":
+            return (heads, queries + keys), jnp.float32, pl.BlockSpec((None, queries + keys), lambda i, h, b: (h, 0))
+        if name == "to_bias":
+            part = pl.BlockSpec((None, None, queries, keys), lambda i, h, b: (b, h, 0, 0))
+            return (batch // group, heads, queries, keys), jnp.float32, part
+        if name == "first_hidden":
+            return (batch, 1), jnp.int32, pl.BlockSpec((group, 1), lambda i, h, b: (b, 0))
+        length = keys if name in KEY_SIDE else queries
+        if name.endswith("_ids"):
+            return (batch, length), jnp.int32, pl.BlockSpec((group, length), lambda i, h, b: (b, 0))
+        if name in STATISTICS:
+            part = pl.BlockSpec((group, None, length), lambda i, h, b: (b, h, 0))
+            return (batch, heads, length), jnp.float32, part
+        part = pl.BlockSpec((group, length, None, width), lambda i, h, b: (b, 0, h, 0))
+        return (batch, length, heads, width), query.dtype, part
+
+    def body(*refs: Any) -> None:
+        KERNELS[kernel](call, blocks, group, dict(zip([*arrays, *results], refs, strict=True)))
+
+    marks = ("_causal" if call.causal else "") + ("_bias" if "diagonals" in arrays else "")
+    outputs = pl.pallas_call(
+        body,
+        grid=(programs, heads, batch // group),
+        in_specs=[place(name)[2] for name in arrays],
+        out_specs=[place(name)[2] for name in results],
+        out_shape=[jax.ShapeDtypeStruct(*place(name)[:2]) for name in results],
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        interpret=call.interpret,
+        name=f"attention_{kernel}_{queries}x{keys}{marks}",
+    )(*arrays.values())
+    return dict(zip(results, outputs, strict=True))
+
+
+class Side(NamedTuple):
+    """The queries, or the keys, of a tile: `size` from place `first` on, of `length` that there are."""
+
+    first: Array
+    size: int
+    length: int
+
+    @property
+    def places(self) -> Array:
+        return self.first + jnp.arange(self.size, dtype=jnp.int32)
+
+    @property
+    def is_ragged(self) -> bool:
+        """True where a tile may reach behind the end."""
+        return self.length % self.size > 0
+
+    def _inside(self, shape: tuple[int, ...]) -> Array | None:
+        inside = self.places < self.length
+        return jnp.broadcast_to(inside if len(shape) == 1 else inside[:, None], shape) if self.is_ragged else None
+
+    def load(self, refs: dict[str, Any], example: Array | int, *names: str) -> tuple[Array, ...]:
+        """Returns these rows of each array, and zeros behind their end."""
+        rows = []
+        for name in names:
+            at = refs[name].at[
+                (jnp.int32(example), pl.ds(self.first, self.size), *[slice(None)] * (refs[name].ndim - 2))
+            ]
+            rows.append(plgpu.load(at, mask=self._inside(at.shape), other=0 if self.is_ragged else None))
+        return tuple(rows)
+
+    def store(self, refs: dict[str, Any], **results: Array) -> None:
+        for name, rows in results.items():
+            at = refs[name].at[(jnp.int32(0), pl.ds(self.first, self.size), *[slice(None)] * (rows.ndim - 1))]
+            plgpu.store(at, rows.astype(refs[name].dtype), mask=self._inside(rows.shape))
+
+
+class Tile(NamedTuple):
+    """Queries by keys, [Q, K], or, with `keys_first`, [K, Q]."""
+
+    call: Call
+    queries: Side
+    keys: Side
+    keys_first: bool = False
+
+    def of_query(self, x: Array) -> Array:
+        return jnp.expand_dims(x, 0 if self.keys_first else 1)
+
+    def of_key(self, x: Array) -> Array:
+        return jnp.expand_dims(x, 1 if self.keys_first else 0)
+
+    def product(self, of_query: Float[Array, "Q C"], of_key: Float[Array, "K C"]) -> Array:
+        return _product(of_key, of_query, 1, 1) if self.keys_first else _product(of_query, of_key, 1, 1)
+
+    def bias(self, refs: dict[str, Any]) -> Array | None:
+        if "diagonals" not in refs:
+            return None
+        query_places, key_places = self.of_query(self.queries.places), self.of_key(self.keys.places)
+        diagonals = refs["diagonals"].at[key_places - query_places + self.queries.length]
+        if not (self.queries.is_ragged or self.keys.is_ragged):
+            return plgpu.load(diagonals)
+        inside = (query_places < self.queries.length) & (key_places < self.keys.length)
+        return plgpu.load(diagonals, mask=inside, other=0)
+
+    def scores(
+        self, query: Array, key: Array, query_ids: Array, key_ids: Array, bias: Array | None
+    ) -> tuple[Array, Array]:
+        """Returns the scores, and True where they are visible; keys behind the last score -infinity."""
+        scores = self.product(query, key)
+        if bias is not None:
+            scores = scores + bias
+        visible = self.of_query(jnp.where(query_ids == 0, NO_ID, query_ids)) == self.of_key(key_ids)
+        key_places = self.of_key(self.keys.places)
+        if self.call.causal:
+            visible &= key_places <= self.of_query(self.queries.places)
+        scores = jnp.where(visible, scores, HIDDEN_SCORE)
+        return jnp.where(key_places < self.keys.length, scores, -jnp.inf) if self.keys.is_ragged else scores, visible
+
+
+def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    return jax.lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _exp(x: Array) -> Array:
+    return jnp.exp2(x * LOG2_E)  # one instruction; exp is ten
+
+
+def _queries(call: Call, blocks: Blocks, block: Array) -> Side:
+    return Side(block * blocks.queries, blocks.queries, call.queries)
+
+
+def _keys(call: Call, blocks: Blocks, block: Array) -> Side:
+    return Side(block * blocks.keys, blocks.keys, call.keys)
+
+
+def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Any], queries: Side) -> Array | int:
+    """Returns how many blocks of keys these queries see."""
+    all_blocks = pl.cdiv(call.keys, blocks.keys)
+    if not call.causal:
+        return all_blocks
+    end = queries.first + queries.size
+    seen = jnp.minimum(jax.lax.div(end + blocks.keys - 1, blocks.keys), all_blocks)
+    return jnp.where(end > refs["first_hidden"][0, 0], all_blocks, seen)
+
+
+def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+    queries = _queries(call, blocks, pl.program_id(0))
+    query, query_ids = queries.load(refs, 0, "query", "query_ids")
+
+    def step(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        sums, highest, total = carry
+        tile = Tile(call, queries, _keys(call, blocks, block))
+        key, value, key_ids = tile.keys.load(refs, 0, "key", "value", "key_ids")
+        scores, _ = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        higher = jnp.maximum(highest, jnp.max(scores, axis=1))
+        weights, shrunk = _exp(scores - higher[:, None]), _exp(highest - higher)
+        sums = sums * shrunk[:, None] + _product(weights.astype(value.dtype), value, 1, 0)
+        return sums, higher, total * shrunk + jnp.sum(weights, axis=1)
+
+    start = jnp.zeros(query.shape, jnp.float32), jnp.full(queries.size, -jnp.inf), jnp.zeros(queries.size)
+    sums, highest, total = jax.lax.fori_loop(0, _key_blocks(call, blocks, refs, queries), step, start)
+    share = 1 / total
+    queries.store(refs, attended=sums * share[:, None], highest=highest, share=share)
+
+
+def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+    queries = _queries(call, blocks, pl.program_id(0))
+    query, gradient, attended = queries.load(refs, 0, "query", "gradient", "attended")
+    query_ids, highest, share = queries.load(refs, 0, "query_ids", "highest", "share")
+    # The mean of the weights' gradients, but for the rounding of what was attended; what that took is added below.
+    mean = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=1)
+
+    def step(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        to_query, lost = carry
+        tile = Tile(call, queries, _keys(call, blocks, block))
+        key, value, key_ids = tile.keys.load(refs, 0, "key", "value", "key_ids")
+        scores, visible = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        weights = _exp(scores - highest[:, None]) * share[:, None]
+        to_scores = jnp.where(visible, weights * (tile.product(gradient, value) - mean[:, None]), 0)
+        return to_query + _product(to_scores.astype(key.dtype), key, 1, 0), lost + jnp.sum(to_scores, axis=1)
+
+    start = jnp.zeros(query.shape, jnp.float32), jnp.zeros(queries.size)
+    to_query, lost = jax.lax.fori_loop(0, _key_blocks(call, blocks, refs, queries), step, start)
+    queries.store(refs, to_query=to_query, mean=mean + lost)
+
+
+def _to_key_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+    keys = _keys(call, blocks, pl.program_id(0))
+    key, value, key_ids = keys.load(refs, 0, "key", "value", "key_ids")
+
+    def step(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        to_key, to_value = carry
+        tile = Tile(call, _queries(call, blocks, block), keys, keys_first=True)
+        query, gradient, query_ids = tile.queries.load(refs, 0, "query", "gradient", "query_ids")
+        highest, share, mean = tile.queries.load(refs, 0, "highest", "share", "mean")
+        scores, visible = tile.scores(query, key, query_ids, key_ids, tile.bias(refs))
+        weights = _exp(scores - highest[None]) * share[None]
+        to_value = to_value + _product(weights.astype(gradient.dtype), gradient, 1, 0)
+        to_scores = jnp.where(visible, weights * (tile.product(gradient, value) - mean[None]), 0)
+        return to_key + _product(to_scores.astype(query.dtype), query, 1, 0), to_value
+
+    # Before the diagonal only hidden queries see these keys.
+    first = jax.lax.div(jnp.minimum(keys.first, refs["first_hidden"][0, 0]), blocks.queries) if call.causal else 0
+    start = jnp.zeros(key.shape, jnp.float32), jnp.zeros(key.shape, jnp.float32)
+    to_key, to_value = jax.lax.fori_loop(first, pl.cdiv(call.queries, blocks.queries), step, start)
+    keys.store(refs, to_key=to_key, to_value=to_value)
+
+
+def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+    key_blocks = pl.cdiv(call.keys, blocks.keys)
+    queries = _queries(call, blocks, jax.lax.div(pl.program_id(0), key_blocks))
+    tile = Tile(call, queries, _keys(call, blocks, jax.lax.rem(pl.program_id(0), key_blocks)))
+    bias = tile.bias(refs)
+
+    def step(example: Array, to_bias: Array) -> Array:
+        query, gradient, query_ids = queries.load(refs, example, "query", "gradient", "query_ids")
+        highest, share, mean = queries.load(refs, example, "highest", "share", "mean")
+        key, value, key_ids = tile.keys.load(refs, example, "key", "value", "key_ids")
+        scores, visible = tile.scores(query, key, query_ids, key_ids, bias)
+        weights = _exp(scores - highest[:, None]) * share[:, None]
+        return to_bias + jnp.where(visible, weights * (tile.product(gradient, value) - mean[:, None]), 0)
+
+    # Tiles behind the diagonal have no gradient.
+    has_any = tile.keys.first < queries.first + queries.size
+    count = group * has_any.astype(jnp.int32) if call.causal else group
+    to_bias = jax.lax.fori_loop(0, count, step, jnp.zeros((queries.size, tile.keys.size), jnp.float32))
+    at = refs["to_bias"].at[pl.ds(queries.first, queries.size), pl.ds(tile.keys.first, tile.keys.size)]
+    inside = (queries.places < call.queries)[:, None] & (tile.keys.places < call.keys)[None]
+    plgpu.store(at, to_bias, mask=inside)
+
+
+KERNELS = {
+    "forward": _forward_kernel,
+    "to_query": _to_query_kernel,
+    "to_key": _to_key_kernel,
+    "to_bias": _to_bias_kernel,
+}
