@@ -28,6 +28,7 @@ ring moves twice as many for an all-reduce as for an all-gather or a reduce-scat
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ from typing import Any
 
 from benchmarks import compiled_gpu
 from launch import environment
-from limba.config import ConfigError
+from limba.config import ConfigError, ModelConfig
 
 # Name on the cloud: libtpu's topology, its further choices, peak TFLOP/s of a device, its clock in GHz.
 MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
@@ -87,6 +88,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(
             "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    unknown = next((field for field in args.field if field.partition("=")[0] not in fields or "=" not in field), None)
+    if unknown:
+        raise ConfigError(f"--field={unknown} is no NAME=VALUE of ModelConfig, which has {', '.join(sorted(fields))}.")
     return args
 
 
@@ -121,8 +126,6 @@ def _simulated_devices(number: int) -> Any:
 
 
 def model_config(args: argparse.Namespace) -> Any:
-    import dataclasses
-
     from launch.flags import model_config
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
@@ -147,6 +150,12 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from limba.train_step import compile_ready_step
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
+    groups, parts = sizes[0] * sizes[1], args.microbatches
+    if args.batch % (groups * parts):
+        raise ConfigError(
+            f"--batch={args.batch} does not divide into {parts} micro-batches over {groups} groups of devices; give a"
+            " multiple of their product."
+        )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
     model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from launch import environment
+from launch import environment, task_flags
 from limba.config import ConfigError
 
 LENGTHS = {"inputs": 512, "targets": 114}
@@ -85,15 +85,20 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iter
         yield int(batch["inputs"].shape[0]) * RAW_TOKENS
 
 
-def _t5_preprocessors(checkout: str | None) -> Any:
-    """Imports t5/data/preprocessors.py alone: the package around it asks for more than it needs."""
-    import importlib.util
-
+def _t5_file(checkout: str | None) -> Path:
     path = Path(checkout or "", "t5/data/preprocessors.py")
     if not checkout or not path.is_file():
         raise ConfigError(
             f"{path} is not there; give --t5=CHECKOUT of google-research/text-to-text-transfer-transformer."
         )
+    return path
+
+
+def _t5_preprocessors(checkout: str | None) -> Any:
+    """Imports t5/data/preprocessors.py alone: the package around it asks for more than it needs."""
+    import importlib.util
+
+    path = _t5_file(checkout)
     spec = importlib.util.spec_from_file_location("t5_preprocessors", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -180,7 +185,7 @@ def neighbour_distances(num_documents: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = task_flags.Parser("data_pipeline", __doc__, "benchmarks")
     parser.add_argument("--files", help="a pattern; default: a corpus is written")
     parser.add_argument(
         "--vocabulary",
@@ -195,6 +200,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if min(args.megabytes, args.documents, args.shards, args.processes) <= 0:
+        raise ConfigError("Megabytes, documents, shards and processes must be above 0.")
+    if args.t5 or args.only == "seqio":
+        _t5_file(args.t5)
+    with environment.quiet_imports():
+        import limba.data.sources  # noqa: F401  TensorFlow's notes, held back
     if args.only:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from launch import environment
+from launch import environment, task_flags
 from limba.config import ConfigError
 
 SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace, peer: str) -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = task_flags.Parser("generate", __doc__, "benchmarks")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="timed batches of each in a round")
     parser.add_argument("--batch", type=int, default=8)
@@ -162,6 +162,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--num", type=int, default=50, help="texts to compare on")
     parser.add_argument("--only", choices=["limba", "torch"], help="time this one here and now")
     args = parser.parse_args(argv)
+    names = ("rounds", "repeats", "batch", "inputs", "tokens", "beams", "num")
+    if min(getattr(args, name) for name in names) < 1:
+        raise ConfigError("Rounds, repeats, batch, inputs, tokens, beams and num must be whole numbers above 0.")
     if args.folder:
         if not args.texts:
             raise ConfigError("--folder compares on real text; give --texts=FILE.jsonl too.")

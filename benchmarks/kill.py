@@ -11,7 +11,6 @@ batch, and every logged loss, must be those of one run that nobody disturbed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import environment
+from launch import environment, task_flags
 from limba.config import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -191,7 +190,7 @@ def language_model_arguments(corpus: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = task_flags.Parser("kill", __doc__, "benchmarks")
     parser.add_argument("--times", type=int, default=20, help="kills")
     parser.add_argument("--steps", type=int, default=400, help="of the run")
     parser.add_argument("--hosts", default="2,1,4", help="numbers of processes, taken in turn; 1, 2 and 4 can be")
@@ -199,6 +198,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--lm", action="store_true", help="a decoder-only language model instead of a T5")
     parser.add_argument("--corpus", help="files of text; Python's language reference where it is not given")
     args = parser.parse_args(argv)
+    if args.times < 0 or args.steps < 1:
+        raise ConfigError("Kills and steps must be whole numbers, steps above 0.")
     if set(args.hosts.split(",")) - {"1", "2", "4"}:
         raise ConfigError(f"--hosts is {args.hosts!r}; give some of 1,2,4.")
     hosts = [int(number) for number in args.hosts.split(",")]

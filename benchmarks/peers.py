@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launch import environment
+from launch import environment, task_flags
 from limba.config import ConfigError, ModelConfig
 
 LEARNING_RATE = 1e-2
@@ -153,7 +153,7 @@ def _run(module: str, args: argparse.Namespace, *more: str) -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = task_flags.Parser("peers", __doc__, "benchmarks")
     parser.add_argument("--t5x", help="a checkout of T5X")
     parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
     parser.add_argument("--compile", action="store_true", help="torch.compile of transformers' model")
@@ -168,6 +168,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--only", choices=["t5x", "torch"], help="time this peer here and now")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
+    if min(args.rounds, args.steps, args.batch, args.inputs, args.targets) < 1:
+        raise ConfigError("Rounds, steps, batch and lengths must be whole numbers above 0.")
     if args.t5x and not (Path(args.t5x) / "t5x/examples/t5/network.py").is_file():
         raise ConfigError(f"--t5x={args.t5x} is no checkout of T5X: it has no t5x/examples/t5/network.py.")
     if args.only:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import environment
+from launch import environment, task_flags
 from limba.config import ConfigError, ModelConfig
 
 
@@ -74,7 +74,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = task_flags.Parser("train_step", __doc__, "benchmarks")
     parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
     parser.add_argument("--size", default="small", help="file of that folder")
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all devices")

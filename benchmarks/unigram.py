@@ -6,25 +6,33 @@ of as many batches of the run's training stream as are asked for, one added to e
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import itertools
 import math
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 
-from convert import sources
-from limba.data import streams, validation
-from limba.metrics import read_metrics
+from launch import environment, task_flags
+from limba.config import ConfigError
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> None:
+    parser = task_flags.Parser("unigram", __doc__, "benchmarks")
     parser.add_argument("model_dir")
     parser.add_argument("--batches", type=int, default=200, help="of the training stream")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if arguments.batches < 1:
+        raise ConfigError(f"--batches is {arguments.batches}; give a whole number above 0.")
+    with environment.quiet_imports():
+        from convert import sources
+        from limba.data import streams, validation
+        from limba.metrics import read_metrics
     source = sources.open_source(arguments.model_dir, None)
+    if source.run is None:
+        raise ConfigError(f"{arguments.model_dir} is no run of Limba's, whose text could be counted; give a MODEL_DIR.")
     for module in source.modules:
         importlib.import_module(module)
     config = source.run.data
@@ -48,4 +56,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    environment.set_variables()
+    sys.exit(environment.exit_code(main, sys.argv[1:]))

@@ -14,6 +14,7 @@ ABOUT = """Shows a task's text, pieces, inputs and targets, and how well its voc
     python -m launch.inspect --files='data/*.txt' --vocabulary=byte --plot=lengths.png"""
 
 
+@task_flags.says_flags
 def run(argv: Sequence[str]) -> None:
     """Prints the inspection that the flags ask for; raises ConfigError."""
     parser = task_flags.Parser("inspect", ABOUT)
@@ -39,6 +40,8 @@ def run(argv: Sequence[str]) -> None:
         import rich.console
 
         from limba.data import inspection
+    if arguments.plot:
+        inspection.check_picture(arguments.plot)
     length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
     found = inspection.inspect_task(task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence)
     console = rich.console.Console(highlight=False, soft_wrap=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ ABOUT = """Writes a task's documents, raw or tokenized, as alike shards that can
 Run again after an interruption, the same command goes on. Each split gets a folder of its own."""
 
 
-def _arguments(argv: Sequence[str]) -> Any:
+def _parser() -> task_flags.Parser:
     parser = task_flags.Parser("prepare", ABOUT)
     task_flags.add_to(parser)
     group = parser.add_argument_group("what is written")
@@ -36,7 +38,7 @@ def _arguments(argv: Sequence[str]) -> Any:
         "--tfds", metavar="NAME[/CONFIG]", help="download and prepare this data set, or make it of --task or --files"
     )
     other.add_argument("--data_dir", metavar="DIR", help="where to; default $TFDS_DATA_DIR")
-    return parser.parse_args(argv)
+    return parser
 
 
 def _import_quietly() -> None:
@@ -44,9 +46,10 @@ def _import_quietly() -> None:
         import limba.data.prepare  # noqa: F401  of a worker process
 
 
+@task_flags.says_flags
 def run(argv: Sequence[str]) -> None:
     """Prepares what the flags name and prints what lies there then; raises ConfigError."""
-    arguments = _arguments(argv)
+    arguments = _parser().parse_args(argv)
     if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.data.tfds_prepare import prepare_tfds
@@ -74,6 +77,12 @@ def run(argv: Sequence[str]) -> None:
         arguments.split, arguments.num_shards, arguments.format, arguments.tokenize, arguments.seed
     )
 
+    source = prepare.source_of(recipe)
+    if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
+        raise ConfigError(
+            f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
+        )
+
     def bar(what: str, total: int) -> Any:
         return tqdm(total=total, desc=what, unit={"reading": "part", "writing": "shard"}[what], dynamic_ncols=True)
 
@@ -86,17 +95,52 @@ def run(argv: Sequence[str]) -> None:
         scratch=arguments.scratch,
         progress=bar,
         preload=_import_quietly,
+        another="another name to --tfds" if arguments.tfds else "another --output",
     )
     if arguments.tfds:
         shards = [settings.shard_name(shard) for shard in range(found.shards)]
         describe(arguments.output, settings.split, shards, found.bytes)
-    what = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
+    took = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
+    what = f"{found.documents:,} documents, {found.bytes:,} bytes of {' and '.join(found.columns)}"
     print(
-        f"{arguments.output}: {found.documents:,} documents, {found.bytes:,} bytes of {settings.column}, in "
-        f"{found.shards} shards; {what}. Read them with "
-        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else f"--gin.CORPUS='{arguments.output}/*.{settings.format}'")
-        + (" --gin.COLUMN=tokens" if settings.tokenize else "")
+        f"{arguments.output}: {what}, in {found.shards} shards; {took}. Read them with "
+        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
     )
+
+
+def _reading(arguments: Any, source: Any, settings: Any) -> str:
+    """Returns the flags of a run that reads the folder, and the command for the other split where that is missing."""
+    from limba.data import prepare
+
+    column = "tokens" if arguments.tokenize else arguments.column if len(source.keys) > 1 else "text"
+    columns = "" if column == "text" else f" --gin.COLUMN={_quoted(column)}"
+    folder, other = arguments.output.rstrip("/"), prepare.other_split(source, arguments.split)
+    if other is None:
+        return f"--gin.CORPUS='{folder}/*.{arguments.format}'{columns}"
+    folders = {arguments.split: folder, other: prepare.counterpart(folder, settings, other)}
+    corpus = {split: f"{folders[split]}/*.{arguments.format}" for split in ("train", "validation")}
+    flags = f'--gin.CORPUS="{corpus}"{columns}'
+    if prepare.is_prepared(folders[other], dataclasses.replace(settings, split=other)):
+        return flags
+    num_shards = _parser().get_default("num_shards") if other == "train" else 1
+    command = _command(arguments, split=other, output=folders[other], num_shards=num_shards)
+    return f"{flags}\nThe {other} split is still to be prepared: {command}"
+
+
+def _command(arguments: Any, **changes: object) -> str:
+    """Returns this program's command with these arguments, some of them changed."""
+    given = {**vars(arguments), **changes}
+    flags = [
+        f"--{name}" if value is True else f"--{name}={_quoted(str(value))}"
+        for name, value in given.items()
+        if value != _parser().get_default(name)
+    ]
+    return " ".join(["python -m launch.prepare", *flags])
+
+
+def _quoted(text: str) -> str:
+    """Returns the text as one word of a shell, a dictionary in double quotes."""
+    return f'"{text}"' if text.startswith("{") and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,41 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import importlib
 import pkgutil
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from launch import environment
 from limba.config import ConfigError, DataConfig
 
+# What a run's gin files call what is a flag here; longer names first.
+FLAGS = {
+    "train_split or validation_split": "--split",
+    "DataConfig.validation_percent": "--validation_percent",
+    "DataConfig.extra_ids": "--extra_ids",
+    "DataConfig.data_files": "--files",
+    "DataConfig.column": "--column",
+    "train_split": "--split",
+    "VOCABULARY": "--vocabulary",
+    "EXTRA_IDS": "--extra_ids",
+    "OBJECTIVE": "--objective",
+    "COLUMN": "--column",
+    "CORPUS": "--files",
+}
 FILES_TASK = "demo_span_corruption"  # of --files alone: span corruption, of bytes where no vocabulary is named
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with an argument as a ConfigError, one sentence, and not with the whole usage."""
 
-    def __init__(self, program: str, about: str):
+    def __init__(self, program: str, about: str, package: str = "launch"):
         super().__init__(
-            prog=f"python -m launch.{program}",
+            prog=f"python -m {package}.{program}",
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -40,12 +57,13 @@ class TaskRecipe:
     task: str | None
     module: str | None
     files: str | None
-    column: str
+    column: str  # of several columns the text of a dictionary
     vocabulary: str | None
     validation_percent: float
     inputs: int = 512
     objective: str | None = None
     sequence: int | None = None  # length of a decoder-only model's rows, instead of the inputs'
+    extra_ids: int = 100
 
     def __call__(self) -> Any:
         """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises ConfigError."""
@@ -61,9 +79,10 @@ class TaskRecipe:
             task_feature_lengths={"targets": self.sequence} if self.sequence else {"inputs": self.inputs},
             batch_size=1,
             vocabulary=self.vocabulary or (None if self.task else "byte"),
+            extra_ids=self.extra_ids,
             objective=self.objective,
             data_files=self.files,
-            column=self.column,
+            column=parse_column(self.column),
             validation_percent=self.validation_percent,
         )
 
@@ -74,13 +93,18 @@ def add_to(parser: argparse.ArgumentParser, vocabulary: bool = True) -> None:
     group.add_argument("--task", metavar="NAME", help="a registered task, such as rlm_span_corruption_stream")
     group.add_argument("--module", metavar="tasks.ro", help="module that registers it; all of tasks/ when left out")
     group.add_argument("--files", metavar="'data/*.jsonl'", help="read instead of the task's source, or without a task")
-    group.add_argument("--column", default="text", help="column or key of --files that holds the text")
+    group.add_argument(
+        "--column",
+        default="text",
+        help="column or key of --files that holds the text; or {'inputs': 'en', 'targets': 'ms'}",
+    )
     group.add_argument("--split", default="train")
     group.add_argument(
         "--validation_percent", type=float, default=1.0, metavar="1.0", help="held out of --files without that split"
     )
     if vocabulary:
         group.add_argument("--vocabulary", metavar="PATH|byte", help="instead of the task's own")
+        group.add_argument("--extra_ids", type=int, metavar="100", help="sentinels above the pieces of --vocabulary")
 
 
 def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
@@ -89,6 +113,9 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
         raise ConfigError("Nothing to read is named; give --task=NAME, --files='data/*.jsonl', or both.")
     if arguments.column != "text" and not arguments.files:
         raise ConfigError(f"--column={arguments.column} is a column of --files; give --files too.")
+    extra_ids = getattr(arguments, "extra_ids", None)
+    if extra_ids is not None and not arguments.vocabulary:
+        raise ConfigError(f"--extra_ids={extra_ids} are put above the pieces of --vocabulary; give --vocabulary too.")
     found = TaskRecipe(
         task=arguments.task or None,
         module=arguments.module,
@@ -99,9 +126,41 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
         inputs=inputs,
         objective=getattr(arguments, "objective", None),
         sequence=getattr(arguments, "sequence", None),
+        extra_ids=TaskRecipe.extra_ids if extra_ids is None else extra_ids,
     )
     found.data_config()  # bad values show before anything slow is imported
     return found
+
+
+def parse_column(text: str) -> str | Mapping[str, str]:
+    """Returns a column's name as it is, and {feature: column} of the text of a dictionary; ConfigError."""
+    if not text.startswith("{"):
+        return text
+    try:
+        columns = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        columns = None
+    if (
+        not columns
+        or not isinstance(columns, dict)
+        or not all(isinstance(x, str) for pair in columns.items() for x in pair)
+    ):
+        raise ConfigError(f"--column={text} is no dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")
+    return columns
+
+
+def says_flags(program: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], None]:
+    """Has the messages of a program with these flags name them, where a run's gin files have names of their own."""
+    names = re.compile(rf"(?<![\w./])({'|'.join(map(re.escape, FLAGS))})(?![\w/])")
+
+    @functools.wraps(program)
+    def run(argv: Sequence[str]) -> None:
+        try:
+            program(argv)
+        except ConfigError as error:
+            raise ConfigError(names.sub(lambda match: FLAGS[match[1]], str(error))) from error
+
+    return run
 
 
 def _import_tasks(module: str | None) -> None:

@@ -56,6 +56,7 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     return update, bar.close
 
 
+@task_flags.says_flags
 def run(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises ConfigError."""
     arguments = _arguments(argv)
@@ -69,10 +70,10 @@ def run(argv: Sequence[str]) -> None:
         vocabulary_training.wait_for_vocabulary(arguments.output, arguments.wait_seconds)
         print(f"Host 0 has written {arguments.output}.")
         return
+    column = task_flags.parse_column(arguments.column)
+    vocabulary_training.check_size(arguments.size, arguments.byte_fallback == "yes")
+    vocabulary_training.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
     vocabulary_training.check_output(arguments.output)
-    vocabulary_training.parse_files(arguments.compare_files)
-    for path in vocabulary_training.parse_vocabularies(arguments.compare_vocabulary):
-        vocabulary.load_vocabulary(path)  # a wrong path shows before the training
     pieces = arguments.size - vocabulary.NUM_SENTINELS
     update, close = _progress()
     try:
@@ -97,7 +98,7 @@ def run(argv: Sequence[str]) -> None:
     import rich.console
 
     table, _ = vocabulary_training.compare(
-        arguments.output, held_out, arguments.compare_files, arguments.compare_vocabulary, arguments.column
+        arguments.output, held_out, arguments.compare_files, arguments.compare_vocabulary, column
     )
     rich.console.Console(highlight=False).print(table)
 

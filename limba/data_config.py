@@ -133,8 +133,8 @@ class DataConfig:
             f"DataConfig.seed is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
         )
         require(
-            0 < self.validation_percent < 100,
-            f"DataConfig.validation_percent is {self.validation_percent!r}; give a percentage between 0 and 100.",
+            0 <= self.validation_percent < 100,
+            f"DataConfig.validation_percent is {self.validation_percent!r}; give a percentage from 0 to below 100.",
         )
         require(
             self.data_files is not None or self.column == "text",

@@ -5,7 +5,9 @@ import importlib
 
 import pytest
 
+from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
 from launch.flags import model_config
+from limba.config import ConfigError
 from limba.profile import flops_per_sequence
 
 GFLOPS = {  # at 512/114, training
@@ -30,3 +32,25 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted and not result.failed
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "message"),
+    [
+        (peers, ["--torch", "--rounds=0"], "Rounds, steps, batch and lengths must be"),
+        (generate, ["--rounds=0"], "Rounds, repeats"),
+        (generate, ["--rounds=many"], "Argument --rounds: invalid int value: 'many'; --help"),
+        (data_pipeline, ["--t5=/nope"], "/nope/t5/data/preprocessors.py is not there; give --t5=CHECKOUT"),
+        (unigram, ["/nope"], "/nope holds no checkpoint"),
+        (unigram, [], "arguments are required: model_dir"),
+        (train_step, ["--size"], "Argument --size: expected one argument"),
+        (kill, ["--steps=0"], "steps above 0"),
+        (compiled, ["--field=nope=3"], "--field=nope=3 is no NAME=VALUE of ModelConfig"),
+        (compiled, ["--field=emb_dim"], "--field=emb_dim is no NAME=VALUE"),
+        (compiled, ["--topology=cpu-8", "--size=tiny", "--batch=7"], "--batch=7 does not divide into 1 micro-batches"),
+    ],
+)
+def test_bad_arguments_of_benchmarks_are_sentences(program, flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        program.main(flags)
+    assert message in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.objectives import derive_lengths
-from limba.data.sampling import sample_documents, text_source
+from limba.data.sampling import sample_documents, text_source, texts_of
 from limba.data.sources import UnitSource
 from limba.data.vocabulary import SPACE, encoder, is_byte_piece, num_sentinels
 from limba.data.vocabulary_report import Fertility, fertility
@@ -34,7 +35,8 @@ class Inspection:
     split: str
     vocabulary: seqio.Vocabulary
     lengths: Mapping[str, int]
-    documents: Sequence[bytes]
+    documents: Sequence[bytes]  # of rows of several columns the texts, row by row
+    columns: Sequence[str]  # what a row's texts are called; one name where rows are single texts
     document_tokens: np.ndarray  # int [documents]
     examples: Sequence[Mapping[str, np.ndarray]]  # {"inputs": int32 [n], "targets": int32 [m]}
     fertility: Fertility
@@ -58,18 +60,23 @@ def inspect_task(
         raise ConfigError(f"{task.name} is a mixture; look at its tasks one by one: {names}.")
     documents = _documents(task, split, sample_bytes, seed)
     if not documents:
-        raise ConfigError(f"Task {task.name} holds no document in split {split!r}; give files with text in them.")
+        name = getattr(task.source, "name", f"Task {task.name}")
+        raise ConfigError(f"{name} holds no document in split {split!r}; give files with text in them.")
     lengths = derive_lengths(task, {"targets": inputs_length}) if is_sequence else _lengths(task, inputs_length)
     vocabulary = task.output_features["targets"].vocabulary
     encode = encoder(vocabulary)
+    examples = _examples(task, split, documents, lengths, seed)
+    if isinstance(task.source, UnitSource):
+        documents = texts_of(task.source, documents)
     return Inspection(
         task_name=task.name,
         split=split,
         vocabulary=vocabulary,
         lengths=lengths,
         documents=documents,
+        columns=task.source.keys if isinstance(task.source, UnitSource) else ("text",),
         document_tokens=np.array([len(encode(document)) for document in documents]),
-        examples=_examples(task, split, documents, lengths, seed),
+        examples=examples,
         fertility=fertility(documents, vocabulary),
     )
 
@@ -106,9 +113,8 @@ def _examples(
     if not isinstance(task.source, UnitSource):
         dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
     else:
-        dataset = tf.data.Dataset.from_generator(
-            lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string)
-        ).map(lambda text: {"text": text})
+        texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
+        dataset = texts.batch(64).map(task.source.elements).unbatch()
         dataset = task.preprocess_precache(dataset, seed=seed)
         dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
     # A language model's examples have no inputs.
@@ -121,16 +127,15 @@ def show(found: Inspection, console: rich.console.Console, num: int) -> None:
     """Prints `num` documents with their pieces, `num` examples, the figures and the histogram of lengths."""
     in_colour = console.is_terminal and not console.no_color
     encode, painter = encoder(found.vocabulary), _Painter(found.vocabulary, "" if in_colour else "|")
-    order = np.random.RandomState(0).permutation(len(found.documents))[:num]
-    for number, index in enumerate(order.tolist(), 1):
-        document = found.documents[index]
-        text = document.decode()
-        ids = encode(document)
-        console.rule(
-            f"document {number}: {len(text):,} letters, {len(document):,} bytes, {len(ids):,} tokens", style="green"
-        )
-        console.print(_cut(rich.text.Text(text)))
-        console.print(rich.text.Text("pieces ", "green") + _cut(painter.painted(ids)))
+    width = len(found.columns)
+    order = np.random.RandomState(0).permutation(len(found.documents) // width)[:num]
+    for number, row in enumerate(order.tolist(), 1):
+        for name, document in zip(found.columns, found.documents[row * width : (row + 1) * width], strict=True):
+            text, ids = document.decode(), encode(document)
+            size = f"{len(text):,} letters, {len(document):,} bytes, {len(ids):,} tokens"
+            console.rule(f"document {number}{f', {name}' if width > 1 else ''}: {size}", style="green")
+            console.print(_cut(rich.text.Text(text)))
+            console.print(rich.text.Text("pieces ", "green") + _cut(painter.painted(ids)))
     for number, row in enumerate(found.examples[:num], 1):
         sizes = ", ".join(f"{name} {len(row[name])} of {found.lengths[name]}" for name in row)
         console.rule(f"example {number}: {sizes}", style="blue")
@@ -146,11 +151,15 @@ def show(found: Inspection, console: rich.console.Console, num: int) -> None:
 
 def figures(found: Inspection) -> dict[str, str]:
     """Returns the inspection's figures as text by name."""
-    counted, tokens = found.fertility, found.document_tokens
+    counted, width = found.fertility, len(found.columns)
+    tokens = found.document_tokens.reshape(-1, width)
     commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in _commonest(counted))
     return {
-        "sample": f"{counted.documents:,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
-        "tokens per document": f"median {np.median(tokens):,.0f}, mean {tokens.mean():,.1f}, longest {tokens.max():,}",
+        "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
+        **{
+            "tokens per document" if width == 1 else f"tokens of {name}": _spread(each)
+            for name, each in zip(found.columns, tokens.T, strict=True)
+        },
         "tokens per byte": f"{counted.tokens_per_byte:.4f} ({counted.bytes_per_token:.3f} bytes per token)",
         "tokens per word": f"{counted.tokens_per_word:.3f}",
         **{
@@ -162,6 +171,10 @@ def figures(found: Inspection) -> dict[str, str]:
         "pieces of single bytes": f"{counted.in_bytes_share:.4%} of the tokens",
         "letters without a piece": commonest or "none",
     }
+
+
+def _spread(tokens: np.ndarray) -> str:
+    return f"median {np.median(tokens):,.0f}, mean {tokens.mean():,.1f}, longest {tokens.max():,}"
 
 
 def _commonest(counted: Fertility) -> list[tuple[str, int]]:
@@ -247,6 +260,13 @@ def histogram(lengths: np.ndarray) -> list[str]:
         if count or lines:
             lines.append(f"{low:>6,} to {high - 1:<6,} {count:>6,}  {'#' * round(BAR_LETTERS * count / counts.max())}")
     return lines
+
+
+def check_picture(path: str) -> None:
+    """Raises ConfigError where the picture cannot be written, before the time is spent."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ConfigError(f"The picture cannot be written to {path}; give a file in a folder that is there.")
 
 
 def plot_lengths(found: Inspection, path: str) -> None:

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import seqio
 from limba.config import ConfigError
 from limba.data.readers import Unit
 from limba.data.record_writers import SHARD_WRITERS
-from limba.data.sampling import text_source
+from limba.data.sampling import check_not_empty, text_source
 from limba.data.sources import UnitSource
 from limba.data.vocabulary import content_name, encoder
 from limba.data.workers import Workers
@@ -63,10 +63,6 @@ class Settings:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"The seed is {self.seed}; give a whole number from 0 to 2^32 - 1.")
 
-    @property
-    def column(self) -> str:
-        return "tokens" if self.tokenize else "text"
-
     def shard_name(self, shard: int) -> str:
         return f"{self.split}-{shard:05d}-of-{self.num_shards:05d}.{self.format}"
 
@@ -78,6 +74,7 @@ class Prepared:
     documents: int
     bytes: int
     shards: int
+    columns: Sequence[str]
     was_finished: bool  # before this call
 
 
@@ -101,6 +98,7 @@ def prepare(
     scratch: str | None = None,
     progress: Callable[[str, int], Any] | None = None,
     preload: Callable[[], None] | None = None,
+    another: str = "another --output",
 ) -> Prepared:
     """Writes the split's documents below `output`, a directory or an address, and returns what lies there.
 
@@ -108,22 +106,23 @@ def prepare(
     as the documents themselves, compressed, until the end: by default `output/unfinished`, or for an
     address a folder of the machine's temporary directory. `progress(what, total)` gives a counter with
     `update(1)` and `close()`; each worker process calls `preload()` first. Raises ConfigError where the folder
-    holds something else, or is being written by another process, and for whatever the corpus or the
-    vocabulary lacks.
+    holds something else, and says to give `another`, or is being written by another process, and for whatever the
+    corpus or the vocabulary lacks.
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; give 1 or more.")
     counter = progress or (lambda what, total: None)
     task = _task_of(recipe)
     source = _source(task)
-    units = source.units(settings.split)
+    columns, units = columns_of(source, settings), source.units(settings.split)
+    check_not_empty(source, settings.split)
     about = _about(task, settings, units)
     folder = _Folder(output)
     there = folder.settings()
     if there and (there.get("finished") or folder.shards()):
-        _compare(there, about, output)
+        _compare(there, about, output, another)
     if there and there.get("finished") and all(folder.has(settings.shard_name(i)) for i in range(settings.num_shards)):
-        return Prepared(there["documents"], there["bytes"], settings.num_shards, was_finished=True)
+        return Prepared(there["documents"], there["bytes"], settings.num_shards, columns, was_finished=True)
     if not there and folder.shards():
         raise ConfigError(f"{output} holds {folder.shards()[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
     plan = _Plan(recipe, settings, output, folder.scratch(scratch), _num_groups(len(units)))
@@ -145,7 +144,7 @@ def prepare(
         totals = {"documents": documents, "bytes": num_bytes, "finished": True}
         folder.write(SETTINGS_FILE, _json({**about, **totals}))
     shutil.rmtree(plan.scratch, ignore_errors=True)
-    return Prepared(documents, num_bytes, settings.num_shards, was_finished=False)
+    return Prepared(documents, num_bytes, settings.num_shards, columns, was_finished=False)
 
 
 def _num_groups(num_units: int) -> int:
@@ -156,6 +155,49 @@ def _num_groups(num_units: int) -> int:
 @lru_cache(maxsize=1)
 def _task_of(recipe: Recipe) -> seqio.Task:
     return recipe()
+
+
+def columns_of(source: UnitSource, settings: Settings) -> tuple[str, ...]:
+    """Returns the columns that are written; ConfigError where rows of several are to be tokenized."""
+    if isinstance(source.column, Mapping):
+        if settings.tokenize:
+            raise ConfigError(
+                f"{source.name} is read by {len(source.column)} columns, and --tokenize makes ids of one; leave it out."
+            )
+        return tuple(source.column.values())
+    return ("tokens",) if settings.tokenize else ("text",)
+
+
+def source_of(recipe: Recipe) -> UnitSource:
+    """Returns what the recipe's task reads; ConfigError for a mixture, and for a source without units of text."""
+    return _source(_task_of(recipe))
+
+
+def other_split(source: UnitSource, split: str) -> str | None:
+    """Returns validation of train and train of validation, None where the source has none."""
+    other = {"train": "validation", "validation": "train"}.get(split)
+    with contextlib.suppress(ConfigError):
+        return other and source.patterns_of_split(other) and other
+    return None
+
+
+def counterpart(output: str, settings: Settings, other: str) -> str:
+    """Returns where the other split belongs: x/train and x/validation, x_train and x_validation, x and x_validation."""
+    head = output.removesuffix(settings.split)
+    if head == output or (head and head[-1] not in "/_"):
+        return f"{output}_{other}"
+    plain = head.removesuffix("_")
+    return plain if plain != head and is_prepared(plain, replace(settings, split=other)) else head + other
+
+
+def is_prepared(output: str, settings: Settings) -> bool:
+    """Returns whether the folder has the whole of such a split, in such files."""
+    system, path = fsspec.core.url_to_fs(output)
+    if not system.exists(f"{path}/{SETTINGS_FILE}"):
+        return False
+    there = json.loads(system.cat_file(f"{path}/{SETTINGS_FILE}"))
+    wanted = {"finished": True, **{name: getattr(settings, name) for name in ("split", "format", "tokenize")}}
+    return all(there.get(name) == value for name, value in wanted.items())
 
 
 def _source(task: seqio.Task) -> UnitSource:
@@ -169,17 +211,27 @@ def _about(task: seqio.Task, settings: Settings, units: Sequence[Unit]) -> dict[
     """Returns what one output folder may have one of only."""
     digest = hashlib.blake2b("\n".join(unit.name for unit in units).encode(), digest_size=16).hexdigest()
     about = {"task": task.name, **asdict(settings), "num_units": len(units), "units": digest}
+    about |= {"column": task.source.column, "validation_percent": task.source.percent_held_out(settings.split)}
     vocabulary = task.output_features["targets"].vocabulary
     return {**about, "vocabulary": content_name(vocabulary) if settings.tokenize else None}
 
 
-def _compare(there: Mapping[str, Any], about: Mapping[str, Any], output: str) -> None:
-    for name, now in about.items():
-        if there.get(name) != now:
-            raise ConfigError(
-                f"{output} was prepared with {name} {there.get(name)!r} and this is {now!r}; give another --output, "
-                "or delete the folder."
-            )
+def _different(there: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
+    """Returns the first entry that differs."""
+    # Before these two were kept, rows of several columns became one text, and of others nothing is known.
+    unknown = {"validation_percent"} if isinstance(about["column"], Mapping) else {"validation_percent", "column"}
+    return next(
+        (name for name in about if there.get(name) != about[name] and (name in there or name not in unknown)), None
+    )
+
+
+def _compare(there: Mapping[str, Any], about: Mapping[str, Any], output: str, another: str) -> None:
+    name = _different(there, about)
+    if name:
+        raise ConfigError(
+            f"{output} was prepared with {name} {there.get(name)!r} and this is {about[name]!r}; give {another}, "
+            "or delete the folder."
+        )
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -274,12 +326,11 @@ def _sole_user(scratch: Path, output: str) -> Iterator[None]:
 def _check_scratch(scratch: Path, about: Mapping[str, Any]) -> None:
     """Empties the scratch folder of half-written files, and of everything where it belongs to other settings."""
     owner = scratch / "settings.json"
-    is_ours = owner.exists() and owner.read_bytes() == _json(about)
+    is_ours = owner.exists() and not _different(json.loads(owner.read_bytes()), about)
     for path in scratch.iterdir():
         if path.name != "lock" and (not is_ours or path.name.endswith(".tmp")):
             path.unlink()
-    if not is_ours:
-        _write_whole(owner, _json(about))
+    _write_whole(owner, _json(about))
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -354,7 +405,8 @@ def _write_shard(plan: _Plan, shard: int) -> None:
         return
     unfinished = plan.scratch / f"{name}.tmp"
     with _scratch_errors(plan):
-        with contextlib.closing(SHARD_WRITERS[settings.format](str(unfinished), settings.column)) as writer:
+        columns = columns_of(source_of(plan.recipe), settings)
+        with contextlib.closing(SHARD_WRITERS[settings.format](str(unfinished), columns)) as writer:
             for record in _records(plan, shard):
                 writer.write(record)
         folder.take(unfinished, name)

@@ -39,6 +39,7 @@ REQUESTS_AT_ONCE = 16
 BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, which then lose this letter
+ARRAY_HINT = "; a file that is one JSON array must be rewritten as JSON lines"
 FORMATS = {
     ".txt": "text",
     ".jsonl": "json",
@@ -342,13 +343,14 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
         try:
             record = json.loads(text)
         except ValueError as error:
-            hint = "; a file that is one JSON array must be rewritten as JSON lines" if text.lstrip()[:1] == "[" else ""
+            hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is not JSON ({reason_of(error)}){hint or '; mend the line'}."
             ) from None
         if not isinstance(record, Mapping):
+            hint = ARRAY_HINT if isinstance(record, list) else ""
             raise RecordError(
-                f"{unit.path} {_place(unit.path, offset)} is JSON but no object; "
+                f"{unit.path} {_place(unit.path, offset)} is JSON but no object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
             )
         values = []
@@ -359,7 +361,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
                 raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", record[column], column))
             values.append(record[column])
         if None not in values:
-            yield _joined(values)
+            yield joined(values)
         kind = RecordError
 
 
@@ -377,7 +379,7 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
         places = [header.index(column) for column in columns]
         for row in reader:
             if len(row) > max(places):
-                yield _joined([row[place] for place in places])
+                yield joined([row[place] for place in places])
             elif row:
                 raise RecordError(
                     f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
@@ -396,11 +398,11 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
         if column not in names:
             raise ConfigError(_no_column(unit.path, column, names))
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
-        yield _joined(values)
+        yield joined(values)
 
 
-def _joined(values: Sequence[str | bytes]) -> bytes:
-    """Returns one document of a row's texts; nothing where one of several is empty."""
+def joined(values: Sequence[str | bytes]) -> bytes:
+    """Returns one document of a row's texts, FIELD_SEPARATOR between them; nothing where one of several is empty."""
     encoded = [_encoded(value) for value in values]
     if len(encoded) == 1:
         return encoded[0]
@@ -420,7 +422,7 @@ def _encoded(value: str | bytes) -> bytes:
 
 def _no_column(path: str, column: str, there: Sequence[str]) -> str:
     names = ", ".join(map(repr, there)) or "none"
-    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one."
+    return f"{path} has no column {column!r}; it has {names}: set COLUMN to one."
 
 
 class ChunkReader:

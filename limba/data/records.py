@@ -2,7 +2,7 @@
 
 ArrayRecord gives any record at once, so an epoch is one pseudo-random permutation of all of them and a
 position in it one number. Records are tf.train.Examples with a bytes feature: text, or `tokens`, the
-little-endian int32 ids that `launch.prepare` made of a document.
+little-endian int32 ids that `launch.prepare` made of a document; or with one for each column of a row.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import ConfigError
-from limba.data.readers import ChunkReader, ReadPolicy, Unit, list_files
-from limba.data.sources import ENDLESS, DataFiles, Rewrite, UnitSource, call_numpy, patterns_of, random_generator
+from limba.data.readers import ChunkReader, ReadPolicy, Unit, joined, list_files
+from limba.data.sources import (
+    ENDLESS,
+    Column,
+    DataFiles,
+    Rewrite,
+    UnitSource,
+    call_numpy,
+    patterns_of,
+    random_generator,
+)
 
 RECORDS_PER_UNIT = 1024
 OPTIONAL = ("validation", "test")  # splits that a data set need not have
@@ -60,10 +69,10 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 class _Records:
     """All records of some ArrayRecord files, by their number; for many threads."""
 
-    def __init__(self, paths: Sequence[str], column: str):
+    def __init__(self, paths: Sequence[str], columns: Sequence[str]):
         from array_record.python.array_record_module import ArrayRecordReader
 
-        self._column = column
+        self._columns = columns
         self._readers, self._locks = [], [threading.Lock() for _ in paths]
         for path in paths:
             try:
@@ -80,7 +89,7 @@ class _Records:
         self.total = int(self._ends[-1]) if self.counts else 0
 
     def __getitem__(self, numbers: np.ndarray) -> list[bytes | None]:
-        """Returns the documents of these records, None where one has no value in the column."""
+        """Returns the documents of these records, None or nothing where one has no value in a column."""
         files = np.searchsorted(self._ends, numbers, side="right")
         found: list[bytes | None] = [None] * len(numbers)
         for file in np.unique(files):
@@ -102,11 +111,12 @@ class _Records:
             features = tf.train.Example.FromString(record).features.feature
         except Exception as error:  # protobuf's own error class depends on how it was built
             raise ConfigError(f"{path} holds a record that is no tf.train.Example; write it anew.") from error
-        if self._column not in features:
-            there = ", ".join(map(repr, sorted(features))) or "none"
-            raise ConfigError(f"{path} has no feature {self._column!r}; it has {there}: set COLUMN to one.")
-        values = features[self._column].bytes_list.value
-        return values[0] if values else None
+        for column in self._columns:
+            if column not in features:
+                there = ", ".join(map(repr, sorted(features))) or "none"
+                raise ConfigError(f"{path} has no feature {column!r}; it has {there}: set COLUMN to one.")
+        values = [features[column].bytes_list.value for column in self._columns]
+        return joined([value[0] for value in values]) if all(values) else None
 
 
 class ArrayRecordSource(UnitSource):
@@ -116,7 +126,7 @@ class ArrayRecordSource(UnitSource):
     the elements are {"tokens": string}, which `tokenize_documents` takes as they are.
     """
 
-    def __init__(self, data_files: DataFiles, column: str = "text", validation_percent: float = 1.0):
+    def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
         patterns = patterns_of(data_files)
         splits = [*patterns, *(["validation"] if "train" in patterns and "validation" not in patterns else [])]
         name = "The corpus " + ", ".join(pattern for several in patterns.values() for pattern in several)
@@ -134,11 +144,7 @@ class ArrayRecordSource(UnitSource):
                 f"{other or remote} {reason}; give local or mounted {SUFFIX} files alone (gcsfuse mounts a bucket),"
                 " or parquet."
             )
-        if not isinstance(self.column, str):
-            raise ConfigError(
-                f"{self.name} is ArrayRecord, which is read by one column; give .parquet or .jsonl files."
-            )
-        return _Records(paths, self.column)
+        return _Records(paths, tuple(self.column.values()) if isinstance(self.column, Mapping) else (self.column,))
 
     def units(self, split: str) -> list[Unit]:
         """Returns ranges of 1,024 records as units, for reading in order."""
@@ -197,7 +203,7 @@ class ArrayRecordSource(UnitSource):
             blocks = tf.data.Dataset.range(-(-count // RECORDS_PER_READ))
             return blocks.flat_map(
                 lambda block: tf.data.Dataset.from_tensor_slices(
-                    self._elements(call_numpy(texts, tf.string, [None], epoch, block))
+                    self.elements(call_numpy(texts, tf.string, [None], epoch, block))
                 )
             )
 

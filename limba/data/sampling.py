@@ -10,7 +10,7 @@ import seqio
 
 from limba.config import ConfigError
 from limba.data.parquet import TOKENS
-from limba.data.readers import Unit
+from limba.data.readers import FIELD_SEPARATOR, Unit
 from limba.data.sources import UnitSource
 
 UNITS_AT_ONCE = 128  # read side by side, a chunk of each in turn; ChunkReader keeps that many open
@@ -29,6 +29,27 @@ def text_source(task: seqio.Task) -> UnitSource:
     if TOKENS in task.source.keys:
         raise ConfigError(f"{task.source.name} holds tokens and no text; give the files that they were made of.")
     return task.source
+
+
+def check_not_empty(source: UnitSource, split: str) -> None:
+    """Reads as far as the split's first document; ConfigError where there is none, or what is there cannot be read."""
+    for unit in source.units(split):
+        chunk = 0
+        while (documents := source.read(split, unit, chunk)) is not None:
+            if documents:
+                return
+            chunk += 1
+    advice = "give files with text in them"
+    if split == "validation" and source.is_carved(split):
+        advice = f"give more text, or set DataConfig.validation_percent above {source.percent_held_out(split):g}"
+    raise ConfigError(f"{source.name} holds no document in split {split!r}; {advice}.")
+
+
+def texts_of(source: UnitSource, documents: Sequence[bytes]) -> list[bytes]:
+    """Returns the texts of the source's documents: of rows of several columns each column's by itself, in order."""
+    if len(source.keys) == 1:
+        return list(documents)
+    return [text for document in documents for text in document.split(FIELD_SEPARATOR)]
 
 
 def sample_documents(

@@ -107,8 +107,8 @@ class UnitSource(seqio.DataSource):
         """True where the split is cut out of the train split's files."""
         return split in ("train", "validation") and "validation" not in self._patterns
 
-    def carved_percent(self, split: str) -> float | None:
-        """Returns how much of the files is held out, where the split is cut out of them; None where it is not."""
+    def percent_held_out(self, split: str) -> float | None:
+        """Returns how much of the train split's files is the carved validation split; None where nothing is carved."""
         return self._validation_percent if self.is_carved(split) else None
 
     def patterns_of_split(self, split: str) -> Sequence[str]:
@@ -213,7 +213,7 @@ class UnitSource(seqio.DataSource):
         if not found and not may_be_empty:
             raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
 
-    def _elements(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
+    def elements(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns strings [n] by what they are called."""
         if len(self.keys) == 1:
             return {self.keys[0]: documents}
@@ -254,7 +254,7 @@ class UnitSource(seqio.DataSource):
             # flat_map saves its argument, the chunk's number, and reads again when it is restored.
             return chunks.flat_map(
                 lambda chunk: tf.data.Dataset.from_tensor_slices(
-                    self._elements(call_numpy(part.documents, tf.string, [None], epoch, index, chunk))
+                    self.elements(call_numpy(part.documents, tf.string, [None], epoch, index, chunk))
                 )
             )
 

@@ -278,7 +278,7 @@ class TrainStream:
             "vocabulary size": self._task.output_features["targets"].vocabulary.vocab_size,
             "vocabulary": content_name(self._task.output_features["targets"].vocabulary),
             "column": [source.column for source in self._sources],
-            "validation_percent": [source.carved_percent(self._config.train_split) for source in self._sources],
+            "validation_percent": [source.percent_held_out(self._config.train_split) for source in self._sources],
             "corpus": self._corpus,
         }
 

@@ -277,6 +277,19 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
                 yield " ".join(words)
 
 
+def check_writable(path: str) -> None:
+    """Makes the folder of a local path, and a file in it for a moment; ConfigError where that cannot be."""
+    if "://" in path and not path.startswith("file://"):
+        return
+    folder = os.path.dirname(path.removeprefix("file://")) or "."
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another path.") from error
+
+
 def write_whole(path: str, data: bytes) -> None:
     """Writes all or nothing: a reader never sees half a file. Raises ConfigError where it cannot be written."""
     system, stripped = fsspec.core.url_to_fs(path)

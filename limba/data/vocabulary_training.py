@@ -12,9 +12,10 @@ import seqio
 
 from limba.config import ConfigError, DataConfig
 from limba.data.providers import resolve_task, source_of_files
-from limba.data.sampling import Progress, sample_documents, text_source
+from limba.data.sampling import Progress, check_not_empty, sample_documents, text_source, texts_of
+from limba.data.sources import Column
 from limba.data.tokenizer_json import tokenizer_json
-from limba.data.vocabulary import load_vocabulary, train_vocabulary, write_whole
+from limba.data.vocabulary import NUM_SENTINELS, check_writable, load_vocabulary, train_vocabulary, write_whole
 from limba.data.vocabulary_report import Fertility, fertility_table
 
 HELD_OUT_BYTES = 2_000_000  # of text that the report is about
@@ -22,12 +23,40 @@ HOURS_WAITED = 6  # for the process that trains
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 
 
+SMALLEST_SIZE = {True: NUM_SENTINELS + 3 + 256, False: NUM_SENTINELS + 3}  # with byte pieces and without
+
+
 def check_output(path: str) -> None:
-    """Raises ConfigError for a path that is no .model, or where a vocabulary lies already."""
+    """Raises ConfigError for a path that is no .model or cannot be written, or where a vocabulary lies already."""
     if not path.endswith(".model"):
         raise ConfigError(f"The output {path} has another ending; give --output=DIR/NAME.model.")
     if _is_there(path):
         raise ConfigError(f"The vocabulary {path} is there already; delete it, or give another --output.")
+    _check_json(path)
+    check_writable(path)
+
+
+def check_size(size: int, byte_fallback: bool) -> None:
+    """Raises ConfigError for a size that leaves no piece for the text's letters."""
+    if size <= SMALLEST_SIZE[byte_fallback]:
+        bytes_too = ", 256 pieces of single bytes" if byte_fallback else ""
+        raise ConfigError(
+            f"--size is {size}, and {NUM_SENTINELS} sentinels{bytes_too} and 3 other signs are among them; give more "
+            f"than {SMALLEST_SIZE[byte_fallback]}, and room for the text's letters."
+        )
+
+
+def check_compared(files: str | None, vocabularies: str | None, column: Column = "text") -> None:
+    """Loads the vocabularies and reads the first row of each text that `compare` will be asked for; ConfigError."""
+    for path in parse_vocabularies(vocabularies):
+        load_vocabulary(path)
+    for pattern in parse_files(files).values():
+        check_not_empty(source_of_files(pattern, column), "train")
+
+
+def _check_json(path: str) -> None:
+    if _is_there(json_path(path)):
+        raise ConfigError(f"{json_path(path)} is another vocabulary's; give {path} a folder of its own.")
 
 
 def json_path(path: str) -> str:
@@ -49,11 +78,13 @@ def sample_task(
     for part, rate in zip(tasks, rates, strict=True):
         share = rate / sum(rates)
         size, others = round(sample_bytes * share), round(HELD_OUT_BYTES * share)
-        found = sample_documents(text_source(part), split, size, held_out_bytes=others, progress=progress)
-        training += found[0]
-        held_out += found[1]
+        source = text_source(part)
+        found = sample_documents(source, split, size, held_out_bytes=others, progress=progress)
+        training += texts_of(source, found[0])
+        held_out += texts_of(source, found[1])
     if not training:
-        raise ConfigError(f"{task.name} holds no document in split {split!r}; give files with text in them.")
+        names = " and ".join(text_source(part).name for part in tasks)
+        raise ConfigError(f"{names} holds no document in split {split!r}; give files with text in them.")
     return training, held_out
 
 
@@ -76,6 +107,10 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     if not trains:
         wait_for_vocabulary(path, HOURS_WAITED * 3600)
         return
+    if _is_there(path):  # stopped between the two
+        write_whole(json_path(path), tokenizer_json(path).encode())
+        return
+    _check_json(path)
     # Bytes stand in for the vocabulary that is not there yet; nothing is encoded with them.
     task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
     print(f"There is no vocabulary at {path}: reading text to train one of {size:,} ids.", flush=True)
@@ -87,7 +122,7 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
 
 
 def compare(
-    path: str, held_out: Sequence[bytes], files: str | None, vocabularies: str | None, column: str = "text"
+    path: str, held_out: Sequence[bytes], files: str | None, vocabularies: str | None, column: Column = "text"
 ) -> tuple[Any, dict[tuple[str, str], Fertility]]:
     """Returns a table of the vocabulary at `path` and others on several texts, and its figures.
 
@@ -96,7 +131,8 @@ def compare(
     """
     texts = {"held out": list(held_out)} if held_out else {}
     for name, pattern in parse_files(files).items():
-        texts[name] = sample_documents(source_of_files(pattern, column), "train", HELD_OUT_BYTES)[0]
+        source = source_of_files(pattern, column)
+        texts[name] = texts_of(source, sample_documents(source, "train", HELD_OUT_BYTES)[0])
     paths = [path, *parse_vocabularies(vocabularies)]
     names = [path.rpartition("/")[2] for path in paths]
     if len(set(names)) < len(names):

@@ -184,6 +184,19 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     other.write_text(corpus.read_text() * 2)
     with pytest.raises(ConfigError, match="prepared with num_units"):
         prepare(recipe_of(other), Settings(num_shards=2), output)
+    with pytest.raises(ConfigError, match=r"prepared with validation_percent 1.0 and this is 2.0"):
+        prepare(TaskRecipe(None, None, str(corpus), "text", "byte", 2.0), Settings(num_shards=2), output)
+    titled = tmp_path / "titled.jsonl"
+    titled.write_text('{"text": "a", "title": "b"}\n')
+    few = Settings(num_shards=1)
+    prepare(recipe_of(titled), few, str(tmp_path / "titled"))
+    by_title = TaskRecipe(None, None, str(titled), "title", "byte", 1.0)
+    with pytest.raises(ConfigError, match="prepared with column 'text' and this is 'title'"):
+        prepare(by_title, few, str(tmp_path / "titled"))
+    before = json.loads((tmp_path / "titled" / SETTINGS_FILE).read_text())
+    del before["column"], before["validation_percent"]  # as folders of before have it
+    (tmp_path / "titled" / SETTINGS_FILE).write_text(json.dumps(before))
+    assert prepare(by_title, few, str(tmp_path / "titled")).was_finished
     ids = Settings(num_shards=1, tokenize=True)
     prepare(recipe_of(corpus, vocabulary), ids, str(tmp_path / "ids"))
     with pytest.raises(ConfigError, match="prepared with vocabulary 'sentencepiece"):
@@ -208,9 +221,14 @@ def test_bad_choices_are_sentences(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         prepare(recipe_of(corpus), Settings(), str(tmp_path / "file"))
-    (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(ConfigError, match="holds no document"):
-        prepare(recipe_of(tmp_path / "empty.txt"), Settings(), str(tmp_path / "none"))
+    for content in ("", "\n\n"):
+        (tmp_path / "empty.txt").write_text(content)
+        with pytest.raises(ConfigError, match=r"/empty.txt holds no document in split 'train'"):
+            prepare(recipe_of(tmp_path / "empty.txt"), Settings(), str(tmp_path / "none"))
+        assert not (tmp_path / "none").exists()
+    nothing_held_out = TaskRecipe(None, None, str(corpus), "text", "byte", 0.0)
+    with pytest.raises(ConfigError, match="'validation'; give more text, or set DataConfig.validation_percent above 0"):
+        prepare(nothing_held_out, Settings("validation"), str(tmp_path / "none"))
     output = tmp_path / "locked"
     (output / "unfinished").mkdir(parents=True)
     with (output / "unfinished" / "lock").open("w") as lock:
@@ -259,6 +277,8 @@ def test_documents_become_a_tensorflow_data_set(corpus, tmp_path):
     written = json.loads((tmp_path / "cc100/ja/1.0.0/prepared.json").read_text())["documents"]
     assert len(train) + len(held_out) == written and abs(len(held_out) - 0.02 * written) < 2
     assert set(train) | set(held_out) <= set(texts) and written > 0.9 * len(texts)
+    with pytest.raises(ConfigError, match="with split 'train' and this is 'validation'; give another name to --tfds"):
+        launch_prepare.run([*arguments, f"--data_dir={tmp_path}", "--num_shards=3", "--split=validation"])
     with pytest.raises(ConfigError, match="has a wiki40b/ja of its own"):
         launch_prepare.run([*arguments[:-1], "--tfds=wiki40b/ja", f"--data_dir={tmp_path}"])
     with pytest.raises(ConfigError, match="give small letters"):

@@ -136,6 +136,9 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     assert "not UTF-8 at byte 8 (line 2)" in message("a.txt", b"good\nbad\xff\n")
     assert "line 2 is not JSON" in message("b.jsonl", b'{"text": "a"}\n{"text": \n')
     assert "one JSON array" in message("c.json", b'[{"text": "a"},\n')
+    assert "one JSON array must be rewritten as JSON lines" in message(
+        "array.json", b'[{"text": "a"}, {"text": "b"}]\n'
+    )
     assert "'title', 'body'" in message("d.jsonl", b'{"title": "a", "body": "b"}\n')
     assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n")
     assert "int" in message("f.jsonl", b'{"text": 3}\n')

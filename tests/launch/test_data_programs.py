@@ -1,7 +1,11 @@
 """The programs that look at data, train vocabularies and prepare: flags, bad choices, one real start."""
 
+import ast
+import dataclasses
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -11,8 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from launch import inspect, prepare, task_flags, train_vocabulary
-from limba.config import ConfigError
-from limba.data import vocabulary_training
+from limba.config import ConfigError, DataConfig
+from limba.data import providers, vocabulary_training
 from limba.data.vocabulary import load_vocabulary
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,15 +56,41 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
         (inspect, ["--files=CORPUS"], "give --vocabulary=PATH or byte"),
         (inspect, ["--files=CORPUS", "--vocabulary=absent.model"], "absent.model is not there"),
         (inspect, ["--files=absent.txt", "--vocabulary=byte"], "matches no file"),
-        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column=body"], "no column 'body'"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column=body"], "'text': set --column to one"),
         (inspect, ["--files=CORPUS", "--vocabulary=byte", "--num=-1"], "--num is -1"),
         (inspect, ["--task=x", "--column=body"], "give --files too"),
-        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--validation_percent=0"], "between 0 and 100"),
+        (
+            inspect,
+            ["--files=CORPUS", "--vocabulary=byte", "--validation_percent=100"],
+            "--validation_percent is 100.0; give",
+        ),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--split=test"], "it has train: set --split"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--objective=ul2"], "set --extra_ids to 131, or"),
+        (inspect, ["--files=CORPUS", "--task=text_to_text", "--extra_ids=131"], "give --vocabulary too"),
+        (
+            inspect,
+            ["--files=CORPUS", "--task=text_to_text", "--column={'inputs'}"],
+            "is no dictionary; write --column=",
+        ),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column={'inputs': 'text'}"], "reads one column; name one"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--plot=NEW/x.png"], "picture cannot be written to"),
         (train_vocabulary, ["--files=CORPUS"], "required: --output"),
         (train_vocabulary, ["--files=CORPUS", "--output=v.txt"], "give --output=DIR/NAME.model"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--coverage=2"], "--coverage is 2.0"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=many"], "invalid int value: 'many'"),
-        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=200"], "change the size"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=359"], "give more than 359, and room"),
+        (train_vocabulary, ["--files=absent.txt", "--output=NEW.model", "--size=0"], "--size is 0, and 100 sentinels"),
+        (train_vocabulary, ["--files=absent.txt", "--output=/proc/x/v.model"], "/proc/x/v.model cannot be written"),
+        (
+            train_vocabulary,
+            ["--files=absent.txt", "--output=NEW.model", "--compare_files=a=b.txt"],
+            "b.txt matches no file",
+        ),
+        (
+            train_vocabulary,
+            ["--files=absent.txt", "--output=NEW.model", "--column=body", "--compare_files=a=CORPUS"],
+            "no column 'body'",
+        ),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_files=ro"], "write ro=a.jsonl"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_vocabulary=absent.model"], "not there"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--split=test"], "no split 'test'"),
@@ -68,6 +98,8 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
         (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize"], "needs a vocabulary"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is not known"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "num_shards is 0"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize", "--task=text_to_text"], "ids of one; leave it out"),
+        (prepare, ["--files=CORPUS", "--tfds=a/b", "--data_dir=NEW", "--task=text_to_text"], "takes one column"),
         (prepare, ["--files=CORPUS", "--output=nix://bucket/x"], "nix://bucket/x cannot be used"),
         (prepare, ["--tfds=wikipedia"], "set TFDS_DATA_DIR"),
     ],
@@ -95,10 +127,70 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     ours = Tokenizer.from_file(str(output.parent / "tokenizer.json"))
     text = json.loads(corpus.read_text().splitlines()[5])["text"]
     assert ours.encode(text, add_special_tokens=False).ids == loaded.encode(text)
-    before = output.read_bytes()
+    before = output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()
+    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's; give .*/other.model a folder"):
+        train_vocabulary.run([*flags[:2], f"--output={output.parent}/other.model"])
     with pytest.raises(ConfigError, match="is there already"):
         train_vocabulary.run(flags)
-    assert output.read_bytes() == before
+    assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
+
+
+PAIRS = "{'inputs': 'en', 'targets': 'id'}"
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    rows = [{"en": f"the house number {i} of the street", "id": f"rumah nomor {i} di jalan itu"} for i in range(300)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pairs_are_shown_and_trained_on_by_column(pairs, capsys):
+    flags = ["--task=text_to_text", f"--files={pairs}", f"--column={PAIRS}"]
+    inspect.run([*flags, "--num=1", "--inputs=24"])
+    printed = capsys.readouterr().out
+    number = re.search(r"document 1, inputs: .*\nthe house number (\d+) of the street\n", printed)[1]
+    assert re.search(rf"document 1, targets: .*\nrumah nomor {number} di jalan itu\n", printed)
+    assert re.search(r"example 1: inputs 24 of 24, targets 24 of 24", printed)
+    assert "tokens of targets" in printed and "\0" not in printed
+    recipe = task_flags.TaskRecipe("text_to_text", None, str(pairs), PAIRS, "byte", 1.0)
+    training, _ = vocabulary_training.sample_task(recipe(), "train", 10**6)
+    assert {text.split()[0] for text in training} == {b"the", b"rumah"} and not any(b"\0" in text for text in training)
+
+
+@pytest.mark.parametrize("form", ["array_record", "parquet"])
+def test_prepared_pairs_are_read_again_with_what_is_printed(pairs, form, tmp_path, capsys):
+    command = ["--task=text_to_text", f"--files={pairs}", f"--column={PAIRS}", f"--format={form}", "--workers=1"]
+    command += ["--num_shards=2", f"--output={tmp_path}/out"]
+    for split in ("train", "validation"):
+        prepare.run(command)
+        printed = capsys.readouterr().out.splitlines()
+        assert len(printed) == (2 if split == "train" else 1)
+        given = dict(word.removeprefix("--gin.").split("=", 1) for word in shlex.split(printed[0]) if "--gin." in word)
+        command = shlex.split(printed[-1].partition("launch.prepare ")[2])
+    corpus = ast.literal_eval(given["CORPUS"])
+    assert given["COLUMN"] == PAIRS and list(corpus) == ["train", "validation"]
+
+    def rows(files, split):
+        elements = providers.source_of_files(files, ast.literal_eval(PAIRS)).documents(split, num_epochs=1)
+        return sorted((row["inputs"], row["targets"]) for row in elements.as_numpy_iterator())
+
+    for split in ("train", "validation"):
+        assert rows(corpus, split) == rows(str(pairs), split) != []
+
+
+def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(corpus, vocabulary, tmp_path):
+    path = tmp_path / "v.model"
+    path.write_bytes(vocabulary.read_bytes())
+    config = DataConfig("none", {"inputs": 8}, 1, vocabulary=str(path), data_files=str(corpus), new_vocabulary_size=500)
+    vocabulary_training.ensure_vocabulary(config, trains=True)
+    assert path.read_bytes() == vocabulary.read_bytes()
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 900
+    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's"):
+        vocabulary_training.ensure_vocabulary(
+            dataclasses.replace(config, vocabulary=f"{tmp_path}/w.model"), trains=True
+        )
 
 
 def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
