@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
 STATISTICS = ("highest", "share", "mean")
 # As NVIDIA's compiler has them in registers, without spilling any: for two-byte arrays and heads of up to 64 on cards
-# with wgmma (H100, H200, B200), whose products read shared memory, and for everything else.
+# with wgmma (H100, H200), whose products read shared memory, and for everything else.
 LARGE_BLOCKS = {
     "forward": Blocks(128, 64, 8, 3),
     "to_query": Blocks(128, 64, 8, 2),
@@ -87,7 +87,7 @@ def pallas_attention(
 
     The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. A query sees the keys of its own id, with
     `causal`, which is for a sequence that attends to itself, none behind it, and none at all where its id is 0: it then
-    spreads evenly over all keys. C is one of WIDTHS. `has_wgmma`: compute capability 9 or 10.
+    spreads evenly over all keys. C is one of WIDTHS. `has_wgmma`: compute capability 9.
     """
     call = Call(query.shape[1], key.shape[1], causal, has_wgmma, interpret)
     # Up to here blocks behind the diagonal can be skipped: a hidden query spreads over them, too.

@@ -79,7 +79,7 @@ class PallasAttention:
 
         Where there is neither a TPU nor a GPU an interpreter runs that of `pallas_tpu`, slowly.
         """
-        on_gpu, on_tpu, has_wgmma = self.on_gpu, self.device.platform == "tpu", 9 <= self.compute_capability < 11
+        on_gpu, on_tpu, has_wgmma = self.on_gpu, self.device.platform == "tpu", 9 <= self.compute_capability < 10
 
         def attend(arrays: tuple, bias: Array | None, query_ids: Array, key_ids: Array) -> Array:
             bias = None if bias is None else bias[0]
