@@ -5,9 +5,8 @@
     python -m benchmarks.compiled --size=base --topology=h200-1                # or a100-8, …: NVIDIA's cards
     python -m benchmarks.compiled --size=small --topology=cpu-8 --batch=64     # of 8 simulated devices
 
-Needs libtpu (`bash launch/setup.sh tpu`) or, for GPUs, NVIDIA's wheels (`pip install "jax[cuda12]"`, at the version
-of requirements.txt); no chip. Cycles are estimates of one device: they compare two programs for the same chips, they
-are not times.
+Needs libtpu (`bash launch/setup.sh tpu`), for GPUs NVIDIA's compiler (`bash launch/setup.sh cuda12`); no chip. Cycles
+are estimates of one device: they compare two programs for the same chips, they are not times.
 
 fusion_cycles         XLA's estimates of its fusions, loops multiplied by their trip counts
 kernel_cycles         Pallas calls: the bundles of their compiled schedule times the iterations of their grid; where a

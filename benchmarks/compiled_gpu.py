@@ -54,7 +54,9 @@ def _toolkit() -> Path:
     for folder in wheels.submodule_search_locations if wheels else ():
         for found in Path(folder).glob("*/nvvm/libdevice"):
             return found.parents[1]
-    raise ConfigError("No compiler for NVIDIA's cards here; install it, without a card, with: pip install jax[cuda12]")
+    raise ConfigError(
+        "No compiler for NVIDIA's cards here; install it, without a card, with: bash launch/setup.sh cuda12"
+    )
 
 
 def topology_devices(name: str, dump: str) -> Any:
@@ -80,7 +82,7 @@ def topology_devices(name: str, dump: str) -> Any:
             platform="cuda", topology_name=card_name, target_config=text, topology=f"1x1x{number}"
         )
     except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
-        raise ConfigError(f"No compiler for {name} ({error}); install it with: pip install jax[cuda12]") from error
+        raise ConfigError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh cuda12") from error
     return np.array(description.devices)
 
 

@@ -105,12 +105,12 @@ def test_a_step_compiles_for_a_tpu_pod() -> None:
 
 def test_without_nvidia_s_compiler_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_gpu.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="No compiler for NVIDIA's cards.*pip install"):
+    with pytest.raises(ConfigError, match="No compiler for NVIDIA's cards.*setup.sh cuda12"):
         compiled_gpu.topology_devices("h200-1", "unused")
 
 
 @pytest.mark.aot
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason='needs pip install "jax[cuda12]"')
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs bash launch/setup.sh cuda12")
 @pytest.mark.parametrize("topology", ["h200-2", "a100-1"])
 def test_a_step_compiles_for_a_gpu_without_spilling(topology: str) -> None:
     layers = [f"--field=num_{part}_layers=1" for part in ("encoder", "decoder")]
