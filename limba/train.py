@@ -126,7 +126,7 @@ class _Loop:
         flops = flops_per_sequence(config.model, *_sides(config, lengths))
         self.peak_seconds_per_step = flops * config.data.batch_size / (peak * model.mesh.size) if peak else None
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
-        self.num_devices, self.tracing, self.has_advised = num_devices, False, False
+        self.num_devices, self.tracing, self.has_advised = model.mesh.size, False, False
 
     def run(self, state: TrainState, start: int, step_function: Callable, place: Callable) -> Mapping[str, Any]:
         config, metrics = self.config, self.metrics
