@@ -24,8 +24,8 @@ from limba.data.providers import Provider, has_exact_positions, pinned_revisions
 
 logger = logging.getLogger(__name__)
 
-# No process but the first may take the devices. glibc's large pages spare the arrays' page faults.
-VARIABLES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # they are the first process's
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # spare the arrays' page faults; what the user has set stays
 SECONDS_TO_END = 10
 
 
@@ -48,7 +48,7 @@ class ReaderProcesses:
     def __init__(self, recipe: Recipe):
         self._shards = recipe.shards
         self._processes: list[subprocess.Popen] = []
-        environment = {**os.environ, **VARIABLES, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._connections: list[Connection] = []
         for first in range(recipe.num_processes):
             ours, theirs = Pipe()
