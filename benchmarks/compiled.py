@@ -15,7 +15,7 @@ total_cycles          both; collectives carry no estimate, see all_reduce_mib, r
 live_gib_per_chip     arguments + outputs + temporaries - aliased
 compile_cpu_seconds   of tracing and compiling, all threads
 program_kib           the optimized program's text
-estimated_mfu         limba/profile.py's FLOPs over total_cycles at the chip's clock and peak
+estimated_mfu         limba/training/flops.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
                       that they could not hold, shared memory, and the tensor cores' instructions it uses
@@ -37,8 +37,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import compiled_gpu
-from launch import environment
-from limba.config import ConfigError, ModelConfig
+from limba.cli import program
+from limba.config import ConfigError, ModelConfig, environment
 
 # Name on the cloud: libtpu's topology, its further choices, peak TFLOP/s of a device, its clock in GHz.
 MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
     parser.add_argument("--optimizer", default="adafactor")
     parser.add_argument("--microbatches", type=int, default=1)
-    parser.add_argument("--reduce_gradients_in", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
     parser.add_argument("--remat", default="minimal", choices=["none", "minimal", "full"])
     parser.add_argument("--attention", default="auto")
@@ -125,7 +125,7 @@ def _simulated_devices(number: int) -> Any:
 
 
 def model_config(args: argparse.Namespace) -> Any:
-    from launch.flags import model_config
+    from limba.cli.flags import model_config
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
     if args.vocab:
@@ -142,11 +142,11 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from jax.sharding import AxisType, Mesh
 
     from limba.config import LossConfig, MeshConfig, OptimizerConfig
-    from limba.mesh import batch_sharding
-    from limba.model import Model
-    from limba.optimizer import make_optimizer, make_schedule
-    from limba.state import abstract_state, state_shardings
-    from limba.train_step import compile_ready_step
+    from limba.model import Network
+    from limba.sharding.mesh import batch_sharding
+    from limba.training.optimizer import make_optimizer, make_schedule
+    from limba.training.state import abstract_state, state_shardings
+    from limba.training.step import jit_train_step
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
     groups, parts = sizes[0] * sizes[1], args.microbatches
@@ -156,7 +156,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
             " multiple of their product."
         )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
-    model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
+    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
     shardings = state_shardings(model, optimizer, mesh, args.shard_update)
     state = abstract_state(model, optimizer, mesh, args.shard_update)
@@ -171,14 +171,14 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
     loss = LossConfig(logits=args.logits)
-    step = compile_ready_step(model, optimizer, schedule, loss, args.microbatches, shardings, args.reduce_gradients_in)
+    step = jit_train_step(model, optimizer, schedule, loss, args.microbatches, shardings, args.gradient_reduce_dtype)
     return step.trace(state, batch, key)
 
 
 def compile_step(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of the compiled step."""
     from benchmarks.compiled_program import costs_of_program, kernel_cycles
-    from limba.profile import flops_per_sequence
+    from limba.training.flops import flops_per_sequence
 
     on_gpu, dump = args.topology in compiled_gpu.TOPOLOGIES, tempfile.TemporaryDirectory()
     config = model_config(args)
@@ -252,4 +252,4 @@ if __name__ == "__main__":
     environment.set_variables()
     os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # compile_seconds would be a read's
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

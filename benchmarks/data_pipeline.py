@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from launch import environment, task_flags
-from limba.config import ConfigError
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
 
 LENGTHS = {"inputs": 512, "targets": 114}
 RAW_TOKENS = 568
@@ -32,7 +33,7 @@ RAW_TOKENS = 568
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
     """Writes files of so many megabytes: the demo's documents over and over, in random order."""
-    from limba.data.demo_corpus import pydoc_corpus
+    from limba.data.preparation.demo_corpus import pydoc_corpus
 
     pydoc_corpus(directory / "demo.jsonl")
     lines = (directory / "demo.jsonl").read_bytes().splitlines(keepends=True)
@@ -71,8 +72,8 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iter
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
-    from limba.data.sources import FileSource
-    from limba.data.vocabulary import load_vocabulary
+    from limba.data.sources.files import FileSource
+    from limba.data.vocabulary.load import load_vocabulary
 
     features = {name: seqio.Feature(load_vocabulary(vocabulary)) for name in LENGTHS}
     documents = FileSource(files).get_dataset("train", shuffle=True, seed=0, num_epochs=None)
@@ -154,7 +155,7 @@ def neighbour_distances(num_documents: int) -> dict[str, float]:
     """Returns how far apart two neighbours of the corpus come in one epoch, as a share of a perfect shuffle's N / 3."""
     import tensorflow as tf
 
-    from limba.data.sources import FileSource
+    from limba.data.sources.files import FileSource
 
     def share(order: np.ndarray) -> float:
         place = np.empty(len(order), np.int64)
@@ -205,7 +206,7 @@ def main(argv: Sequence[str]) -> None:
     if args.t5 or args.only == "seqio":
         _t5_file(args.t5)
     with environment.quiet_imports():
-        import limba.data.sources  # noqa: F401  TensorFlow's notes, held back
+        import limba.data.sources.files  # noqa: F401  TensorFlow's notes, held back
     if args.only:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))
@@ -219,8 +220,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from limba.data.sources import FileSource
-    from limba.data.vocabulary import train_vocabulary
+    from limba.data.sources.files import FileSource
+    from limba.data.vocabulary.load import train_vocabulary
 
     files = args.files or _write_corpus(directory, args.megabytes)
     vocabulary = args.vocabulary
@@ -259,4 +260,4 @@ def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     environment.set_variables()
     environment.use_large_pages()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

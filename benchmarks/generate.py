@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from launch import environment, task_flags
-from limba.config import ConfigError
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
 
 SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
 BEAMS = {"num_beams": 4, "length_penalty": 0.8, "early_stopping": True}
@@ -50,13 +51,13 @@ def time_limba(args: argparse.Namespace) -> float:
     import jax.numpy as jnp
 
     from limba.config import GenerationConfig, ModelConfig
-    from limba.decoding import banned_mask
-    from limba.infer import generate
-    from limba.model import Model
+    from limba.inference.generate import generate
+    from limba.inference.search import banned_mask
+    from limba.model import Network
 
     sizes = {name: value for name, value in SMALL.items() if name != "layers"}
     layers = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), SMALL["layers"])
-    model = Model(ModelConfig(**sizes, **layers, dtype="float32"))
+    model = Network(ModelConfig(**sizes, **layers, dtype="float32"))
     params = jax.jit(model.init)(jax.random.key(0))
     banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
     inputs, config = jnp.asarray(_inputs(args)), GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
@@ -106,16 +107,16 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
     import transformers
     from etils import epath
 
-    from convert.check import parameters, quiet_libraries
     from limba.config import GenerationConfig
-    from limba.decoding import banned_mask
+    from limba.export.proof import parameters, quiet_libraries
     from limba.formats.huggingface import T5xView, model_config
-    from limba.infer import generate
-    from limba.model import Model
+    from limba.inference.generate import generate
+    from limba.inference.search import banned_mask
+    from limba.model import Network
 
     quiet_libraries()
     config = model_config(args.folder, dtype="float32")
-    model, params = Model(config), parameters(T5xView(epath.Path(args.folder), config))
+    model, params = Network(config), parameters(T5xView(epath.Path(args.folder), config))
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
     texts = _texts(args.texts, args.column, args.num)
@@ -187,4 +188,4 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     environment.set_variables()
     environment.use_large_pages()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch import environment, task_flags
-from limba.config import ConfigError
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
@@ -42,11 +43,12 @@ SMALL = (
 # launch.train, with a line "shard batch hash" for all rows that a process takes from its stream.
 RECORDING = """
 import hashlib, os, sys
-from launch import environment
+from limba.config import environment
 environment.set_variables()
 with environment.quiet_imports():
     from limba.data import streams
-    from launch.train import run
+    from limba.cli import program
+    from limba.cli.train.train import run
 taken = streams.TrainStream.__next__
 def recorded(stream):
     rows = taken(stream)
@@ -56,7 +58,7 @@ def recorded(stream):
             file.write(f"{shard} {stream._num_batches[shard]} {digest}\\n")
     return rows
 streams.TrainStream.__next__ = recorded
-sys.exit(environment.exit_code(run, sys.argv[1:]))
+sys.exit(program.exit_code(run, sys.argv[1:]))
 """
 
 
@@ -84,7 +86,7 @@ def _start(arguments: Sequence[str], hosts: int, hashes: Path) -> list[subproces
 
 
 def _losses(directory: Path) -> dict[int, float]:
-    from limba.metrics import read_metrics
+    from limba.training.logging import read_metrics
 
     return {record["step"]: record["loss"] for record in read_metrics(str(directory)) if record["kind"] == "train"}
 
@@ -205,9 +207,9 @@ def main(argv: Sequence[str]) -> None:
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():
-            from limba.data.demo_corpus import pydoc_corpus
-            from limba.data.providers import source_of_files
-            from limba.data.vocabulary import train_vocabulary
+            from limba.data.preparation.demo_corpus import pydoc_corpus
+            from limba.data.tasks import source_of_files
+            from limba.data.vocabulary.load import train_vocabulary
 
         corpus = args.corpus or f"{directory}/corpus.jsonl"
         if args.corpus is None:
@@ -223,4 +225,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     environment.set_variables()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

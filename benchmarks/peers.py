@@ -22,8 +22,9 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launch import environment, task_flags
-from limba.config import ConfigError, ModelConfig
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, ModelConfig, environment
 
 LEARNING_RATE = 1e-2
 
@@ -39,7 +40,7 @@ def _seconds(step: Callable[[], None], num_steps: int) -> float:
 
 
 def _sizes(args: argparse.Namespace) -> ModelConfig:
-    from launch.flags import model_config
+    from limba.cli.flags import model_config
 
     overrides = [f"DTYPE={args.dtype}", "SCAN_LAYERS=False", "REMAT=none", "DROPOUT_RATE=0.0"]
     return model_config(f"gin/models/t5_1_1/{args.size}.gin", overrides)
@@ -198,4 +199,4 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     environment.set_variables()
     environment.use_large_pages()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

@@ -19,15 +19,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import environment
-from limba.config import LOGITS, ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.cli import program
+from limba.config import (
+    ConfigError,
+    LossConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    environment,
+)
+from limba.config.model import ATTENTIONS
+from limba.config.optimizer import LOGITS
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
-from limba.mesh import make_mesh
-from limba.model import Model
-from limba.model_config import ATTENTIONS
-from limba.optimizer import make_optimizer, make_schedule
-from limba.state import TrainState, state_shardings
-from limba.train_step import compile_ready_step
+from limba.model import Network
+from limba.sharding.mesh import make_mesh
+from limba.training.optimizer import make_optimizer, make_schedule
+from limba.training.state import TrainState, state_shardings
+from limba.training.step import jit_train_step
 
 
 def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> ModelConfig:
@@ -71,7 +80,7 @@ def replay(
     """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}."""
     recorded = json.loads(Path(golden + ".json").read_text())
     arrays = np.load(golden + ".npz")
-    model = Model(model_config(recorded["config"], scan_layers, attention))
+    model = Network(model_config(recorded["config"], scan_layers, attention))
     choice = optimizer_config(recorded)
     optimizer = make_optimizer(choice, recorded["steps"])
     schedule = make_schedule(choice.schedule, recorded["steps"])
@@ -84,7 +93,7 @@ def replay(
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
     loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits)
-    step = compile_ready_step(model, optimizer, schedule, loss, num_microbatches, shardings)
+    step = jit_train_step(model, optimizer, schedule, loss, num_microbatches, shardings)
 
     losses = []
     for i in range(recorded["steps"]):
@@ -126,4 +135,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     environment.set_variables()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

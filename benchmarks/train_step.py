@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import environment, task_flags
-from limba.config import ConfigError, ModelConfig
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, ModelConfig, environment
 
 
 def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]:
@@ -27,19 +28,19 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
 
     from limba.config import LossConfig, MeshConfig, OptimizerConfig
     from limba.data.streams import model_features, place_batch
-    from limba.mesh import batch_sharding, make_mesh
-    from limba.model import Model
-    from limba.optimizer import make_optimizer, make_schedule
-    from limba.profile import flops_per_sequence, peak_flops_per_device
-    from limba.state import create_state, state_shardings
-    from limba.train_step import compile_ready_step
+    from limba.model import Network
+    from limba.sharding.mesh import batch_sharding, make_mesh
+    from limba.training.flops import flops_per_sequence, peak_flops_per_device
+    from limba.training.optimizer import make_optimizer, make_schedule
+    from limba.training.state import create_state, state_shardings
+    from limba.training.step import jit_train_step
 
     mesh = make_mesh(MeshConfig())
-    model, choice = Model(config, mesh), OptimizerConfig(name=args.optimizer)
+    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
     optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
-    step = compile_ready_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)
+    step = jit_train_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)
     random = np.random.default_rng(0)
     lengths = {"inputs": args.inputs, "targets": args.targets}
     rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
             "Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
 
-    from launch.flags import model_config
+    from limba.cli.flags import model_config
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
     if args.vocab:
@@ -112,4 +113,4 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     environment.set_variables()
     environment.use_large_pages()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from launch import environment, task_flags
-from limba.config import ConfigError
+from limba.cli import program
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
 
 
 def main(argv: Sequence[str]) -> None:
@@ -27,9 +28,9 @@ def main(argv: Sequence[str]) -> None:
     if arguments.batches < 1:
         raise ConfigError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
-        from convert import sources
+        from limba.cli.use import sources
         from limba.data import streams, validation
-        from limba.metrics import read_metrics
+        from limba.training.logging import read_metrics
     source = sources.open_source(arguments.model_dir, None)
     if source.run is None:
         raise ConfigError(f"{arguments.model_dir} is no run of Limba's, whose text could be counted; give a MODEL_DIR.")
@@ -57,4 +58,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     environment.set_variables()
-    sys.exit(environment.exit_code(main, sys.argv[1:]))
+    sys.exit(program.exit_code(main, sys.argv[1:]))

@@ -1,1 +1,1 @@
-"""Programs that turn checkpoints into other formats, and prove it."""
+"""`convert.sh` and entry points. The conversion is in `limba/export`."""

@@ -1,1 +1,1 @@
-"""What a person starts: flags and gin become one frozen RunConfig, which one call into limba/ takes."""
+"""Shell scripts and entry points: what a person starts. The commands are in `limba/cli`."""

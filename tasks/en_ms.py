@@ -9,10 +9,10 @@ import functools
 import seqio
 import tensorflow as tf
 
-from limba import text_metrics
-from limba.data.sources import HubSource
-from limba.data.supervised import SUPERVISED, add_prefix
-from limba.data.tokenizers_vocabulary import TokenizersVocabulary
+from limba.data import metrics as text_metrics
+from limba.data.objectives.supervised import SUPERVISED, add_prefix
+from limba.data.sources.files import HubSource
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
 # The tokenizer of the model that is fine-tuned; nothing is read before it is used.
 VOCABULARY = TokenizersVocabulary("hf://mesolitica/nanot5-base-malaysian-cased/tokenizer.json")

@@ -6,9 +6,9 @@ From TensorFlow Datasets below TFDS_DATA_DIR (`python -m launch.prepare --tfds=l
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives import causal_lm, tokenize_documents
-from limba.data.records import TfdsSource
-from limba.data.sources import HubSource
+from limba.data.objectives.choose import causal_lm, tokenize_documents
+from limba.data.sources.array_record import TfdsSource
+from limba.data.sources.files import HubSource
 
 # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin has one trained.
 VOCABULARY = seqio.SentencePieceVocabulary("lm1b/vocabulary.model", extra_ids=0)

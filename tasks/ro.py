@@ -6,8 +6,8 @@ For another language copy this file, and change the names, the data set and the 
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives import span_corruption, tokenize_documents
-from limba.data.sources import FileSource, HubSource
+from limba.data.objectives.choose import span_corruption, tokenize_documents
+from limba.data.sources.files import FileSource, HubSource
 
 # The published runs' own 64,000 pieces, the sentinels among them. VOCABULARY in gin replaces it; mT5's is
 # gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model. Nothing is read before it is used.

@@ -3,16 +3,16 @@
 `fr_capitals_bytes` makes capitals of it too.
 
 `CORPUS` and `COLUMN` in gin replace the corpus. For another language copy a registration below, and change the
-language (`limba/data/diacritics.py` has the letters), the names and the corpus.
+language (`limba/data/objectives/diacritics.py` has the letters), the names and the corpus.
 """
 
 import seqio
 import tensorflow as tf
 
-from limba import text_metrics
-from limba.data.diacritics import restore_diacritics
-from limba.data.sources import FileSource, HubSource
-from limba.data.supervised import SUPERVISED
+from limba.data import metrics as text_metrics
+from limba.data.objectives.diacritics import restore_diacritics
+from limba.data.objectives.supervised import SUPERVISED
+from limba.data.sources.files import FileSource, HubSource
 
 # mT5's, in which the published model was trained. VOCABULARY in gin replaces it; nothing is read before it is used.
 VOCABULARY = seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", extra_ids=0)

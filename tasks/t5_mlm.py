@@ -3,8 +3,8 @@
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives import span_corruption, tokenize_documents
-from limba.data.sources import FileSource
+from limba.data.objectives.choose import span_corruption, tokenize_documents
+from limba.data.sources.files import FileSource
 
 # VOCABULARY and CORPUS in gin replace both; neither is read before it is used.
 VOCABULARY = seqio.SentencePieceVocabulary("vocabulary.model", extra_ids=100)

@@ -11,9 +11,9 @@ import functools
 import seqio
 import tensorflow as tf
 
-from limba import text_metrics
-from limba.data.sources import FileSource
-from limba.data.supervised import SUPERVISED, add_prefix
+from limba.data import metrics as text_metrics
+from limba.data.objectives.supervised import SUPERVISED, add_prefix
+from limba.data.sources.files import FileSource
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=125)  # ByT5's
 TEMPLATES = {

@@ -9,9 +9,9 @@ import itertools
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives import causal_lm, tokenize_documents
-from limba.data.records import TfdsSource
-from limba.data.sources import HubSource
+from limba.data.objectives.choose import causal_lm, tokenize_documents
+from limba.data.sources.array_record import TfdsSource
+from limba.data.sources.files import HubSource
 
 LANGUAGES = ("ja",)
 MIN_LETTERS = 10  # of a paragraph, as published for Japanese

@@ -23,7 +23,14 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes and dtypes in signatures are checked at every call, traced ones included.
-CHECKED = ["limba.model", "limba.losses", "limba.chunked_loss", "limba.train_step", "limba.infer", "limba.decoding"]
+CHECKED = [
+    "limba.model",
+    "limba.training.losses",
+    "limba.training.chunked_loss",
+    "limba.training.step",
+    "limba.inference.generate",
+    "limba.inference.search",
+]
 install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,7 +54,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English prose, as the demo writes it."""
-    from limba.data.demo_corpus import pydoc_corpus
+    from limba.data.preparation.demo_corpus import pydoc_corpus
 
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert pydoc_corpus(path) > 300
@@ -57,7 +64,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vocabulary(corpus: Path) -> Path:
     """A SentencePiece model of 800 pieces, trained on the corpus."""
-    from limba.data.vocabulary import train_vocabulary
+    from limba.data.vocabulary.load import train_vocabulary
 
     path = corpus.parent / "vocabulary.model"
     texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())

@@ -6,9 +6,9 @@ import importlib
 import pytest
 
 from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
-from launch.flags import model_config
+from limba.cli.flags import model_config
 from limba.config import ConfigError
-from limba.profile import flops_per_sequence
+from limba.training.flops import flops_per_sequence
 
 GFLOPS = {  # at 512/114, training
     ("small", 32_128): 106,
@@ -28,7 +28,9 @@ def test_flops_of_a_sequence(size: str, vocab_size: int) -> None:
     assert abs(flops_per_sequence(config, 512, 114) / 1e9 - GFLOPS[size, vocab_size]) <= 0.5
 
 
-@pytest.mark.parametrize("module", ["limba.metrics", "limba.profile", "limba.model.relative_bias", "launch.gin_files"])
+@pytest.mark.parametrize(
+    "module", ["limba.training.logging", "limba.training.flops", "limba.model.relative_bias", "limba.cli.gin_files"]
+)
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.attempted and not result.failed

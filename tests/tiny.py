@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh
 
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten, unflatten
-from limba.model import Model
-from limba.optimizer import make_optimizer, make_schedule
-from limba.state import TrainState, state_shardings
-from limba.train_step import compile_ready_step, gradients
+from limba.model import Network
+from limba.training.optimizer import make_optimizer, make_schedule
+from limba.training.state import TrainState, state_shardings
+from limba.training.step import gradients, jit_train_step
 
 MODEL = ModelConfig(
     vocab_size=256,
@@ -80,12 +80,12 @@ def parameters(config: ModelConfig, seed: int = 0) -> dict[str, Any]:
             return values * (config.emb_dim**-0.5 if config.is_decoder_only else 1)
         return values * (shape[-2] * (config.head_dim if name.endswith("query/kernel") else 1)) ** -0.5
 
-    shapes = flatten(jax.eval_shape(Model(config).init, jax.random.key(0)))
+    shapes = flatten(jax.eval_shape(Network(config).init, jax.random.key(0)))
     return unflatten({name: jnp.asarray(array(name, leaf.shape)) for name, leaf in shapes.items()})
 
 
 def state(
-    network: Model, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
+    network: Network, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
 ) -> TrainState:
     """As `create_state`, of `parameters`."""
     shardings = state_shardings(network, optimizer, mesh, shard_update)
@@ -108,12 +108,12 @@ def train(
 ) -> tuple[list[float], TrainState]:
     """Returns the losses of some steps from a fresh state, and the last state."""
     mesh = mesh_of(mesh_config or MeshConfig(), num_devices)
-    network = Model(config, mesh)
+    network = Network(config, mesh)
     optimizer = make_optimizer(optimizer_config, steps)
     schedule = make_schedule(optimizer_config.schedule, steps)
     state = create(network, optimizer, mesh, 0, shard_update)
     shardings = state_shardings(network, optimizer, mesh, shard_update)
-    step = compile_ready_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
+    step = jit_train_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
     losses = []
     for i in range(steps):
         state, metrics = step(state, batch(seed=i), jax.random.key(7))
@@ -125,7 +125,7 @@ def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *othe
     """Compares loss sums, and gradients beside their largest value, from the same parameters, batch and dropout."""
     params, wanted = parameters(one[0]), None
     for config, axes, loss in (one, *others):
-        network = Model(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
+        network = Network(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
         key = jax.random.key(7) if config.dropout_rate else None
         gradient, sums = jax.jit(lambda *xs, n=network, o=loss, k=key: gradients(n, o, *xs, k, 1))(params, batch())
         gradient = jax.tree.map(np.asarray, gradient)

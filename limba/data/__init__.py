@@ -1,1 +1,4 @@
-"""Text to batches: sources of documents, vocabularies, objectives, and resumable streams of rows."""
+"""From files to global batches: sources, objectives, vocabularies, and the stream that training reads.
+
+Floor 2: imports `config/` and `sharding/`; TensorFlow and seqio live here, and jax only in `placement.py`.
+"""

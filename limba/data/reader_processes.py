@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from limba.config import ConfigError, DataConfig
 from limba.data import streams
-from limba.data.providers import Provider, has_exact_positions, pinned_revisions
+from limba.data.tasks import Provider, has_exact_positions, pinned_revisions
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ReaderProcesses:
         for first in range(recipe.num_processes):
             ours, theirs = Pipe()
             with theirs:
-                command = [sys.executable, "-m", "launch.reader", str(theirs.fileno())]
+                command = [sys.executable, "-m", "limba.data.reader", str(theirs.fileno())]
                 process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
             self._processes.append(process)
             self._connections.append(ours)

@@ -26,21 +26,13 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig
-from limba.data.ahead import ReadAhead, num_threads
-from limba.data.objectives import derive_lengths
+from limba.data.objectives.choose import derive_lengths
+from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import batched, model_features
-from limba.data.providers import (
-    Provider,
-    check_sources,
-    has_exact_positions,
-    parts_of,
-    pinned,
-    resolve_task,
-    revisions,
-)
-from limba.data.sources import UnitSource
-from limba.data.supervised import is_supervised
-from limba.data.vocabulary import content_name
+from limba.data.prefetch import Prefetch, num_threads
+from limba.data.sources.files import UnitSource
+from limba.data.tasks import Provider, check_sources, has_exact_positions, parts_of, pinned, resolve_task, revisions
+from limba.data.vocabulary.load import content_name
 
 __all__ = [
     "Provider",
@@ -178,7 +170,7 @@ class TrainStream:
         self._iterators: dict[int, Any] = dict(zip(self._datasets, iterators, strict=True))
         self._rows_per_batch = config.batch_size // config.num_data_shards
         self._ahead = {
-            shard: ReadAhead(
+            shard: Prefetch(
                 functools.partial(self._make, shard), self._pool, max(1, ROWS_AHEAD // self._rows_per_batch)
             )
             for shard in shards

@@ -10,11 +10,11 @@ import numpy as np
 import seqio
 
 from limba.config import DataConfig
+from limba.data.objectives.supervised import is_supervised, lengths_of, truncation_report
 from limba.data.packing import batched, model_features
-from limba.data.providers import Provider, parts_of
-from limba.data.sources import UnitSource
+from limba.data.sources.files import UnitSource
 from limba.data.streams import alone, clear_errors, examples_of, filled
-from limba.data.supervised import is_supervised, lengths_of, truncation_report
+from limba.data.tasks import Provider, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def validation_batches(
     return batches
 
 
-def held_out_examples(
+def validation_examples(
     part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
 ) -> list[dict[str, Any]]:
     """Returns the held-out split's first examples as seqio's Evaluator has them: ids int32 [<= L], text in bytes.

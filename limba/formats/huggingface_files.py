@@ -267,8 +267,8 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     order does not: their ids are written out.
     """
     # These import TensorFlow, which weights alone do not need.
-    from limba.data.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
-    from limba.data.vocabulary import SENTINEL, load_vocabulary
+    from limba.data.vocabulary.load import SENTINEL, load_vocabulary
+    from limba.data.vocabulary.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
 
     if vocabulary == "byte":
         sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}

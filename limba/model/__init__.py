@@ -1,5 +1,8 @@
-"""The networks, behind a wall: `Model.init(key) -> params`, `Model.apply(params, batch, …) -> logits`."""
+"""The networks, behind a wall: `Network.init(key) -> params`, `Network.apply(params, batch, …) -> logits`.
 
-from limba.model.transformer import Model
+Floor 2: imports `config/` and `sharding/`; Flax is imported here and in `training/state.py` alone.
+"""
 
-__all__ = ["Model"]
+from limba.model.network import Network
+
+__all__ = ["Network"]

@@ -17,7 +17,7 @@ from limba.config import ModelConfig
 from limba.model.attention import attend
 from limba.model.layers import Dense, Dropout, Embed, LayerNorm, MlpBlock, RMSNorm, attention_kernel_init
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
-from limba.model.transformer import Batch, run_layers
+from limba.model.t5 import Batch, run_layers
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from convert import check, huggingface
-from launch import environment
-from limba.config import ModelConfig
-from limba.data.demo_corpus import pydoc_corpus
-from limba.data.vocabulary import load_vocabulary, train_vocabulary
-from tests.convert.runs import write_run
+from limba.cli.use import huggingface
+from limba.config import ModelConfig, environment
+from limba.data.preparation.demo_corpus import pydoc_corpus
+from limba.data.vocabulary.load import load_vocabulary, train_vocabulary
+from limba.export import proof as check
+from tests.export.runs import write_run
 
 SIZES = {"emb_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 96, "dtype": "float32"}
 FAMILIES = {

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from limba.config import OBJECTIVES as NAMES
 from limba.config import ConfigError
-from limba.data import denoisers, whole_words
-from limba.data.objectives import OBJECTIVES, tokenize_documents
-from limba.data.vocabulary import SPACE, load_vocabulary
+from limba.data.objectives import ul2 as denoisers
+from limba.data.objectives import whole_words
+from limba.data.objectives.choose import OBJECTIVES, tokenize_documents
+from limba.data.vocabulary.load import SPACE, load_vocabulary
 from tests.data.test_objectives import features
 
 BYTES = seqio.ByteVocabulary(200)

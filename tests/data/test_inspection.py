@@ -8,9 +8,9 @@ import pytest
 import rich.console
 import seqio
 
-from launch.task_flags import TaskRecipe
+from limba.cli.data.task_flags import TaskRecipe
 from limba.config import ConfigError
-from limba.data.inspection import bins, figures, histogram, inspect_task, plot_lengths, show
+from limba.data.preparation.inspect import bins, figures, histogram, inspect_task, plot_lengths, show
 
 EVERYTHING = 10**9
 

@@ -14,9 +14,9 @@ import pytest
 from huggingface_hub import constants as hub_constants
 
 from limba.config import ConfigError, DataConfig
-from limba.data import readers, remote
-from limba.data.readers import ChunkReader, ReadPolicy
-from limba.data.sources import FileSource
+from limba.data.sources import readers, remote
+from limba.data.sources.files import FileSource
+from limba.data.sources.readers import ChunkReader, ReadPolicy
 from tests.data.test_readers import TEXTS, write
 from tests.http_server import (
     BucketHandler,

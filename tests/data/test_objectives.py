@@ -9,11 +9,12 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from launch.flags import parse_args
+from limba.cli.flags import parse_args
 from limba.config import ConfigError
-from limba.data import objectives, span_corruption
-from limba.data.sources import FileSource
-from limba.data.vocabulary import load_vocabulary
+from limba.data.objectives import choose as objectives
+from limba.data.objectives import spans as span_corruption
+from limba.data.sources.files import FileSource
+from limba.data.vocabulary.load import load_vocabulary
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "span_corruption.json").read_text())
 

@@ -13,9 +13,9 @@ import tasks.lm1b
 import tasks.wiki40b
 from limba.config import ConfigError, DataConfig
 from limba.data import streams, validation
-from limba.data.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
+from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
 from limba.data.packing import model_features
-from limba.data.sources import HubSource
+from limba.data.sources.files import HubSource
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
 FEATURES = {"targets": seqio.Feature(BYTES, dtype=tf.int32)}

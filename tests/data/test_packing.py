@@ -11,9 +11,9 @@ import tensorflow as tf
 from limba.config import ConfigError, DataConfig, LossConfig
 from limba.data import streams, validation
 from limba.data.packing import batched, model_features, pack
-from limba.data.sources import FileSource
-from limba.model import Model
-from limba.train_step import loss_sums
+from limba.data.sources.files import FileSource
+from limba.model import Network
+from limba.training.step import loss_sums
 from tests import tiny
 from tests.data.test_readers import write
 from tests.data.test_streams import opened, taken
@@ -86,7 +86,7 @@ def test_features_shift_inside_each_segment():
 @pytest.mark.parametrize("attention", ["einsum", "memory_efficient"])
 def test_packed_examples_cost_what_they_cost_alone(attention):
     made = examples(40, seed=3)
-    model = Model(tiny.model(attention=attention, num_encoder_layers=1, num_decoder_layers=2))
+    model = Network(tiny.model(attention=attention, num_encoder_layers=1, num_decoder_layers=2))
     params = tiny.parameters(model.config)
 
     @jax.jit

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from limba.data import philox
+from limba.data.objectives import philox
 
 SEEDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, [8, 2])
 

@@ -15,14 +15,14 @@ import pytest
 import tensorflow as tf
 from array_record.python import array_record_module
 
-from launch import prepare as launch_prepare
-from launch.task_flags import TaskRecipe
+from limba.cli.data import prepare as launch_prepare
+from limba.cli.data.task_flags import TaskRecipe
 from limba.config import ConfigError
-from limba.data import prepare as prepare_module
-from limba.data.prepare import SETTINGS_FILE, Settings, prepare
-from limba.data.records import TfdsSource
-from limba.data.tfds_prepare import prepare_tfds
-from limba.data.vocabulary import load_vocabulary
+from limba.data.preparation import prepare as prepare_module
+from limba.data.preparation.prepare import SETTINGS_FILE, Settings, prepare
+from limba.data.preparation.tfds import prepare_tfds
+from limba.data.sources.array_record import TfdsSource
+from limba.data.vocabulary.load import load_vocabulary
 from tasks import cc100
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from limba.config import ConfigError
-from limba.data import readers
+from limba.data.sources import readers
 
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
 

@@ -12,10 +12,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from limba.config import ConfigError, DataConfig
 from limba.data import streams
-from limba.data.objectives import span_corruption, tokenize_documents
-from limba.data.records import ArrayRecordSource, TfdsSource, permuted
-from limba.data.sources import PIECE_BYTES, FileSource
-from limba.data.vocabulary import load_vocabulary
+from limba.data.objectives.choose import span_corruption, tokenize_documents
+from limba.data.sources.array_record import ArrayRecordSource, TfdsSource, permuted
+from limba.data.sources.files import PIECE_BYTES, FileSource
+from limba.data.vocabulary.load import load_vocabulary
 from tests.data.test_readers import TEXTS, write
 
 NO_VALIDATION = 0.0

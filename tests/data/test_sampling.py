@@ -8,10 +8,10 @@ import pytest
 import seqio
 
 from limba.config import ConfigError
-from limba.data.sampling import sample_documents, text_source
-from limba.data.sources import FileSource
-from limba.data.vocabulary import load_vocabulary
-from limba.data.vocabulary_report import fertility, fertility_table
+from limba.data.sources.files import FileSource
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.report import fertility, fertility_table
+from limba.data.vocabulary.text_sample import sample_documents, text_source
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_fertility_counts_what_is_there(corpus, vocabulary, tmp_path):
     assert found.in_bytes == 2 * (3 + 3 + 2)
     assert found.letters_without_piece == {"☃": 4, "ș": 2}
 
-    from limba.data.vocabulary import train_vocabulary
+    from limba.data.vocabulary.load import train_vocabulary
 
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:100]
     train_vocabulary(texts, 400, str(tmp_path / "lossy.model"), byte_fallback=False)

@@ -8,8 +8,8 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError
-from limba.data import readers
-from limba.data.sources import FileSource, HubSource
+from limba.data.sources import readers
+from limba.data.sources.files import FileSource, HubSource
 from tests.data.test_readers import TEXTS, write
 
 NO_VALIDATION = 0.0

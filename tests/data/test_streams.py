@@ -17,10 +17,11 @@ from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig
-from limba.data import readers, streams, validation
-from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data import streams, validation
+from limba.data.objectives.choose import span_corruption, tokenize_documents
 from limba.data.reader_processes import open_stream
-from limba.data.sources import FileSource, HubSource
+from limba.data.sources import readers
+from limba.data.sources.files import FileSource, HubSource
 from tests.data.test_readers import write
 
 ROOT = Path(__file__).parent.parent.parent

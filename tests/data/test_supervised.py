@@ -9,12 +9,12 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from limba import text_metrics
 from limba.config import ConfigError
-from limba.data import diacritics
-from limba.data.sources import FileSource
-from limba.data.tokenizers_vocabulary import TokenizersVocabulary
-from limba.data.vocabulary import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
+from limba.data import metrics as text_metrics
+from limba.data.objectives import diacritics
+from limba.data.sources.files import FileSource
+from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
 ROWS = [(f"one, {i}\n\0two", f"ună „{i}”") for i in range(90)]
 COLUMNS = {"inputs": "a", "targets": "b"}

@@ -9,9 +9,9 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
 from limba.config import ConfigError
-from limba.data.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
-from limba.data.tokenizer_json import tokenizer_json
-from limba.data.vocabulary import load_vocabulary, train_vocabulary
+from limba.data.vocabulary.load import load_vocabulary, train_vocabulary
+from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
+from limba.data.vocabulary.tokenizer_json import tokenizer_json
 
 SENTENCES = [
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",

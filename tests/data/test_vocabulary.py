@@ -9,8 +9,8 @@ import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import ConfigError
-from limba.data.character_sets import SETS, CharacterSets
-from limba.data.vocabulary import (
+from limba.data.vocabulary.character_sets import SETS, CharacterSets
+from limba.data.vocabulary.load import (
     check_vocabulary,
     load_vocabulary,
     num_sentinels,

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 
-from convert.from_huggingface import import_folder
 from limba.config import ConfigError
-from limba.data.vocabulary import load_vocabulary
+from limba.data.vocabulary.load import load_vocabulary
+from limba.export.from_huggingface import import_folder
 from limba.formats import decoder_only, huggingface, huggingface_files
+from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
-from limba.formats.own import OwnCheckpoint
-from limba.model import Model
+from limba.model import Network
 from tests import tiny
 
 GPT2 = tiny.language_model(
@@ -71,7 +71,7 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     assert read == tiny.language_model(**{**vars(config), "num_kv_heads": read.num_kv_heads})
 
     import_folder(str(tmp_path), tmp_path / "imported")
-    imported = OwnCheckpoint(tmp_path / "imported/checkpoints/0")
+    imported = LimbaCheckpoint(tmp_path / "imported/checkpoints/0")
     assert all(np.array_equal(imported[name], arrays[name]) for name in arrays) and set(imported) == set(arrays)
 
     model, about = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -81,7 +81,7 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     with torch.no_grad():
         expected = model.eval()(input_ids=torch.tensor(ids, dtype=torch.long)).logits.numpy()
     features = {"decoder_input_tokens": ids, "decoder_target_tokens": np.ones_like(ids)}
-    logits = np.asarray(jax.jit(Model(config).apply)(unflatten(stack_layers(back)), features))
+    logits = np.asarray(jax.jit(Network(config).apply)(unflatten(stack_layers(back)), features))
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 

@@ -13,17 +13,17 @@ import torch
 from limba.config import ConfigError, MeshConfig, OptimizerConfig
 from limba.formats import huggingface
 from limba.formats.names import flatten, unflatten, unstack_layers
-from limba.initial import load_initial
-from limba.model import Model
-from limba.optimizer import make_optimizer
-from limba.state import abstract_state
+from limba.model import Network
+from limba.training.initial_checkpoint import load_initial
+from limba.training.optimizer import make_optimizer
+from limba.training.state import abstract_state
 from tests import tiny
 from tests.model.test_huggingface import FAMILIES, SIZES, our_config, reference_model
 
 
 @functools.cache
 def prepared(config):
-    model, chain = Model(config), make_optimizer(OptimizerConfig(), 10)
+    model, chain = Network(config), make_optimizer(OptimizerConfig(), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, 3)
 
@@ -54,7 +54,7 @@ def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
     state = load_initial(str(folder), abstract, config, fresh, False)
     assert int(state.step) == 0
     batch = tiny.batch(2, inputs=9, targets=6)
-    ours = jax.jit(Model(config).apply)(jax.device_get(state.params), batch)
+    ours = jax.jit(Network(config).apply)(jax.device_get(state.params), batch)
     tokens = {name: torch.tensor(array, dtype=torch.long) for name, array in batch.items()}
     with torch.no_grad():
         theirs = model(
@@ -88,7 +88,7 @@ def test_flax_and_bfloat16_folders_hold_the_same(family, tmp_path):
 def test_the_table_is_a_bijection_onto_the_network(family):
     config = our_config(family)
     table = huggingface.rows(config)
-    shapes = jax.eval_shape(Model(config).init, jax.random.key(0))
+    shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
     arrays = {name: np.empty(leaf.shape, np.bool_) for name, leaf in flatten(shapes).items()}
     assert {row.t5x for row in table} == set(unstack_layers(arrays))
     assert len({row.pytorch for row in table}) == len(table) == len({huggingface.flax_name(row) for row in table})

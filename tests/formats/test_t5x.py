@@ -15,11 +15,11 @@ import pytest
 from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
 from limba.formats import t5x
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
-from limba.initial import load_initial
-from limba.losses import cross_entropy
-from limba.model import Model
-from limba.optimizer import make_optimizer
-from limba.state import TrainState, abstract_state
+from limba.model import Network
+from limba.training.initial_checkpoint import load_initial
+from limba.training.losses import cross_entropy
+from limba.training.optimizer import make_optimizer
+from limba.training.state import TrainState, abstract_state
 from tests import tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -41,7 +41,7 @@ def legacy(tmp_path) -> Path:
 @functools.cache
 def prepared(config, optimizer="adafactor", seed=5) -> tuple[TrainState, TrainState]:
     """Shapes of a state on two devices, and a fresh one."""
-    model, chain = Model(config), make_optimizer(OptimizerConfig(name=optimizer), 10)
+    model, chain = Network(config), make_optimizer(OptimizerConfig(name=optimizer), 10)
     mesh = tiny.mesh_of(MeshConfig(fsdp=2), 2)
     return abstract_state(model, chain, mesh), tiny.state(model, chain, mesh, seed)
 
@@ -51,7 +51,7 @@ def loaded(path, config=CONFIG, optimizer="adafactor", reset_step=False) -> Trai
     return load_initial(str(path), abstract, config, fresh, reset_step)
 
 
-APPLY = jax.jit(Model(CONFIG).apply)
+APPLY = jax.jit(Network(CONFIG).apply)
 
 
 def logits(state, reference) -> np.ndarray:

@@ -8,7 +8,7 @@ import transformers
 
 from limba.config import ModelConfig
 from limba.formats.names import flatten, stack_layers, unflatten
-from limba.model import Model
+from limba.model import Network
 from limba.model.relative_bias import relative_position_buckets
 
 SIZES = {
@@ -108,7 +108,7 @@ def test_logits_equal_hugging_face(family: str, scan_layers: bool) -> None:
     reference, config = reference_model(family), our_config(family)
     config = ModelConfig(**{**vars(config), "scan_layers": scan_layers})
     parameters = copied_parameters(reference, config)
-    shapes = jax.eval_shape(Model(config).init, jax.random.key(0))
+    shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
     assert {n: s.shape for n, s in flatten(shapes).items()} == {n: a.shape for n, a in flatten(parameters).items()}
 
     random = np.random.default_rng(1)
@@ -126,7 +126,7 @@ def test_logits_equal_hugging_face(family: str, scan_layers: bool) -> None:
         "decoder_input_tokens": shifted.astype(np.int32),
         "decoder_target_tokens": targets.astype(np.int32),
     }
-    logits = np.asarray(jax.jit(Model(config).apply)(parameters, batch))
+    logits = np.asarray(jax.jit(Network(config).apply)(parameters, batch))
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 

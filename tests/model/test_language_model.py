@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba import decoding
 from limba.config import ConfigError, GenerationConfig
 from limba.formats.names import flatten
-from limba.model import Model
+from limba.inference import search as decoding
+from limba.model import Network
 from limba.model.language_model import positions_in_segments
-from limba.profile import flops_per_sequence
+from limba.training.flops import flops_per_sequence
 from tests import tiny
 
 KEY = jax.random.key(3)
@@ -41,7 +41,7 @@ def batch(rows=3, length=16, seed=0):
 
 @functools.cache
 def initial(config):
-    return jax.jit(Model(config).init)(KEY)
+    return jax.jit(Network(config).init)(KEY)
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def parameters(config):
 
 @functools.cache
 def applied(config):
-    return jax.jit(Model(config).apply)
+    return jax.jit(Network(config).apply)
 
 
 def logits(config, features, params=None):
@@ -68,7 +68,7 @@ def logits(config, features, params=None):
 
 def test_causal_by_the_gradient():
     config = tiny.language_model(num_decoder_layers=2, logits_via_embedding=True)
-    model, params = Model(config), parameters(config)
+    model, params = Network(config), parameters(config)
     features = {
         "decoder_input_tokens": jnp.arange(16, dtype=jnp.int32)[None],  # each its own row of the embedding
         "decoder_target_tokens": jnp.ones((1, 16), jnp.int32),
@@ -115,7 +115,7 @@ def test_scanned_equals_unrolled_with_dropout_and_remat():
     features = batch(2, 8)
 
     def dropped(**changes):
-        model = Model(tiny.language_model(dropout_rate=0.3, **changes))
+        model = Network(tiny.language_model(dropout_rate=0.3, **changes))
         return np.asarray(jax.jit(model.apply)(parameters(tiny.LANGUAGE_MODEL), features, jax.random.key(1)))
 
     expected = dropped()
@@ -139,7 +139,7 @@ def test_positions_begin_anew_in_each_segment():
 
 
 def test_grouped_heads_have_fewer_keys_and_flops():
-    shapes = flatten(jax.eval_shape(Model(tiny.LANGUAGE_MODEL).init, KEY))
+    shapes = flatten(jax.eval_shape(Network(tiny.LANGUAGE_MODEL).init, KEY))
     assert shapes["decoder/layers/self_attention/key/kernel"].shape == (3, 128, 64)
     assert shapes["decoder/layers/self_attention/query/kernel"].shape == (3, 128, 128)
     whole = flops_per_sequence(tiny.language_model(num_kv_heads=None), 0, 16)
@@ -166,7 +166,7 @@ def test_bad_layouts_are_said(changes, said):
 @pytest.mark.parametrize("layout", ["llama", "gpt2"])
 def test_cached_generation_equals_uncached_token_for_token(layout):
     config = LAYOUTS[layout]
-    model, params = Model(config), parameters(config)
+    model, params = Network(config), parameters(config)
     random = np.random.default_rng(5)
     prompts = [[0, *random.integers(2, 250, length).tolist()] for length in (6, 3)]
     width, tokens = 8, 10

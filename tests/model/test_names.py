@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from launch.flags import model_config
+from limba.cli.flags import model_config
 from limba.config import ModelConfig
 from limba.formats.huggingface import flax_name, rows
 from limba.formats.huggingface_files import shape_of
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
-from limba.model import Model
+from limba.model import Network
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = jax.random.key(0)
@@ -46,7 +46,7 @@ TREES = recorded_trees()
 
 @pytest.mark.parametrize("size", TREES)
 def test_tree_is_t5x_s(size: str) -> None:
-    model = Model(config_of(size))
+    model = Network(config_of(size))
     shapes = flatten(jax.eval_shape(model.init, KEY))
     axes = dict(
         zip(shapes, jax.tree.leaves(model.logical_axes(), is_leaf=lambda x: isinstance(x, PartitionSpec)), strict=True)
@@ -79,14 +79,14 @@ def assert_the_table_has_it(config: ModelConfig, shapes: dict) -> None:
 
 @pytest.mark.parametrize(("size", "vocab_size"), COUNTS)
 def test_published_parameter_counts(size: str, vocab_size: int | None) -> None:
-    shapes = jax.eval_shape(Model(config_of(size, vocab_size)).init, KEY)
+    shapes = jax.eval_shape(Network(config_of(size, vocab_size)).init, KEY)
     assert sum(math.prod(s.shape) for s in jax.tree.leaves(shapes)) == COUNTS[size, vocab_size]
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base", "large", "xl", "xxl"])
 def test_umt5_is_mt5_with_a_bias_in_every_layer(size: str) -> None:
-    umt5 = flatten(jax.eval_shape(Model(config_of(f"umt5/{size}")).init, KEY))
-    mt5 = flatten(jax.eval_shape(Model(config_of(f"mt5/{size}")).init, KEY))
+    umt5 = flatten(jax.eval_shape(Network(config_of(f"umt5/{size}")).init, KEY))
+    mt5 = flatten(jax.eval_shape(Network(config_of(f"mt5/{size}")).init, KEY))
     config = config_of(f"umt5/{size}")
     assert umt5.keys() - mt5.keys() == {f"{side}/layers/relpos_bias/rel_embedding" for side in ("encoder", "decoder")}
     bias = umt5["encoder/layers/relpos_bias/rel_embedding"].shape

@@ -13,20 +13,22 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from launch import evaluate, flags, infer, score, trained_model
-from limba import infer as writing
-from limba import text_metrics, train
-from limba.best import Best
+from limba.cli import flags
+from limba.cli.use import evaluate, infer, score, trained_model
 from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
+from limba.data import metrics as text_metrics
 from limba.data import streams, validation
-from limba.data.sources import FileSource
-from limba.data.supervised import add_prefix
-from limba.decoding import banned_mask
-from limba.evaluate import TextEvaluation
-from limba.formats.own import OwnCheckpoint, checkpoints_of
-from limba.mesh import batch_sharding
-from limba.model import Model
-from limba.train_step import gradients
+from limba.data.objectives.supervised import add_prefix
+from limba.data.sources.files import FileSource
+from limba.evaluation.text import TextEvaluation
+from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
+from limba.inference import generate as writing
+from limba.inference.search import banned_mask
+from limba.model import Network
+from limba.run import train
+from limba.sharding.mesh import batch_sharding
+from limba.training.best_checkpoint import Best
+from limba.training.step import gradients
 from tests import tiny
 
 GIN = """from __gin__ import dynamic_registration
@@ -92,17 +94,17 @@ def arguments(files: Path, model_dir: Path, *more: str) -> list[str]:
 def runs(files: Path) -> tuple[Path, Path]:
     """A run from scratch, and one from its checkpoint: other optimizer, encoder frozen, stopped early."""
     first, second = files / "first", files / "second"
-    train.run(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0")))
+    train(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0")))
     more = ("TRAIN_STEPS=20", f"INITIAL_CHECKPOINT_PATH={first}", "FROZEN=('encoder', 'token_embedder')")
-    stop = ("PATIENCE=1", "BEST_IS=highest", "config.OptimizerConfig.name=adamw", "LEARNING_RATE=0.01")
-    result = train.run(*flags.parse_args(arguments(files, second, *more, *stop)))
+    stop = ("PATIENCE=1", "BEST_MODE=max", "config.OptimizerConfig.name=adamw", "LEARNING_RATE=0.01")
+    result = train(*flags.parse_args(arguments(files, second, *more, *stop)))
     assert result["step"] == 4, "the loss falls from step 2 to 4, and the highest was asked for"
     assert {"exact_match", "word_f1", "chrf", "chrf++"} <= set(result["text"])
     return first, second
 
 
 def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path]) -> None:
-    before, after = (OwnCheckpoint(checkpoints_of(run)[step]) for run, step in zip(runs, (2, 4), strict=True))
+    before, after = (LimbaCheckpoint(checkpoints_of(run)[step]) for run, step in zip(runs, (2, 4), strict=True))
     for name in before:
         frozen = name.startswith(("encoder", "token_embedder"))
         assert np.array_equal(before[name], after[name]) == frozen, name
@@ -154,7 +156,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
 
 def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     """With unlike padding on each device: one division by all tokens, not a mean of the devices' means."""
-    batch, model = tiny.batch(), Model(SMALL)
+    batch, model = tiny.batch(), Network(SMALL)
     batch["decoder_target_tokens"][:2, 1:] = 0
     batch["decoder_loss_weights"] = (batch["decoder_target_tokens"] > 0).astype(np.int32)
     params = tiny.parameters(SMALL)
@@ -288,7 +290,7 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
 
 def test_scores_of_written_text_are_its_log_likelihood() -> None:
     """Greedy's own score, token by token, is what the whole decoder says of the same text."""
-    config, model = SMALL, Model(SMALL)
+    config, model = SMALL, Network(SMALL)
     params = tiny.parameters(SMALL, seed=3)  # one text ends, and none has a padding id
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
@@ -309,4 +311,4 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
 )
 def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: tuple, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        train.run(*flags.parse_args(arguments(files, tmp_path, *more)))
+        train(*flags.parse_args(arguments(files, tmp_path, *more)))

@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent.parent
 # launch.train for several runs, one after the other.
 SEVERAL = """
 import json, sys
-from launch import environment
+from limba.config import environment
 environment.set_variables()
-from launch.train import run
+from limba.cli.train.train import run
 for arguments in json.loads(sys.argv[1]):
     run(arguments)
 """

@@ -16,11 +16,9 @@ import transformers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tasks.demo  # noqa: F401  registers the task
-from convert import huggingface as exports
-from convert.from_huggingface import network_gin
-from launch import generate
-from launch import report as launch_report
-from limba import train
+from limba.cli.runs import report as launch_report
+from limba.cli.use import generate
+from limba.cli.use import huggingface as exports
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -34,16 +32,18 @@ from limba.config import (
     ScheduleConfig,
 )
 from limba.data import streams
-from limba.data.character_sets import SETS, CharacterSets
-from limba.data.objectives import causal_lm, tokenize_documents
-from limba.data.records import TfdsSource
-from limba.data.vocabulary import load_vocabulary, piece_bytes
-from limba.evaluate import loss_evaluation
-from limba.initial import load_parameters
-from limba.mesh import batch_sharding, make_mesh
-from limba.metrics import read_metrics
-from limba.model import Model
-from limba.train_step import compile_ready_evaluation
+from limba.data.objectives.choose import causal_lm, tokenize_documents
+from limba.data.sources.array_record import TfdsSource
+from limba.data.vocabulary.character_sets import SETS, CharacterSets
+from limba.data.vocabulary.load import load_vocabulary, piece_bytes
+from limba.evaluation.text import loss_evaluation
+from limba.export.from_huggingface import network_gin
+from limba.model import Network
+from limba.run import train
+from limba.sharding.mesh import batch_sharding, make_mesh
+from limba.training.initial_checkpoint import load_parameters
+from limba.training.logging import read_metrics
+from limba.training.step import jit_evaluation
 from tasks import wiki40b
 from tests import tiny
 
@@ -109,7 +109,7 @@ def losses(config: RunConfig) -> dict[int, float]:
 def test_a_run_from_tfds_learns_resumes_and_writes(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train.run(config)
+    result = train(config)
     expected = losses(config)
     assert (Path(config.model_dir) / "vocabulary.model").is_file()
     assert abs(expected[1] - math.log(512) - 0.5) < 0.6
@@ -138,16 +138,16 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     for record in samples:
         assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
     mesh = make_mesh(config.mesh)
-    at_ten, step = load_parameters(f"{config.model_dir}/checkpoints/10", Model(config.model, mesh), mesh)
+    at_ten, step = load_parameters(f"{config.model_dir}/checkpoints/10", Network(config.model, mesh), mesh)
     sharding = batch_sharding(mesh)
     task = streams.resolve_task(config.data)
-    again = loss_evaluation(config, task, {"targets": 32}, Model(config.model, mesh), sharding)(at_ten)
+    again = loss_evaluation(config, task, {"targets": 32}, Network(config.model, mesh), sharding)(at_ten)
     first = next(record for record in read_metrics(config.model_dir) if record["kind"] == "validation")
     assert step == 10 and again["loss"] == first["loss"]
 
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
-    train.run(dataclasses.replace(stopped, train_steps=10))
-    train.run(stopped)
+    train(dataclasses.replace(stopped, train_steps=10))
+    train(stopped)
     assert losses(stopped) == expected  # bit for bit
 
     (Path(config.model_dir) / "config.gin").write_text(network_gin(config.model))
@@ -179,7 +179,7 @@ def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.Mo
     loaded = load_vocabulary(str(vocabulary), 0)
     ids = [*loaded.encode(text), 1]
     assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
-    model = Model(tiny.language_model(vocab_size=896, num_decoder_layers=1))
+    model = Network(tiny.language_model(vocab_size=896, num_decoder_layers=1))
     params = tiny.parameters(model.config)
     targets = np.array([ids, ids], np.int32)
     batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
@@ -199,15 +199,15 @@ def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.Mo
         del sets[:size]
     assert not sets
     by_set["other"] += float(nats[-1])  # the end of sequence
-    monkeypatch.setattr("limba.train_step.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
-    sums = compile_ready_evaluation(model, LossConfig(logits="chunked"), 1)(params, batch)
+    monkeypatch.setattr("limba.training.step.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
+    sums = jit_evaluation(model, LossConfig(logits="chunked"), 1)(params, batch)
     np.testing.assert_allclose(sums["nats_by_set"], list(by_set.values()), rtol=1e-5)
     assert float(sums["nats"]) == pytest.approx(sum(by_set.values()), rel=1e-6)
 
 
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, objective="prefix_lm", pack=False)
-    result = train.run(dataclasses.replace(config, data=data, train_steps=2, evaluation=EvaluationConfig(2, 1)))
+    result = train(dataclasses.replace(config, data=data, train_steps=2, evaluation=EvaluationConfig(2, 1)))
     assert 0 < result["validation"]["target_tokens"] < 0.8 * 16 * 32
     assert math.isfinite(result["train"]["loss"])
 
@@ -230,4 +230,4 @@ def test_choices_that_do_not_go_together(config: RunConfig) -> None:
         config.data, mixture_or_task_name="demo_span_corruption", vocabulary="byte", new_vocabulary_size=None
     )
     with pytest.raises(ConfigError, match="is span_corruption, whose inputs an encoder reads"):
-        train.run(dataclasses.replace(config, data=corrupted))
+        train(dataclasses.replace(config, data=corrupted))

@@ -16,10 +16,7 @@ import pytest
 from etils import epath
 
 import tasks.demo  # noqa: F401  registers the task
-from convert.card import write_card
-from convert.sources import Source
-from limba import auto_mesh, report, train
-from limba.checkpoint import Checkpoints
+from limba.cli.use.sources import Source
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -30,11 +27,16 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.mesh import make_mesh
-from limba.metrics import read_metrics
-from limba.model import Model
-from limba.optimizer import make_optimizer
-from limba.state import TrainState, abstract_state, whole_parameters
+from limba.evaluation import report
+from limba.export.card import write_card
+from limba.model import Network
+from limba.run import train
+from limba.sharding.mesh import make_mesh
+from limba.training import auto_mesh
+from limba.training.checkpoint import Checkpoints
+from limba.training.logging import read_metrics
+from limba.training.optimizer import make_optimizer
+from limba.training.state import TrainState, abstract_state, gather_parameters
 from tests import tiny
 
 
@@ -73,7 +75,7 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
     checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
     config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)
-    result = train.run(config)
+    result = train(config)
     expected = losses(config)
     assert result["step"] == 40 and not result["interrupted"]
     assert abs(expected[1] - math.log(1024)) < 1 and expected[40] < expected[1] - 1.5
@@ -86,8 +88,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     ]
 
     stopped = changed(config, model_dir=str(tmp_path / "stopped"))
-    train.run(changed(stopped, train_steps=20))
-    train.run(stopped)
+    train(changed(stopped, train_steps=20))
+    train(stopped)
     assert losses(stopped) == expected  # bit for bit, the shuffle on
 
     text = report.summary(config)
@@ -113,7 +115,7 @@ def test_a_checkpoint_is_read_by_other_numbers_of_devices_however_they_share_the
 
     def laid_out(devices: int, shard_update: bool) -> TrainState:
         mesh = tiny.mesh_of(MeshConfig(), devices)
-        return abstract_state(Model(tiny.MODEL, mesh), optimizer, mesh, shard_update)
+        return abstract_state(Network(tiny.MODEL, mesh), optimizer, mesh, shard_update)
 
     random = np.random.default_rng(0)
     arrays = jax.tree.map(lambda x: random.standard_normal(x.shape).astype(x.dtype), laid_out(1, True))
@@ -130,7 +132,7 @@ def test_a_checkpoint_is_read_by_other_numbers_of_devices_however_they_share_the
             assert all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, restored, abstract)))
     kernel = state.params["encoder"]["layers"]["mlp"]["wo"]["kernel"]
     assert kernel.addressable_shards[0].data.size * 2 == kernel.size
-    whole = whole_parameters(Model(tiny.MODEL, tiny.mesh_of(MeshConfig(), 2)), state.params)
+    whole = gather_parameters(Network(tiny.MODEL, tiny.mesh_of(MeshConfig(), 2)), state.params)
     jax.tree.map(np.testing.assert_array_equal, whole, arrays.params)
     assert all(leaf.addressable_shards[0].data.size == leaf.size for leaf in jax.tree.leaves(whole))
 
@@ -141,13 +143,13 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
     network = dataclasses.replace(config.model, num_encoder_layers=12, num_decoder_layers=12, remat="full")
     config = changed(config, model=network, optimizer=OptimizerConfig(name="adamw"), train_steps=2)
     mesh = make_mesh(MeshConfig(fsdp=2))
-    state = abstract_state(Model(network, mesh), make_optimizer(config.optimizer, 1), mesh)
+    state = abstract_state(Network(network, mesh), make_optimizer(config.optimizer, 1), mesh)
     halves = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
     config = changed(config, mesh=MeshConfig(auto=True, shard_update=False, memory_gib=(halves + 1024) / 2**30))
 
     with monkeypatch.context() as patch:
-        patch.delattr(train, "compile_ready_step")  # what was compiled to find out is what runs
-        assert train.run(config)["step"] == 2
+        patch.delattr(train, "jit_train_step")  # what was compiled to find out is what runs
+        assert train(config)["step"] == 2
     printed = capsys.readouterr().out
     tried = re.findall(r"Mesh data (\d) x fsdp (\d) x model 1: (\S+) GiB a device of (\S+?)(,? .*)?\n", printed)
     assert [(data, fsdp) for data, fsdp, *_ in tried] == [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")][: len(tried)]
@@ -157,8 +159,8 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
     )
 
     with monkeypatch.context() as patch:
-        patch.delattr(auto_mesh, "compile_ready_step")
-        assert train.run(changed(config, train_steps=3))["step"] == 3
+        patch.delattr(auto_mesh, "jit_train_step")
+        assert train(changed(config, train_steps=3))["step"] == 3
     assert auto_mesh.mesh_of_run(config).shape["fsdp"] == int(tried[-1][1])
 
 
@@ -167,8 +169,8 @@ def test_a_mesh_that_cannot_be_chosen_is_said(config: RunConfig) -> None:
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True, memory_gib=1e-6)), {})
     with pytest.raises(ConfigError, match=r"does not tell .*memory_gib"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
-    with pytest.raises(ConfigError, match="reduce_gradients_in is 'bfloat16'.* fsdp 2"):
-        train.run(changed(config, reduce_gradients_in="bfloat16"))
+    with pytest.raises(ConfigError, match="gradient_reduce_dtype is 'bfloat16'.* fsdp 2"):
+        train(changed(config, gradient_reduce_dtype="bfloat16"))
 
 
 def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
@@ -182,18 +184,18 @@ def test_sigterm_saves_and_the_run_goes_on(config: RunConfig) -> None:
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
-    result = train.run(config)
+    result = train(config)
     thread.join()
     assert result["interrupted"] and result["step"] == max(losses(config))
     if result["step"] >= 3:
         assert list(Path(config.model_dir, "profile").rglob("*.xplane.pb"))
-    again = train.run(changed(config, train_steps=result["step"] + 2))
+    again = train(changed(config, train_steps=result["step"] + 2))
     assert again["step"] == result["step"] + 2
 
 
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
-    train.run(config)
+    train(config)
     expected = losses(config)
     directory = Path(config.model_dir) / "checkpoints"
 
@@ -201,36 +203,36 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
     with pytest.raises(
         ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"
     ):
-        train.run(wider)
+        train(wider)
     with pytest.raises(ConfigError, match=r"another optimizer's: .*absent"):
-        train.run(changed(config, optimizer=OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
+        train(changed(config, optimizer=OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
     with pytest.raises(ConfigError, match="at step 4 and TRAIN_STEPS is 3"):
-        train.run(changed(config, train_steps=3))
+        train(changed(config, train_steps=3))
     assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]  # all of them good, none put aside
     with pytest.raises(ConfigError, match="num_data_shards 4, and this run has 8"):
-        train.run(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
+        train(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
 
     for path in (directory / "4").rglob("*"):  # the newest is broken: the one before is taken
         if path.is_file():
             path.write_bytes(b"\0" * 7)
-    train.run(config)
+    train(config)
     assert "step 4 cannot be read" in caplog.text
     assert losses(config) == expected and (directory / "4.broken").is_dir() and (directory / "4").is_dir()
 
     for step in ("2", "4"):
         shutil.rmtree(directory / step / "state")
     with pytest.raises(ConfigError, match="None of the checkpoints"):
-        train.run(config)
+        train(config)
 
 
 def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path) -> None:
     short = changed(config, train_steps=2, model_dir=str(tmp_path / "2024"))  # a name like a step's
-    train.run(short)
+    train(short)
     on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
-    train.run(on)
+    train(on)
     assert set(losses(on)) == {3}
     with pytest.raises(ConfigError, match="holds no checkpoints"):
-        train.run(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
+        train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig) -> None:
@@ -239,7 +241,7 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig) -> None:
     with pytest.raises(
         train.NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf.*nothing was saved"
     ) as caught:
-        train.run(config)
+        train(config)
     (written,) = Path(config.model_dir).glob("non_finite_step_*.npz")
     assert str(written) in str(caught.value)
     assert np.load(written)["inputs/0"].shape == (4, 48)
@@ -250,7 +252,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
 
     def fails(match: str, **data: object) -> None:
         with pytest.raises(ConfigError, match=match):
-            train.run(changed(config, data=dataclasses.replace(config.data, **data)))
+            train(changed(config, data=dataclasses.replace(config.data, **data)))
 
     fails("No task or mixture is called 'demo_span'", mixture_or_task_name="demo_span")
     fails("nothing.txt", data_files=str(tmp_path / "nothing.txt"))
@@ -261,24 +263,24 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
     empty.write_text("")
     fails("empty.jsonl", data_files=str(empty))
     with pytest.raises(ConfigError, match="ids.* 512 rows"):
-        train.run(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
+        train(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
     with pytest.raises(ConfigError, match="does not divide"):
-        train.run(
+        train(
             changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8))
         )
     with pytest.raises(ConfigError, match="NUM_MICROBATCHES 8 parts over 4 groups"):
-        train.run(changed(config, num_microbatches=8))
+        train(changed(config, num_microbatches=8))
     with pytest.raises(ConfigError, match="does not fit 8 devices"):
-        train.run(changed(config, mesh=MeshConfig(3, 1, 1)))
+        train(changed(config, mesh=MeshConfig(3, 1, 1)))
     file = tmp_path / "file"
     file.write_text(json.dumps({}))
     with pytest.raises(ConfigError, match="cannot be written"):
-        train.run(changed(config, model_dir=str(file / "run")))
+        train(changed(config, model_dir=str(file / "run")))
 
 
 def test_the_run_ends_with_its_corpus_where_told(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, num_epochs=1, batch_size=64)
-    ended = train.run(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
+    ended = train(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
     steps = list(losses(config))
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0

@@ -1,0 +1,4 @@
+"""Attention's implementations, and the choice among them.
+
+Part of `model/`.
+"""

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from limba.mesh import LOGICAL_AXIS_RULES
 from limba.model.kernels import pallas_gpu, pallas_tpu
 from limba.model.masks import Mask
+from limba.sharding.mesh import LOGICAL_AXIS_RULES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,4 @@
+"""Commands about text and vocabularies.
+
+Part of `cli/`.
+"""

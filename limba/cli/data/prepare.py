@@ -1,0 +1,142 @@
+"""Writes a task's documents as shards of ArrayRecord or parquet: `python -m launch.prepare --help`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
+
+ABOUT = """Writes a task's documents, raw or tokenized, as alike shards that can be read at random.
+
+    python -m launch.prepare --task=rlm_span_corruption_files --files='data/*.jsonl.gz' --output=prepared/train
+    python -m launch.prepare --tfds=wikipedia/20230601.ro --data_dir=gs://bucket/tfds
+    python -m launch.prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=gs://bucket/tfds
+
+Run again after an interruption, the same command goes on. Each split gets a folder of its own."""
+
+
+def _parser() -> task_flags.Parser:
+    parser = task_flags.Parser("prepare", ABOUT)
+    task_flags.add_to(parser)
+    group = parser.add_argument_group("what is written")
+    group.add_argument("--output", metavar="DIR|gs://...", help="folder of the shards and of prepared.json")
+    group.add_argument("--num_shards", type=int, default=64)
+    group.add_argument("--format", default="array_record", metavar="array_record|parquet")
+    group.add_argument("--tokenize", action="store_true", help="write int32 ids of the task's vocabulary, not text")
+    group.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; default all cores")
+    group.add_argument("--seed", type=int, default=0, help="of the dealing of documents to shards")
+    group.add_argument("--scratch", metavar="DIR", help="local folder as large as the text, compressed")
+    other = parser.add_argument_group("TensorFlow Datasets")
+    other.add_argument(
+        "--tfds", metavar="NAME[/CONFIG]", help="download and prepare this data set, or make it of --task or --files"
+    )
+    other.add_argument("--data_dir", metavar="DIR", help="where to; default $TFDS_DATA_DIR")
+    return parser
+
+
+def _import_quietly() -> None:
+    with environment.quiet_imports():
+        import limba.data.preparation.prepare  # noqa: F401  of a worker process
+
+
+@task_flags.says_flags
+def run(argv: Sequence[str]) -> None:
+    """Prepares what the flags name and prints what lies there then; raises ConfigError."""
+    arguments = _parser().parse_args(argv)
+    if arguments.tfds and not (arguments.task or arguments.files):
+        with environment.quiet_imports():
+            from limba.data.preparation.tfds import prepare_tfds
+        print(prepare_tfds(arguments.tfds, arguments.data_dir or os.environ.get("TFDS_DATA_DIR")))
+        return
+    if arguments.tfds:
+        if arguments.output or arguments.tokenize or arguments.format != "array_record":
+            raise ConfigError(
+                "--tfds takes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
+            )
+        with environment.quiet_imports():
+            from limba.data.preparation.tfds import describe, folder_of
+        data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
+        arguments.output = folder_of(arguments.tfds, data_dir)
+    if not arguments.output:
+        raise ConfigError("Nowhere to write is named; give --output=DIR.")
+    recipe = task_flags.recipe(arguments)
+    if arguments.tokenize and not arguments.task and not arguments.vocabulary:
+        raise ConfigError("--tokenize of --files alone needs a vocabulary; give --vocabulary=PATH or byte.")
+    with environment.quiet_imports():
+        from tqdm import tqdm
+
+        from limba.data.preparation import prepare
+    settings = prepare.Settings(
+        arguments.split, arguments.num_shards, arguments.format, arguments.tokenize, arguments.seed
+    )
+
+    source = prepare.source_of(recipe)
+    if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
+        raise ConfigError(
+            f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
+        )
+
+    def bar(what: str, total: int) -> Any:
+        return tqdm(total=total, desc=what, unit={"reading": "part", "writing": "shard"}[what], dynamic_ncols=True)
+
+    started = time.monotonic()
+    found = prepare.prepare(
+        recipe,
+        settings,
+        arguments.output,
+        workers=arguments.workers,
+        scratch=arguments.scratch,
+        progress=bar,
+        preload=_import_quietly,
+        another="another name to --tfds" if arguments.tfds else "another --output",
+    )
+    if arguments.tfds:
+        shards = [settings.shard_name(shard) for shard in range(found.shards)]
+        describe(arguments.output, settings.split, shards, found.bytes)
+    took = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
+    what = f"{found.documents:,} documents, {found.bytes:,} bytes of {' and '.join(found.columns)}"
+    print(
+        f"{arguments.output}: {what}, in {found.shards} shards; {took}. Read them with "
+        + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
+    )
+
+
+def _reading(arguments: Any, source: Any, settings: Any) -> str:
+    """Returns the flags of a run that reads the folder, and the command for the other split where that is missing."""
+    from limba.data.preparation import prepare
+
+    column = "tokens" if arguments.tokenize else arguments.column if len(source.keys) > 1 else "text"
+    columns = "" if column == "text" else f" --gin.COLUMN={_quoted(column)}"
+    folder, other = arguments.output.rstrip("/"), prepare.other_split(source, arguments.split)
+    if other is None:
+        return f"--gin.CORPUS='{folder}/*.{arguments.format}'{columns}"
+    folders = {arguments.split: folder, other: prepare.counterpart(folder, settings, other)}
+    corpus = {split: f"{folders[split]}/*.{arguments.format}" for split in ("train", "validation")}
+    flags = f'--gin.CORPUS="{corpus}"{columns}'
+    if prepare.is_prepared(folders[other], dataclasses.replace(settings, split=other)):
+        return flags
+    num_shards = _parser().get_default("num_shards") if other == "train" else 1
+    command = _command(arguments, split=other, output=folders[other], num_shards=num_shards)
+    return f"{flags}\nThe {other} split is still to be prepared: {command}"
+
+
+def _command(arguments: Any, **changes: object) -> str:
+    """Returns this program's command with these arguments, some of them changed."""
+    given = {**vars(arguments), **changes}
+    flags = [
+        f"--{name}" if value is True else f"--{name}={_quoted(str(value))}"
+        for name, value in given.items()
+        if value != _parser().get_default(name)
+    ]
+    return " ".join(["python -m launch.prepare", *flags])
+
+
+def _quoted(text: str) -> str:
+    """Returns the text as one word of a shell, a dictionary in double quotes."""
+    return f'"{text}"' if text.startswith("{") and not set(text) & set('"$`\\!') else shlex.quote(text)

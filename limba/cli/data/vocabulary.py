@@ -1,0 +1,103 @@
+"""Trains a SentencePiece vocabulary in T5's layout on a task's text: `python -m launch.train_vocabulary --help`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from limba.cli.data import task_flags
+from limba.config import ConfigError, environment
+
+ABOUT = """Trains a vocabulary on an even sample of a task's text, writes tokenizer.json beside it, and reports on both.
+
+    python -m launch.train_vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model
+    python -m launch.train_vocabulary --files='data/*.jsonl' --size=8000 --output=v/v.model --compare_files=fr=fr.jsonl
+
+On several hosts (PROCESS_ID set) host 0 trains, and the others wait for its files."""
+
+
+def _arguments(argv: Sequence[str]) -> Any:
+    parser = task_flags.Parser("train_vocabulary", ABOUT)
+    task_flags.add_to(parser, vocabulary=False)
+    group = parser.add_argument_group("the vocabulary")
+    group.add_argument("--output", required=True, metavar="DIR/NAME.model", help="tokenizer.json is put beside it")
+    group.add_argument("--size", type=int, default=64_000, help="ids in all, the 100 sentinels among them")
+    group.add_argument("--sample_bytes", type=int, default=400_000_000, help="of text to train on")
+    group.add_argument("--coverage", type=float, default=0.9995, help="share of letters that get a piece of their own")
+    group.add_argument(
+        "--byte_fallback", default="yes", choices=("yes", "no"), help="spell other letters in bytes, or lose them"
+    )
+    group.add_argument("--normalization", default="nmt_nfkc", choices=("nmt_nfkc", "nfkc", "identity"))
+    group.add_argument("--romanian_commas", action="store_true", help="turn the cedilla of s and t into the comma")
+    report = parser.add_argument_group("the report")
+    report.add_argument("--compare_files", metavar="ro=PATH,fr=PATH", help="texts, each with a name, to measure on")
+    report.add_argument("--compare_vocabulary", metavar="mt5.model", help="another one, or several, beside it")
+    hosts = parser.add_argument_group("several hosts")
+    hosts.add_argument("--wait_seconds", type=float, default=6 * 3600, help="that other hosts wait for host 0")
+    arguments = parser.parse_args(argv)
+    if arguments.sample_bytes < 1:
+        raise ConfigError(f"--sample_bytes is {arguments.sample_bytes}; give a number of bytes above 0.")
+    if not 0 < arguments.coverage <= 1:
+        raise ConfigError(f"--coverage is {arguments.coverage}; give a share above 0, 1 at most.")
+    return arguments
+
+
+def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    from tqdm import tqdm
+
+    bar = tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True)
+
+    def update(total: int, finished: int) -> None:
+        bar.set_postfix(finished=finished, refresh=False)
+        bar.update(total - bar.n)
+
+    return update, bar.close
+
+
+@task_flags.says_flags
+def run(argv: Sequence[str]) -> None:
+    """Trains and reports, or waits for host 0; raises ConfigError."""
+    arguments = _arguments(argv)
+    host = os.environ.get("PROCESS_ID") or "0"
+    if not host.isdigit():
+        raise ConfigError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
+    recipe = task_flags.recipe(arguments)
+    with environment.quiet_imports():
+        from limba.data.vocabulary import load as vocabulary
+        from limba.data.vocabulary import train as vocabulary_training
+    if int(host) > 0:
+        vocabulary_training.wait_for_vocabulary(arguments.output, arguments.wait_seconds)
+        print(f"Host 0 has written {arguments.output}.")
+        return
+    column = task_flags.parse_column(arguments.column)
+    vocabulary_training.check_size(arguments.size, arguments.byte_fallback == "yes")
+    vocabulary_training.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
+    vocabulary_training.check_output(arguments.output)
+    pieces = arguments.size - vocabulary.NUM_SENTINELS
+    update, close = _progress()
+    try:
+        training, held_out = vocabulary_training.sample_task(recipe(), arguments.split, arguments.sample_bytes, update)
+    finally:
+        close()
+    print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
+    count = vocabulary_training.train_on_documents(
+        training,
+        pieces,
+        arguments.output,
+        byte_fallback=arguments.byte_fallback == "yes",
+        character_coverage=arguments.coverage,
+        normalization=arguments.normalization,
+        romanian_commas=arguments.romanian_commas,
+    )
+    print(
+        f"Trained {count:,} pieces and {vocabulary.NUM_SENTINELS} sentinels: {arguments.output}, "
+        f"{vocabulary_training.json_path(arguments.output)}; set VOCAB_SIZE to "
+        f"{vocabulary.fitting_rows(vocabulary.load_vocabulary(arguments.output))}."
+    )
+    import rich.console
+
+    table, _ = vocabulary_training.compare(
+        arguments.output, held_out, arguments.compare_files, arguments.compare_vocabulary, column
+    )
+    rich.console.Console(highlight=False).print(table)

@@ -1,0 +1,322 @@
+"""The JSON configuration of Hugging Face's T5 masked-language-model scripts as a gin file of Limba's.
+
+Keys of `run_t5_mlm_flax.py`, of its PyTorch relatives with accelerate, and of their TrainingArguments are read; one
+that is not known is an error, since a run without it would be another. docs/coming_from_huggingface.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from limba.cli.gin_checks import did_you_mean
+from limba.config import ConfigError, ModelConfig
+
+# What has no counterpart here because there is nothing to choose.
+WITHOUT_MEANING = (
+    *("model_type", "cache_dir", "use_fast_tokenizer", "use_auth_token", "token", "hub_token", "trust_remote_code"),
+    *("overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers", "report_to", "with_tracking"),
+    *("per_device_eval_batch_size", "do_train", "streaming", "remove_unused_columns", "ddp_find_unused_parameters"),
+)
+# JSON key -> the gin names that it is given to as it is, and its kind.
+PLAIN: Mapping[str, tuple[str, type]] = {
+    "mlm_probability": ("NOISE_DENSITY", float),
+    "mean_noise_span_length": ("MEAN_NOISE_SPAN_LENGTH", float),
+    "validation_split_percentage": ("VALIDATION_PERCENT", float),
+    "text_column_name": ("COLUMN", str),
+    "learning_rate": ("LEARNING_RATE", float),
+    "warmup_steps": ("WARMUP_STEPS", int),
+    "num_warmup_steps": ("WARMUP_STEPS", int),
+    "weight_decay": ("WEIGHT_DECAY", float),
+    "adam_beta1": ("config.OptimizerConfig.beta1", float),
+    "adam_beta2": ("config.OptimizerConfig.beta2", float),
+    "adam_epsilon": ("config.OptimizerConfig.epsilon", float),
+    "max_grad_norm": ("config.OptimizerConfig.clip_global_norm", float),
+    "label_smoothing_factor": ("LABEL_SMOOTHING", float),
+    "logging_steps": ("LOG_PERIOD", int),
+    "save_steps": ("CHECKPOINT_PERIOD", int),
+    "checkpointing_steps": ("CHECKPOINT_PERIOD", int),
+    "save_total_limit": ("CHECKPOINTS_KEPT", int),
+    "eval_steps": ("EVAL_PERIOD", int),
+    "seed": ("RANDOM_SEED", int),
+}
+# What those scripts do where a key is not there, and Limba's gin files would not.
+DEFAULTS: Mapping[str, tuple[str, Any]] = {
+    "learning_rate": ("LEARNING_RATE", 5e-5),
+    "warmup_steps": ("WARMUP_STEPS", 0),
+    "weight_decay": ("WEIGHT_DECAY", 0.0),
+    "logging_steps": ("LOG_PERIOD", 500),
+    "save_steps": ("CHECKPOINT_PERIOD", 500),
+    "seed": ("RANDOM_SEED", 42),
+}
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "factors", "constant_with_warmup": "factors"}
+OTHERS: Mapping[str, type] = {
+    **dict.fromkeys(("model_name_or_path", "config_name", "tokenizer_name", "output_dir", "hub_model_id"), str),
+    **dict.fromkeys(("dataset_name", "dataset_config_name", "train_file", "validation_file"), str),
+    **dict.fromkeys(("dtype", "mixed_precision", "optim", "lr_scheduler_type"), str),
+    **dict.fromkeys(("evaluation_strategy", "eval_strategy"), str),
+    **dict.fromkeys(("max_seq_length", "per_device_train_batch_size", "gradient_accumulation_steps"), int),
+    **dict.fromkeys(("max_steps", "max_train_steps"), int),
+    "num_train_epochs": float,
+    **dict.fromkeys(("adafactor", "do_eval", "bf16", "fp16", "overwrite_output_dir", "push_to_hub"), bool),
+    "gradient_checkpointing": bool,
+}
+KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+NO_EVALUATION = 10**9  # steps between two
+BYTES_COUNTED = 50_000_000  # of text, before the rest of a corpus is taken to be alike
+
+
+class _Translation:
+    """Gin bindings in the making: (name, value, the JSON key that it comes from)."""
+
+    def __init__(self, values: Mapping[str, Any], place: str):
+        self.values, self.place = values, place
+        self.bindings: dict[str, tuple[Any, str]] = {}
+
+    def set(self, name: str, value: Any, key: str) -> None:
+        before = self.bindings.get(name)
+        if before is not None and before[0] != value:
+            raise ConfigError(f"{self.place} gives both {before[1]} and {key}, and not the same; leave one out.")
+        self.bindings[name] = (value, key)
+
+    def get(self, *keys: str) -> tuple[Any, str]:
+        """Returns the value of the first of the keys that is there, and the key; (None, the first key) without."""
+        return next(((self.values[key], key) for key in keys if self.values.get(key) is not None), (None, keys[0]))
+
+
+def gin_file(path: str, num_devices: Callable[[], int]) -> str:
+    """Writes the JSON's meaning as OUTPUT_DIR/from_json.gin, prints it, and returns the file's path.
+
+    Raises ConfigError for a file that cannot be read and for keys or values that cannot be meant. Corpus and
+    vocabulary are only read to turn epochs into steps.
+    """
+    translation = _Translation(_values(path), path)
+    for key, (name, _) in PLAIN.items():
+        if translation.values.get(key) is not None:
+            translation.set(name, translation.values[key], key)
+    for key, (name, value) in DEFAULTS.items():
+        translation.bindings.setdefault(name, (value, f"{key}, as the scripts have it"))
+    output, key = translation.get("output_dir")
+    if output is None:
+        raise ConfigError(f"{path} has no output_dir; give the directory for checkpoints and logs.")
+    translation.set("MODEL_DIR", output, key)
+    _model(translation)
+    _corpus(translation)
+    _optimizer(translation)
+    _batches(translation, num_devices())
+    _length_of_run(translation)
+    if translation.values.get("do_eval") is False or "no" in (translation.get("eval_strategy", "evaluation_strategy")):
+        translation.bindings["EVAL_PERIOD"] = (NO_EVALUATION, "do_eval")
+    if translation.values.get("push_to_hub"):
+        name = translation.values.get("hub_model_id") or "USER/NAME"
+        print(f"push_to_hub: after training, bash convert/convert.sh {output} --push={name}", flush=True)
+    return _written(translation, output)
+
+
+def _values(path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--json={path} cannot be read as JSON ({error}); give a JSON object.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"--json={path} holds no JSON object; give one of keys and values.")
+    kinds = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS}
+    for key, value in values.items():
+        if key in WITHOUT_MEANING or value is None:
+            continue
+        if key not in kinds:
+            raise ConfigError(f"{path} has the key {key!r}, which is not known{did_you_mean(key, kinds)}")
+        kind = kinds[key]
+        fits = isinstance(value, int | float if kind is float else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        if not fits:
+            raise ConfigError(f"{path} gives {key} {value!r}; give {KINDS[kind]}.")
+    return values
+
+
+def _folder(name: str, weights: bool) -> Path:
+    """Returns a local folder as it is, or the one that a hub id is fetched to."""
+    from limba.formats import hub
+
+    local = Path(name).expanduser()
+    return local if local.exists() else hub.download(name, weights)
+
+
+def _model(translation: _Translation) -> None:
+    """Sizes from a model or a Hugging Face configuration, the vocabulary from a tokenizer, and where to start."""
+    from limba.formats.huggingface import model_config
+
+    start, start_key = translation.get("model_name_or_path")
+    sizes, key = translation.get("config_name", "model_name_or_path")
+    if sizes is None:
+        raise ConfigError(
+            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
+        )
+    folder = _folder(sizes, weights=sizes == start)
+    model = model_config(folder)
+    about = json.loads((folder / "config.json" if folder.is_dir() else folder).read_text())
+    for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"):
+        translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
+    _other_sizes(translation, model, key)
+    translation.set("VOCAB_SIZE", model.vocab_size, key)
+    translation.set("DROPOUT_RATE", float(about.get("dropout_rate", 0.1)), key)
+    if start is not None:
+        translation.set("INITIAL_CHECKPOINT_PATH", start, start_key)
+    precision, key = translation.get("mixed_precision", "dtype")
+    if translation.values.get("fp16") or precision in ("fp16", "float16"):
+        raise ConfigError(
+            f"{translation.place} asks for float16, which T5 does not survive; ask for bf16, or for float32."
+        )
+    known = {"no": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16", None: "float32"}
+    if precision not in known:
+        raise ConfigError(f"{translation.place} gives {key} {precision!r}; give no, bf16 or float32.")
+    dtype = "bfloat16" if translation.values.get("bf16") else known[precision]
+    translation.set("DTYPE", dtype, "bf16" if translation.values.get("bf16") else key)
+    if translation.values.get("gradient_checkpointing"):
+        translation.set("REMAT", "full", "gradient_checkpointing")
+    tokenizer, key = translation.get("tokenizer_name", "model_name_or_path")
+    if tokenizer is None:
+        raise ConfigError(
+            f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one."
+        )
+    translation.set("VOCABULARY", _vocabulary(tokenizer, key), key)
+
+
+def _other_sizes(translation: _Translation, model: ModelConfig, key: str) -> None:
+    """The fields in which a network may differ from T5 1.1; those that do not are left out."""
+    sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+    usual = ModelConfig(**dict.fromkeys(sizes, 1))
+    for name in (
+        *("mlp_activations", "logits_via_embedding", "relative_bias_per_layer", "num_relpos_buckets"),
+        *("relpos_max_distance", "layer_norm_epsilon"),
+    ):
+        if getattr(model, name) != getattr(usual, name):
+            translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
+
+
+def _vocabulary(name: str, key: str) -> str:
+    if name.endswith((".model", ".json")) or name == "byte":
+        return name
+    folder = _folder(name, weights=False)
+    for file in ("spiece.model", "tokenizer.json"):
+        if (folder / file).is_file():
+            return str(folder / file)
+    raise ConfigError(
+        f"{key} {name} holds neither spiece.model nor tokenizer.json; give the tokenizer's folder or file."
+    )
+
+
+def _corpus(translation: _Translation) -> None:
+    train, key = translation.get("train_file")
+    validation, _ = translation.get("validation_file")
+    dataset, dataset_key = translation.get("dataset_name")
+    if (train is None) == (dataset is None):
+        given = "both" if train else "neither"
+        raise ConfigError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
+    if dataset is not None:
+        # The hub keeps every data set as parquet on a branch of its own.
+        folder = f"hf://datasets/{dataset}@~parquet/{translation.values.get('dataset_config_name') or 'default'}"
+        translation.set("CORPUS", {"train": f"{folder}/train/*.parquet"}, dataset_key)
+    else:
+        translation.set("CORPUS", {"train": train, "validation": validation} if validation else train, key)
+
+
+def _optimizer(translation: _Translation) -> None:
+    name, key = translation.get("optim")
+    if translation.values.get("adafactor") or name == "adafactor":
+        translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
+        # By T5X's rule it would be a share of the weights per step; the Flax script's Adafactor does not take it.
+        translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor does not take")
+    elif name is not None and not name.startswith("adamw"):
+        raise ConfigError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
+    schedule, key = translation.get("lr_scheduler_type")
+    if schedule is None:
+        return
+    if schedule not in SCHEDULES:
+        raise ConfigError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(SCHEDULES)}.")
+    translation.set("config.ScheduleConfig.name", SCHEDULES[schedule], key)
+    if SCHEDULES[schedule] == "factors":
+        factors = "constant" if schedule == "constant" else "constant * linear_warmup"
+        translation.set("LEARNING_RATE_FACTORS", factors, key)
+
+
+def _batches(translation: _Translation, num_devices: int) -> None:
+    rows, key = translation.get("per_device_train_batch_size")
+    parts, parts_key = translation.get("gradient_accumulation_steps")
+    rows, parts = rows or 8, parts or 1
+    translation.set("BATCH_SIZE", rows * parts * num_devices, f"{key} x {parts_key} x {num_devices} devices")
+    translation.set("NUM_MICROBATCHES", parts, parts_key)
+    length, key = translation.get("max_seq_length")
+    translation.set("TASK_FEATURE_LENGTHS", {"inputs": length or 512}, key)
+
+
+def _length_of_run(translation: _Translation) -> None:
+    steps, key = translation.get("max_steps", "max_train_steps")
+    if steps is not None and steps > 0:
+        translation.set("TRAIN_STEPS", steps, key)
+        return
+    epochs, key = translation.get("num_train_epochs")
+    epochs = 3.0 if epochs is None else epochs
+    if not epochs > 0:
+        raise ConfigError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+    steps = int(epochs * steps_per_epoch(translation.bindings)) + 1
+    translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
+    if epochs == int(epochs):
+        translation.set("NUM_EPOCHS", int(epochs), key)
+
+
+def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
+    """Returns the optimizer steps that one reading of CORPUS takes, counted on its first files."""
+    from limba.data.objectives.choose import span_corruption_lengths
+    from limba.data.tasks import source_of_files
+    from limba.data.vocabulary.load import encoder, load_vocabulary
+
+    choices = {name: value for name, (value, _) in bindings.items()}
+    source = source_of_files(choices["CORPUS"], choices.get("COLUMN", "text"), choices.get("VALIDATION_PERCENT", 5.0))
+    encode = encoder(load_vocabulary(choices["VOCABULARY"]))
+    raw = span_corruption_lengths(
+        choices["TASK_FEATURE_LENGTHS"]["inputs"],
+        choices.get("NOISE_DENSITY", 0.15),
+        choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0),
+    )[0]
+    tokens = num_bytes = num_read = 0
+    units = source.units("train")
+    for num_read, unit in enumerate(units, 1):  # noqa: B007
+        chunk = 0
+        while (documents := source.read("train", unit, chunk)) is not None:
+            tokens += sum(len(encode(text)) for text in documents)
+            num_bytes += sum(map(len, documents))
+            chunk += 1
+        if num_bytes > BYTES_COUNTED:
+            break
+    if not tokens:
+        raise ConfigError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
+    return tokens * len(units) / num_read / raw / choices["BATCH_SIZE"]
+
+
+def _written(translation: _Translation, output: str) -> str:
+    lines = [
+        f"# What {translation.place} means. --gin_file with this file does the same without it.",
+        "from __gin__ import dynamic_registration",
+        "",
+        "from limba import config",
+        "",
+        "include 'gin/t5_mlm.gin'",
+        "",
+        *(f"{name} = {value!r}  # {key}" for name, (value, key) in translation.bindings.items()),
+    ]
+    text = "\n".join(lines) + "\n"
+    print(text, end="", flush=True)
+    folder = Path(tempfile.mkdtemp()) if "://" in output else Path(output).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "from_json.gin"
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
+    return os.fspath(path.resolve())

@@ -1,0 +1,4 @@
+"""Commands about runs.
+
+Part of `cli/`.
+"""

@@ -1,0 +1,4 @@
+"""Commands that train.
+
+Part of `cli/`.
+"""

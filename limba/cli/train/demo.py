@@ -1,0 +1,101 @@
+"""The main job in small: corpus, vocabulary, pretraining, evaluation, summary, conversion: `bash launch/demo.sh`.
+
+    CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR bash launch/demo.sh [--gin.NAME=VALUE ...]
+
+CORPUS may be .txt, .jsonl, .csv (column `text`) or .parquet, also .gz; without it, the language reference that
+Python itself brings along is read (PSF licence). Run again, it goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from limba.config import ConfigError, DataConfig, environment
+
+ROOT = Path(__file__).resolve().parents[3]
+NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
+NUM_FILLED = 64  # tokens that transformers writes for a text, gaps' names included
+VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
+
+
+def _vocabulary(data: DataConfig) -> None:
+    """Trains the vocabulary on the corpus's training split, unless it is there already."""
+    from limba.data.tasks import source_of_files
+    from limba.data.vocabulary.load import train_vocabulary
+
+    path = Path(data.vocabulary)
+    if path.exists():
+        return
+
+    def texts() -> Iterator[str]:
+        letters = 0
+        for text in source_of_files(data.data_files, data.column, data.validation_percent).texts("train"):
+            letters += len(text)
+            yield text
+            if letters > VOCABULARY_LETTERS:
+                return
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = train_vocabulary(texts(), NUM_PIECES, str(path))
+    print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
+
+
+def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
+    """Writes the newest checkpoint for transformers, proves it, and has transformers fill the gaps."""
+    from limba.cli.use import huggingface
+    from limba.export import proof as check
+
+    print("The model as a folder for Hugging Face's transformers:")
+    huggingface.run(["export", model_dir])
+    if not check.has_transformers():
+        print("To see transformers fill the gaps: bash launch/setup.sh tests installs it and torch; run this again.")
+        return
+    from limba.export import infill
+
+    print()
+    for number, text in enumerate(infill.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, NUM_FILLED), 1):
+        print(f"{number}. as transformers fills them: {text}\n")
+
+
+def run(argv: Sequence[str]) -> None:
+    if "--help" in argv:
+        print(__doc__)
+        return
+    from limba.cli import flags
+
+    given = os.environ.get("CORPUS") or None
+    name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
+    directory = os.environ.get("MODEL_DIR") or str(ROOT / "runs" / name)
+    if "://" in directory:
+        raise ConfigError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
+    corpus = given or f"{directory}/corpus.jsonl"
+    arguments = [
+        "--gin_file=gin/demo.gin",
+        f"--gin.MODEL_DIR={directory}",
+        f"--gin.VOCABULARY={directory}/vocabulary.model",
+        f"--gin.CORPUS={corpus}",
+    ]
+    if os.environ.get("STEPS"):
+        arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
+    with environment.quiet_imports():
+        config, operative = flags.parse_args([*arguments, *argv])
+        from limba.data.preparation.demo_corpus import pydoc_corpus
+        from limba.evaluation import report
+        from limba.run import train
+    if given is None and config.data.data_files == corpus:
+        print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
+    _vocabulary(config.data)
+
+    result = train(config, operative)
+    if result["interrupted"]:
+        return
+    print("\n" + report.summary(config))
+    print(f"picture             {report.plot_loss(config)}\n")
+    masked = []
+    for number, (text, filled, with_gaps) in enumerate(report.infills(config), 1):
+        print(f"{number}. held out, gaps in brackets: {text}\n   as the model fills them:    {filled}\n")
+        masked.append(with_gaps)
+    _convert(config.model_dir, result["step"], masked)

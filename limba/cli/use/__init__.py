@@ -1,0 +1,4 @@
+"""Commands that use a trained model.
+
+Part of `cli/`.
+"""

@@ -1,0 +1,29 @@
+"""Every choice of a run, as frozen dataclasses that check themselves. Gin files and `config.json` fill these.
+
+Floor 0: imports the standard library only.
+"""
+
+from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
+from limba.config.errors import ConfigError, NonFiniteError
+from limba.config.generation import GenerationConfig
+from limba.config.mesh import MeshConfig
+from limba.config.model import ModelConfig
+from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
+from limba.config.run import CheckpointConfig, EvaluationConfig, RunConfig
+
+__all__ = [
+    "OBJECTIVES",
+    "SEQUENCE_OBJECTIVES",
+    "CheckpointConfig",
+    "ConfigError",
+    "DataConfig",
+    "EvaluationConfig",
+    "GenerationConfig",
+    "LossConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "NonFiniteError",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+]

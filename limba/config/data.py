@@ -1,0 +1,159 @@
+"""What is read. `limba/config/` has the other choices, and is where all are imported from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from limba.config.errors import one_of, positive, require
+
+OBJECTIVES = (
+    "span_corruption",
+    "whole_word_span_corruption",
+    "ul2",
+    "prefix_lm",
+    "lm_adaptation",
+    "causal_lm",
+)
+SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
+READ_FAILURES = ("stop", "skip")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how a global batch is made of it.
+
+    `task_feature_lengths` may be {'inputs': 512} alone: span corruption then derives the targets
+    (114), so that nothing is padding. {'targets': 256} alone is for a decoder-only model: rows are single
+    sequences of that length. `vocabulary` and `data_files` replace what the task names.
+    """
+
+    mixture_or_task_name: str
+    task_feature_lengths: Mapping[str, int]
+    batch_size: int
+    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
+    extra_ids: int = 100  # sentinels above the pieces of `vocabulary`
+    new_vocabulary_size: int | None = None  # ids, sentinels included, of one trained where `vocabulary` has none yet
+    new_vocabulary_bytes: int = 400_000_000  # of the training split's text, at most, that it is trained on
+    new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; the rest is spelt in bytes
+    objective: str | None = None  # one of OBJECTIVES instead of the task's own; None keeps that
+    noise_density: float | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
+    mean_noise_span_length: float | None = None  # in tokens (T5: 3); None: the task's own
+    pack: bool = False  # several short examples in a row, kept apart by segment ids
+    data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
+    column: str | Mapping[str, str] = "text"  # of data_files that have columns; {'inputs': 'en', 'targets': 'ms'}
+    prefix: str | None = None  # before each input of a task with inputs and targets; None: the task's own
+    validation_percent: float = 1.0  # of data_files without a validation split, carved out by document hash
+    read_timeout_seconds: float = 60.0  # of one request for part of a remote file
+    read_attempts: int = 6  # of a request, with growing pauses
+    on_read_failure: str = "stop"  # then, and where a file is damaged; 'skip' leaves out the rest of the unit
+    train_split: str = "train"
+    validation_split: str = "validation"
+    shuffle: bool = True
+    shuffle_buffer: int = 0  # rows of each shard that are mixed once more; held in its position, about 1 kB a row
+    cache_dir: str | None = None  # of seqio_cache_tasks: the tasks are read from their caches there
+    seed: int = 0
+    num_epochs: int | None = None  # the run ends when its corpora have been read so often; None: they are repeated
+    mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
+    num_data_shards: int | None = (
+        None  # fixed for the life of a run; None: 16, or the largest power of two that divides batch_size
+    )
+    num_reader_processes: int = 1  # of a host, that read its shards; may change from start to start
+    task_modules: tuple[str, ...] = ()  # that register the tasks, for those processes; launch.train fills it in
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.mixture_or_task_name, str) and bool(self.mixture_or_task_name),
+            f"MIXTURE_OR_TASK_NAME is {self.mixture_or_task_name!r}; give the name of a registered task.",
+        )
+        lengths = self.task_feature_lengths
+        require(
+            isinstance(lengths, Mapping) and bool(lengths) and set(lengths) <= {"inputs", "targets"},
+            f"TASK_FEATURE_LENGTHS is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
+            " for a decoder-only model.",
+        )
+        for name, length in lengths.items():
+            require(
+                isinstance(length, int) and not isinstance(length, bool) and length > 0,
+                f"TASK_FEATURE_LENGTHS gives {length!r} for {name!r}; give a whole number above 0.",
+            )
+        positive(self, "batch_size", "new_vocabulary_bytes")
+        if self.objective is not None:
+            one_of(self, "objective", OBJECTIVES)
+        density, span = self.noise_density, self.mean_noise_span_length
+        require(
+            (density is None or 0 < density < 1) and (span is None or span >= 1),
+            f"DataConfig.noise_density is {density!r} and mean_noise_span_length {span!r}; give a share between 0 and 1"
+            " and a mean of 1 or more.",
+        )
+        if self.sequence_length is not None and self.objective is not None:
+            require(
+                self.objective in SEQUENCE_OBJECTIVES,
+                f"OBJECTIVE is {self.objective!r} and TASK_FEATURE_LENGTHS {dict(lengths)}, without inputs; choose one"
+                f" of {', '.join(SEQUENCE_OBJECTIVES)}, or give {{'inputs': 512}}.",
+            )
+        self._check_vocabulary()
+        self._check_corpus()
+        if self.num_data_shards is None:
+            object.__setattr__(self, "num_data_shards", math.gcd(self.batch_size, 16))
+        positive(self, "num_data_shards", "num_reader_processes")
+        require(
+            self.batch_size % self.num_data_shards == 0,
+            f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards};"
+            " make it a multiple.",
+        )
+
+    def _check_vocabulary(self) -> None:
+        if self.new_vocabulary_size is not None:
+            positive(self, "new_vocabulary_size")
+            require(
+                self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
+                f"DataConfig.new_vocabulary_size is {self.new_vocabulary_size} with extra_ids {self.extra_ids} and"
+                f" vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not 'byte'.",
+            )
+        require(
+            0 < self.new_vocabulary_coverage <= 1,
+            f"DataConfig.new_vocabulary_coverage is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
+        )
+        require(self.extra_ids >= 0, f"DataConfig.extra_ids is {self.extra_ids}; give 0 or more.")
+
+    def _check_corpus(self) -> None:
+        require(isinstance(self.pack, bool), f"DataConfig.pack is {self.pack!r}; give True or False.")
+        require(
+            isinstance(self.shuffle_buffer, int) and self.shuffle_buffer >= 0,
+            f"DataConfig.shuffle_buffer is {self.shuffle_buffer!r}; give a number of rows, or 0 for none.",
+        )
+        require(
+            self.cache_dir is None or self.data_files is None,
+            "DataConfig.cache_dir holds a task's cache and data_files are another corpus; leave one of them out.",
+        )
+        require(
+            isinstance(self.seed, int) and self.seed >= 0,
+            f"DataConfig.seed is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
+        )
+        require(
+            0 <= self.validation_percent < 100,
+            f"DataConfig.validation_percent is {self.validation_percent!r}; give a percentage from 0 to below 100.",
+        )
+        require(
+            self.data_files is not None or self.column == "text",
+            f"DataConfig.column is {self.column!r} and there are no data_files it could be of; set CORPUS too.",
+        )
+        if self.num_epochs is not None:
+            positive(self, "num_epochs")
+        require(
+            self.mixture_temperature is None or self.mixture_temperature >= 1,
+            f"DataConfig.mixture_temperature is {self.mixture_temperature!r}; give 1 (by size) or more, or None.",
+        )
+        require(
+            isinstance(self.read_timeout_seconds, int | float) and 0 < self.read_timeout_seconds < math.inf,
+            f"DataConfig.read_timeout_seconds is {self.read_timeout_seconds!r}; give a number above 0.",
+        )
+        positive(self, "read_attempts")
+        one_of(self, "on_read_failure", READ_FAILURES)
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens of a row that is one sequence, for a decoder-only model; None where an encoder reads inputs."""
+        return None if "inputs" in self.task_feature_lengths else self.task_feature_lengths["targets"]

@@ -1,0 +1,115 @@
+"""The loss, the learning rate's schedule and the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from limba.config.errors import one_of, positive, require
+
+LOGITS = ("auto", "whole", "chunked")
+OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
+SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
+SCHEDULE_FACTORS = (
+    "constant",
+    "linear_warmup",
+    "linear_decay",
+    "rsqrt_decay",
+    "rsqrt_normalized_decay",
+    "decay_every",
+    "cosine_decay",
+)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`."""
+
+    z_loss: float = 1e-4
+    label_smoothing: float = 0.0
+    logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
+
+    def __post_init__(self) -> None:
+        one_of(self, "logits", LOGITS)
+        require(self.z_loss >= 0, f"LossConfig.z_loss is {self.z_loss!r}; give 0 or more.")
+        require(
+            0 <= self.label_smoothing < 1,
+            f"LossConfig.label_smoothing is {self.label_smoothing!r}; give a share from 0 up to, not including, 1.",
+        )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate over steps; `factors` is T5X's product of named factors."""
+
+    name: str = "factors"
+    base_learning_rate: float = 1.0
+    factors: str = "constant * rsqrt_decay"
+    warmup_steps: int = 10_000
+    decay_steps: int | None = None  # where linear and cosine end, length of the last phase of warmup_stable_decay
+    final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
+    decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
+    steps_per_decay: int = 20_000  # T5X: of decay_every
+    steps_per_cycle: int = 100_000  # T5X: of cosine_decay
+    step_offset: int = 0
+    min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
+
+    def __post_init__(self) -> None:
+        one_of(self, "name", SCHEDULES)
+        require(
+            self.base_learning_rate > 0,
+            f"ScheduleConfig.base_learning_rate is {self.base_learning_rate!r}; give a number above 0.",
+        )
+        require(self.warmup_steps >= 0, f"ScheduleConfig.warmup_steps is {self.warmup_steps!r}; give 0 or more.")
+        positive(self, "steps_per_decay", "steps_per_cycle")
+        if self.decay_steps is not None:
+            positive(self, "decay_steps")
+        for name in ("final_learning_rate", "min_learning_rate"):
+            require(getattr(self, name) >= 0, f"ScheduleConfig.{name} is {getattr(self, name)!r}; give 0 or more.")
+        for factor in self.factor_names:
+            require(
+                factor in SCHEDULE_FACTORS,
+                f"ScheduleConfig.factors holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
+            )
+
+    @property
+    def factor_names(self) -> tuple[str, ...]:
+        return tuple(factor.strip() for factor in self.factors.split("*"))
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), or AdamW."""
+
+    name: str = "adafactor"
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    weight_decay: float = 0.0
+    clip_global_norm: float | None = None  # of the gradient, before the optimizer
+    # Adafactor
+    decay_rate: float = 0.8
+    multiply_by_parameter_scale: bool = True
+    clipping_threshold: float | None = 1.0  # of an update's root mean square, per parameter and layer
+    min_dim_size_to_factor: int = 128
+    epsilon1: float = 1e-30
+    epsilon2: float = 1e-3
+    momentum: float | None = None
+    frozen: tuple[str, ...] = ()  # what names of parameters that stay begin with: 'encoder', '.*/relpos_bias'
+    # AdamW
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frozen", tuple(self.frozen))
+        one_of(self, "name", OPTIMIZERS)
+        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon"):
+            value = getattr(self, name)
+            require(value >= 0, f"OptimizerConfig.{name} is {value!r}; give 0 or more.")
+        for name in ("clip_global_norm", "clipping_threshold"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"OptimizerConfig.{name} is {value!r}; give a number above 0, or None.")
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            require(
+                value is None or 0 <= value < 1,
+                f"OptimizerConfig.{name} is {value!r}; give a number from 0 up to, not including, 1.",
+            )

@@ -1,0 +1,150 @@
+"""One complete run: every choice as frozen dataclasses, which check themselves when they are made.
+
+A wrong choice costs a second and not an hour on a TPU. A message says what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+
+from limba.config.data import DataConfig
+from limba.config.errors import one_of, positive, require
+from limba.config.generation import GenerationConfig
+from limba.config.mesh import MeshConfig
+from limba.config.model import ModelConfig
+from limba.config.optimizer import LossConfig, OptimizerConfig
+
+REDUCTIONS = ("auto", "float32", "bfloat16")
+RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state and the data position are saved, and how many are kept."""
+
+    every_steps: int = 10_000
+    keep: int | None = 5  # the newest ones; None keeps all
+    best_metric: str | None = None  # of the evaluations: 'loss', 'chrf', …; its best step is kept in MODEL_DIR/best
+    best_mode: str = "max"  # or min
+
+    def __post_init__(self) -> None:
+        positive(self, "every_steps")
+        one_of(self, "best_mode", ("max", "min"))
+        require(
+            self.keep is None or self.keep > 0,
+            f"CheckpointConfig.keep is {self.keep!r}; give a number above 0, or None for all.",
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Loss, accuracy, perplexity and bits per byte on the validation split; for tasks with metrics, those of written
+    text; for language models, samples."""
+
+    every_steps: int = 1_000
+    num_batches: int | None = 20  # at most; None, or a smaller split: all of it
+    num_examples: int = 0  # of the split that text is written for, to be judged by the task's metrics; 0: none
+    patience: int | None = None  # evaluations without a better best_metric after which the run ends; None: never
+    prompts: tuple[str, ...] = ()  # that a decoder-only model goes on with at each evaluation
+    sampling: GenerationConfig = field(
+        default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else tuple(self.prompts))
+        positive(self, "every_steps")
+        if self.num_batches is not None:
+            positive(self, "num_batches")
+        require(
+            isinstance(self.num_examples, int) and self.num_examples >= 0,
+            f"EvaluationConfig.num_examples is {self.num_examples!r}; give a whole number, 0 or more.",
+        )
+        if self.patience is not None:
+            positive(self, "patience")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One complete training run; `limba.train.run` takes it whole."""
+
+    model: ModelConfig
+    data: DataConfig
+    model_dir: str
+    train_steps: int
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    # Start from a checkpoint of Limba's or T5X's, or a folder or hub id of Hugging Face's, when model_dir holds none
+    initial_checkpoint_path: str | None = None
+    reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
+    num_microbatches: int = 1
+    gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices add them up; see train_step.gradients
+    log_every_steps: int = 100
+    random_seed: int = 0
+    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
+    profile_steps: int = 0  # so many steps, from the third on, are traced into MODEL_DIR/profile
+
+    def __post_init__(self) -> None:
+        one_of(self, "random_bits", RANDOM_BITS)
+        one_of(self, "gradient_reduce_dtype", REDUCTIONS)
+        require(
+            isinstance(self.profile_steps, int) and self.profile_steps >= 0,
+            f"RunConfig.profile_steps is {self.profile_steps!r}; give a whole number, 0 or more.",
+        )
+        require(
+            isinstance(self.model_dir, str) and bool(self.model_dir),
+            f"MODEL_DIR is {self.model_dir!r}; give a directory or a gs:// path.",
+        )
+        if "://" not in self.model_dir:
+            object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
+        positive(self, "train_steps", "num_microbatches", "log_every_steps")
+        self._check_sides()
+        require(
+            self.loss.logits != "chunked" or "logits" not in self.model.biases,
+            "LossConfig.logits is 'chunked' and ModelConfig.biases holds 'logits', which chunks do without; choose"
+            " whole or auto.",
+        )
+        if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
+            data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
+            object.__setattr__(self, "data", data)
+        require(
+            self.evaluation.patience is None or self.checkpoint.best_metric is not None,
+            "EvaluationConfig.patience waits for a better CheckpointConfig.best_metric, which is None; name one, such"
+            " as 'loss'.",
+        )
+        require(
+            self.data.batch_size % self.num_microbatches == 0,
+            f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches};"
+            " make it a multiple.",
+        )
+
+    def _check_sides(self) -> None:
+        """Raises ConfigError where the rows are not what the network reads."""
+        length, model = self.data.sequence_length, self.model
+        if not model.is_decoder_only:
+            require(
+                self.data.objective != "causal_lm",
+                "OBJECTIVE is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
+                " prefix_lm or lm_adaptation, or include a file of gin/models/lm.",
+            )
+            require(
+                length is None,
+                f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model has an encoder; give"
+                " {'inputs': 512}, or with 'targets' too.",
+            )
+            return
+        require(
+            length is not None,
+            f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model is a decoder alone, which"
+            " reads one sequence; give {'targets': 256}.",
+        )
+        require(
+            model.positions != "learned" or length is None or length <= model.max_length,
+            f"TASK_FEATURE_LENGTHS gives rows of {length} tokens and the model has {model.max_length} learned"
+            " positions; set ModelConfig.max_length.",
+        )

@@ -1,0 +1,155 @@
+"""Metric functions for seqio tasks: (targets, predictions), both lists of texts, to {name: figure}.
+
+Percentages run from 0 to 100. BLEU, chrF and chrF2++ are sacrebleu's (Post 2018, arXiv:1804.08771; Popović 2017,
+W17-4770), ROUGE is rouge-score's, word and character error rates are jiwer's.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Callable, Sequence
+
+Figures = dict[str, float]
+Texts = Sequence[str]
+Metric = Callable[[Texts, Texts], Figures]
+
+
+def bleu(targets: Texts, predictions: Texts) -> Figures:
+    """Corpus BLEU with sacrebleu's 13a words."""
+    import sacrebleu
+
+    return {"bleu": sacrebleu.corpus_bleu(list(predictions), [list(targets)]).score}
+
+
+def chrf(targets: Texts, predictions: Texts) -> Figures:
+    """chrF2 (characters up to 6-grams) and chrF2++ (words up to 2-grams too), as FLORES is scored with."""
+    import sacrebleu
+
+    predictions, references = list(predictions), [list(targets)]
+    return {
+        "chrf": sacrebleu.corpus_chrf(predictions, references).score,
+        "chrf++": sacrebleu.corpus_chrf(predictions, references, word_order=2).score,
+    }
+
+
+def rouge(targets: Texts, predictions: Texts) -> Figures:
+    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L over whole summaries, sentences apart by newlines (Lsum). No stemming.
+
+    Words are what is between spaces and punctuation, letters of any language: rouge-score's own tokenizer knows a-z.
+    """
+    from rouge_score import rouge_scorer
+
+    kinds = ["rouge1", "rouge2", "rougeLsum"]
+    scorer = rouge_scorer.RougeScorer(kinds, tokenizer=_Words())
+    scores = [scorer.score(target, prediction) for target, prediction in zip(targets, predictions, strict=True)]
+    return {kind: 100 * _mean([score[kind].fmeasure for score in scores]) for kind in kinds}
+
+
+class _Words:
+    def tokenize(self, text: str) -> list[str]:
+        return re.findall(r"\w+", text.lower())
+
+
+def exact_match(targets: Texts, predictions: Texts) -> Figures:
+    """Share of predictions that are the target, spaces around both left out."""
+    return {"exact_match": 100 * _mean([t.strip() == p.strip() for t, p in zip(targets, predictions, strict=True)])}
+
+
+def accuracy(targets: Texts, predictions: Texts) -> Figures:
+    """Share of classes that are right, and their F1 averaged over the targets' classes (macro)."""
+    targets, predictions = [t.strip() for t in targets], [p.strip() for p in predictions]
+    scores = []
+    for label in sorted(set(targets)):
+        there = [t == label for t in targets]
+        said = [p == label for p in predictions]
+        hits = sum(t and p for t, p in zip(there, said, strict=True))
+        scores.append(2 * hits / (sum(there) + sum(said)))
+    return {
+        "accuracy": 100 * _mean([t == p for t, p in zip(targets, predictions, strict=True)]),
+        "macro_f1": 100 * _mean(scores),
+    }
+
+
+def word_f1(targets: Texts, predictions: Texts) -> Figures:
+    """F1 of words, whatever their order, case and punctuation (SQuAD's)."""
+
+    def words(text: str) -> collections.Counter:
+        return collections.Counter(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
+
+    scores = []
+    for target, prediction in zip(targets, predictions, strict=True):
+        wanted, said = words(target), words(prediction)
+        both, total = sum((wanted & said).values()), sum(wanted.values()) + sum(said.values())
+        scores.append(2 * both / total if total else 1.0)
+    return {"word_f1": 100 * _mean(scores)}
+
+
+def error_rates(targets: Texts, predictions: Texts) -> Figures:
+    """Words and characters to be changed, left out or put in, over those of the targets; it may be above 100."""
+    import jiwer
+
+    kept = [(t, p) for t, p in zip(targets, predictions, strict=True) if t.strip()]
+    if not kept:
+        return {"word_error_rate": 0.0, "character_error_rate": 0.0}
+    targets, predictions = map(list, zip(*kept, strict=True))
+    return {
+        "word_error_rate": 100 * jiwer.wer(targets, predictions),
+        "character_error_rate": 100 * jiwer.cer(targets, predictions),
+    }
+
+
+def diacritics(language: str) -> Metric:
+    """Returns the metric of a task that restores a language's diacritics; its parts are:
+
+    `word_accuracy`: words of the targets that stand in the prediction, in order. `other_changes`: characters that
+    differ where both texts are stripped of diacritics, over the targets'. `letter/ș` and so on: how often a letter
+    of the target is there, for the letters with diacritics and those that could have one.
+    """
+
+    def metric(targets: Texts, predictions: Texts) -> Figures:
+        return _diacritics(language, targets, predictions)
+
+    return metric
+
+
+def _diacritics(language: str, targets: Texts, predictions: Texts) -> Figures:
+    import jiwer
+
+    from limba.data.objectives import diacritics as letters
+
+    plain = letters.table(language)
+    kept = [(t, p) for t, p in zip(targets, predictions, strict=True) if t.strip()]
+    targets, predictions = map(list, zip(*kept, strict=True))
+    words = jiwer.process_words(targets, predictions)
+    num_words = words.hits + words.substitutions + words.deletions
+    changes = jiwer.process_characters([t.translate(plain) for t in targets], [p.translate(plain) for p in predictions])
+    num_changes = changes.substitutions + changes.deletions + changes.insertions
+    return {
+        "word_accuracy": 100 * words.hits / num_words,
+        "sentence_accuracy": exact_match(targets, predictions)["exact_match"],
+        "other_changes": 100 * num_changes / sum(map(len, targets)),
+        **_letters(language, targets, predictions),
+    }
+
+
+def _letters(language: str, targets: Texts, predictions: Texts) -> Figures:
+    import jiwer
+
+    from limba.data.objectives import diacritics as letters
+
+    marked = letters.letters_of(language)
+    asked = sorted({*marked, *marked.translate(letters.table(language))})
+    there, hits = collections.Counter(), collections.Counter()
+    aligned = jiwer.process_characters(targets, predictions)
+    for target, chunks in zip(aligned.references, aligned.alignments, strict=True):
+        there.update(letter.lower() for letter in target)
+        for chunk in chunks:
+            if chunk.type == "equal":
+                hits.update(letter.lower() for letter in target[chunk.ref_start_idx : chunk.ref_end_idx])
+    return {f"letter/{letter}": 100 * hits[letter] / there[letter] for letter in asked if there[letter]}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,186 @@
+"""Objectives that go on with a text: prefix LM, LM adaptation, causal LM.
+
+An encoder-decoder reads the prefix with its encoder. A decoder-only model reads the same rows as one
+sequence, inputs then targets: the inputs seen whole and with loss weight 0, the targets causally. Its
+length alone is given then, as {"targets": L}, and `as_one_sequence` sets the steps for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked
+
+ROWS_PER_BLOCK = 32
+
+
+def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict[str, int]:
+    """Returns {"inputs", "targets"}, equal: a random split may put nearly the whole row on either side.
+
+    Of a sequence's length alone, {"targets": L}, each may have L - 1, or half of it if the split is 'middle'.
+    Raises ConfigError for a split that is not 'random' or 'middle', and inputs shorter than 2.
+    """
+    if split not in ("random", "middle"):
+        raise ConfigError(f"Prefix LM is told to split at {split!r}; choose one of random, middle.")
+    if "inputs" not in lengths:
+        _check_not_too_short("targets", lengths["targets"])
+        side = lengths["targets"] - 1 if split == "random" else lengths["targets"] // 2
+        return {"inputs": side, "targets": side}
+    _check_not_too_short("inputs", lengths["inputs"])
+    return {"inputs": lengths["inputs"], "targets": lengths["inputs"]}
+
+
+def lm_adaptation_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
+    """Returns {"inputs", "targets"} as given, the targets as long as the inputs where they are not.
+
+    A sequence's length alone, {"targets": L}, is cut in two.
+    """
+    if "inputs" not in lengths:
+        _check_not_too_short("targets", lengths["targets"])
+        return {"inputs": lengths["targets"] // 2, "targets": lengths["targets"] - lengths["targets"] // 2}
+    lengths = {"inputs": lengths["inputs"], "targets": lengths.get("targets", lengths["inputs"])}
+    for name, length in lengths.items():
+        _check_not_too_short(name, length)
+    return lengths
+
+
+def causal_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
+    """Returns {"targets"}: the targets' length, or the inputs' where only that is given."""
+    return {"targets": lengths.get("targets", lengths.get("inputs"))}
+
+
+def _check_not_too_short(name: str, length: int) -> None:
+    if length < 2:
+        raise ConfigError(
+            f"TASK_FEATURE_LENGTHS gives {name!r} {length}, too short for a token and the end; give 2 or more."
+        )
+
+
+def prefix_lm(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    split: str = "random",
+    append_eos: bool = True,
+) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a row's beginning and the rest of it.
+
+    Prefix LM of Raffel et al. 2020 (arXiv:1910.10683, section 3.2.1). 'random' splits a row of as many
+    tokens as the inputs at a place that is uniform, with at least one token on each side: on average half
+    of either side is padding. 'middle' cuts rows of twice as many in two, and nothing is padding.
+    Raises ConfigError where the lengths do not fit.
+    """
+    needed = prefix_lm_lengths(sequence_length, split)
+    check_targets("prefix LM", sequence_length, needed["targets"])
+    side = needed["inputs"] - append_eos
+    if split == "random":
+        return _split(dataset, output_features, side + 1, None, append_eos)
+    return _split(dataset, output_features, 2 * side, side, append_eos)
+
+
+def lm_adaptation(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    append_eos: bool = True,
+) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a full prefix and a full continuation.
+
+    Lester et al. 2021 (arXiv:2104.08691, section 3.3) train a T5 on for 100,000 steps with Raffel's LM
+    objective, so that it goes on with a text instead of filling gaps. The paper leaves the split open;
+    here both sides fill their lengths, whatever they are, and nothing is padding.
+    """
+    needed = lm_adaptation_lengths(sequence_length)
+    prefix, rest = needed["inputs"] - append_eos, needed["targets"] - append_eos
+    return _split(dataset, output_features, prefix + rest, prefix, append_eos)
+
+
+def causal_lm(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    whole_documents: bool = False,
+) -> tf.data.Dataset:
+    """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut in rows, for decoder-only models.
+
+    Rows are as long as told and nothing ends one, since the text goes on in the next; the last of a finite stream
+    is as short as it comes out. With `whole_documents` an example is one document, to be packed, and longer ones
+    are cut. `tokenize_documents` with `append_eos=True` ends the documents, which is how they are told apart.
+    """
+    length = causal_lm_lengths(sequence_length)["targets"]
+    tokens = dataset.map(lambda example: example["targets"])
+    if whole_documents:
+        end = output_features["targets"].vocabulary.eos_id
+        return tokens.flat_map(functools.partial(_documents, length, end))
+    return tokens.rebatch(length).map(lambda row: {"targets": row})
+
+
+def _documents(length: int, end: int, tokens: tf.Tensor) -> tf.data.Dataset:
+    """Returns the documents of a run of tokens, each behind its end; their parts of `length` where they are longer."""
+
+    def cut(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        stops = np.flatnonzero(tokens == end) + 1
+        stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
+        starts = [np.arange(start, stop, length) for start, stop in zip(np.append(0, stops[:-1]), stops, strict=True)]
+        starts = np.concatenate(starts)
+        return starts, np.append(starts[1:], len(tokens))
+
+    starts, stops = tf.numpy_function(cut, [tokens], [tf.int64, tf.int64], stateful=False)
+    places = tf.data.Dataset.from_tensor_slices((tf.ensure_shape(starts, [None]), tf.ensure_shape(stops, [None])))
+    return places.map(lambda start, stop: {"targets": tokens[start:stop]})
+
+
+def as_one_sequence(step: Callable, packed: bool) -> Callable:
+    """Returns a step of this module, or `tokenize_documents`, for rows that a decoder alone reads.
+
+    Every document ends with the end-of-sequence id and a split adds none; packed, documents are kept apart.
+    """
+    function = step.func if isinstance(step, functools.partial) else step
+    if function in (prefix_lm, lm_adaptation):
+        return functools.partial(step, append_eos=False)
+    if function is causal_lm:
+        return functools.partial(step, whole_documents=packed)
+    return step
+
+
+def _split(
+    dataset: tf.data.Dataset, output_features: Features, raw: int, prefix: int | None, append_eos: bool
+) -> tf.data.Dataset:
+    end = output_features["targets"].vocabulary.eos_id if append_eos else None
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, _graph_function(raw, prefix, end))
+
+
+@functools.lru_cache(maxsize=16)
+def _graph_function(raw: int, prefix: int | None, end: int | None) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
+    """Returns the rows of a block and its seed, split behind `prefix` tokens, or anywhere; traced once a process."""
+    width = raw if prefix is None else max(prefix, raw - prefix)
+    width += end is not None
+
+    def split(tokens: tf.Tensor, prefixes: tf.Tensor) -> Rows:
+        is_prefix = tf.range(tf.shape(tokens)[1])[None] < prefixes[:, None]
+        return padded((tokens, is_prefix), (tokens, ~is_prefix), (width, width), after=end)
+
+    def prefixes(num_rows: int | tf.Tensor, length: int | tf.Tensor, chance: tf.Tensor) -> tf.Tensor:
+        if prefix is not None:
+            return tf.fill([num_rows], length * prefix // raw)
+        places = 1 + tf.cast(tf.floor(chance * tf.cast(length - 1, tf.float32)), tf.int32)
+        return tf.minimum(places, length - 1)  # a row of one token has no prefix
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.int64)])
+    def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
+        num_rows, rest = tf.size(tokens) // raw, tf.size(tokens) % raw
+        chance = tf.random.stateless_uniform([ROWS_PER_BLOCK + 1], seed)
+        whole = tf.reshape(tokens[: num_rows * raw], [num_rows, raw])
+        rows = split(whole, prefixes(num_rows, raw, chance[:num_rows]))
+
+        def with_rest() -> Rows:
+            return stacked([rows, split(tokens[None, num_rows * raw :], prefixes(1, rest, chance[-1:]))])
+
+        return tf.cond(rest > 0, with_rest, lambda: rows)
+
+    return rows_of

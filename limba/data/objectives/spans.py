@@ -1,0 +1,228 @@
+"""Span corruption on blocks of rows (Raffel et al. 2020, arXiv:1910.10683, section 3.1.4).
+
+A block of rows is cut from the stream of tokens and corrupted at once. Random numbers are drawn per
+row, as t5's preprocessors draw them, so that the rows are theirs, number for number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.objectives import philox
+from limba.data.objectives.token_blocks import Features, check_targets, require_sentinels, row_seeds
+
+ROWS_PER_BLOCK = 32
+
+
+def num_noise(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+    """Returns (noise tokens, noise spans) of a row of so many tokens, each at least 1.
+
+    >>> num_noise(568, 0.15, 3.0)
+    (85, 28)
+    """
+    length = max(length, 2)
+    # Single precision and rounding half to even, as in t5's graph: some halves fall otherwise in double.
+    noise = int(np.round(np.float32(length) * np.float32(noise_density)))
+    noise = min(max(noise, 1), length - 1)
+    spans = int(np.round(np.float32(noise) / np.float32(mean_noise_span_length)))
+    return noise, max(spans, 1)
+
+
+def span_corruption_lengths(
+    inputs_length: int, noise_density: float = 0.15, mean_noise_span_length: float = 3.0
+) -> tuple[int, int]:
+    """Returns (raw tokens, targets length) that fill inputs of `inputs_length`; both lengths count the end.
+
+    >>> span_corruption_lengths(512)
+    (568, 114)
+
+    Raises ConfigError where no such row exists.
+    """
+
+    def lengths(raw: int) -> tuple[int, int]:
+        noise = round(raw * noise_density)
+        spans = round(noise / mean_noise_span_length)
+        return raw - noise + spans + 1, noise + spans + 1
+
+    if not (0 < noise_density < 1 and mean_noise_span_length >= 1):
+        raise ConfigError(
+            f"Span corruption with density {noise_density} and mean span {mean_noise_span_length} is not possible; "
+            "give a density between 0 and 1 and a mean span of 1 or more."
+        )
+    raw = inputs_length - 1
+    while lengths(raw + 1)[0] <= inputs_length:
+        raw += 1
+    targets = lengths(raw)[1]
+    if noise_density == 0.5 and targets > inputs_length:
+        # t5 keeps both sides equal here, which is more likely a round number.
+        raw, targets = raw - 1, targets - 1
+    noise, spans = num_noise(raw, noise_density, mean_noise_span_length) if raw >= 2 else (0, 0)
+    if not 0 < spans <= min(noise, raw - noise) or raw - noise + spans + 1 > inputs_length:
+        raise ConfigError(
+            f"TASK_FEATURE_LENGTHS gives 'inputs' {inputs_length}, too short for span corruption with density "
+            f"{noise_density} and mean span {mean_noise_span_length}; give 16 or more."
+        )
+    return raw, max(targets, noise + spans + 1)
+
+
+def span_corruption(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    noise_density: float = 0.15,
+    mean_noise_span_length: float = 3.0,
+    append_eos: bool = True,
+) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}, one row of the token stream each.
+
+    Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
+    by its span. Sentinels count down from the top of the vocabulary. Rows fill `sequence_length`
+    exactly (512/114 from 568 tokens); the last row of a finite stream is filled up with zeros. With
+    `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
+    under seed 0, whose two steps before the masks use up the first two pairs of seeds.
+
+    Raises ConfigError where the lengths do not fit or the vocabulary has too few sentinels.
+    """
+    raw, targets_length = span_corruption_lengths(sequence_length["inputs"], noise_density, mean_noise_span_length)
+    check_targets("span corruption", sequence_length, targets_length)
+    vocabulary = output_features["targets"].vocabulary
+    noise, spans = num_noise(raw, noise_density, mean_noise_span_length)
+    require_sentinels(
+        vocabulary,
+        spans,
+        f"Span corruption of {sequence_length['inputs']} inputs",
+        "shorter inputs, or a longer mean span",
+    )
+    widths = (raw - noise + spans + append_eos, noise + spans + append_eos)
+    rows_of = functools.partial(
+        _rows_of_block,
+        raw=raw,
+        widths=widths,
+        choices=(
+            vocabulary.vocab_size - 1,
+            vocabulary.eos_id if append_eos else None,
+            noise_density,
+            mean_noise_span_length,
+        ),
+    )
+
+    def in_graph(tokens: tf.Tensor, *seeds: tf.Tensor) -> dict[str, tf.Tensor]:
+        sides = tf.numpy_function(rows_of, [tokens, *seeds], [tf.int32, tf.int32], stateful=False)
+        return {
+            name: tf.ensure_shape(side, [None, width])
+            for name, side, width in zip(("inputs", "targets"), sides, widths, strict=True)
+        }
+
+    blocks = dataset.map(lambda example: example["targets"]).rebatch(ROWS_PER_BLOCK * raw)
+    seeds = row_seeds().batch(ROWS_PER_BLOCK)
+    return tf.data.Dataset.zip((blocks, seeds)).map(lambda tokens, pair: in_graph(tokens, *pair)).unbatch()
+
+
+def _rows_of_block(
+    tokens: np.ndarray,
+    *seeds: np.ndarray,
+    raw: int,
+    widths: tuple[int, int],
+    choices: tuple[int, int | None, float, float],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs [R, I], targets [R, T]) of a block's tokens [n] and both halves of its rows' seeds.
+
+    Only the end of a finite stream gives less than a whole block; what is left of a row is done by itself,
+    with its own seed, and filled up with zeros.
+    """
+    row_seeds = np.stack(seeds, 1)
+    num_rows, left = divmod(len(tokens), raw)
+    sides = [np.zeros([num_rows + (left > 0), width], np.int32) for width in widths]
+    start = 0
+    for part in (tokens[: num_rows * raw].reshape(num_rows, raw), tokens[None, num_rows * raw :]):
+        if part.size:
+            stop = start + len(part)
+            draws = draws_of_rows(part.shape[1], mask_seeds(row_seeds[start:stop]), choices[2])
+            for side, corrupted in zip(sides, corrupt_spans(part, draws, *choices), strict=True):
+                side[start:stop, : corrupted.shape[1]] = corrupted
+            start = stop
+    return sides[0], sides[1]
+
+
+def corrupt_spans(
+    tokens: np.ndarray,
+    draws: Sequence[np.ndarray],
+    top_sentinel: int,
+    end: int | None,
+    noise_density: float = 0.15,
+    mean_noise_span_length: float = 3.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs [B, I], targets [B, T]) of tokens int32 [B, L] and the draws of `draws_of_rows`.
+
+    `end` is the id to append, or None. Rows of one length have one I and one T.
+    """
+    is_noise = random_spans_noise_mask(tokens.shape[1], draws, noise_density, mean_noise_span_length)
+    inputs, targets = (_spans_to_sentinels(tokens, is_span, top_sentinel, end) for is_span in (is_noise, ~is_noise))
+    return inputs, targets
+
+
+def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
+    """Returns the two seeds int64 [B, 2, 2] of each row's mask, of the rows' own seeds [B, 2].
+
+    t5 splits a row's seed in six and takes the first two.
+    """
+    return philox.split(row_seeds, 2)
+
+
+def draws_of_rows(length: int, seeds: np.ndarray, noise_density: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
+    """Returns uniform draws float32 [B, noise - 1] and [B, text - 1], from the rows' seeds [B, 2, 2]."""
+    noise, padded = num_noise(length, noise_density, 1.0)[0], max(length, 2)
+    noise_draws, text_draws = philox.uniform([seeds[:, 0], seeds[:, 1]], [noise - 1, padded - noise - 1])
+    return noise_draws, text_draws
+
+
+def random_spans_noise_mask(
+    length: int,
+    draws: Sequence[np.ndarray],
+    noise_density: float = 0.15,
+    mean_noise_span_length: float = 3.0,
+) -> np.ndarray:
+    """Returns bool [B, length], true in the noise, from the draws of `draws_of_rows`.
+
+    Spans alternate, beginning with text and ending with noise; numbers of noise tokens and spans follow
+    from the length, and all masks that have them are equally likely.
+    """
+    noise, spans = num_noise(length, noise_density, mean_noise_span_length)
+    padded, num_rows = max(length, 2), len(draws[0])
+    noise_lengths = _random_segments(noise, spans, draws[0])
+    text_lengths = _random_segments(padded - noise, spans, draws[1])
+    span_lengths = np.stack([text_lengths, noise_lengths], 2)
+    # The parity of a span's number, repeated over its length, is the mask.
+    is_noise = np.repeat(np.tile([False, True], num_rows * spans), span_lengths.reshape(-1))
+    return is_noise.reshape(num_rows, padded)[:, :length]
+
+
+def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
+    """Returns int [B, num_segments]: positive lengths that add up to num_items, by draws [B, num_items - 1]."""
+    # t5 shuffles that many ones among zeros by sorting the draws. These are positive, so that their bits sort as they
+    # do; with the place behind them equal draws keep their order, and sorting whole numbers is several times as fast.
+    keys = np.ascontiguousarray(draws, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
+    order = np.sort(keys | np.arange(num_items - 1, dtype=np.uint64)) & np.uint64(0xFFFF_FFFF)
+    edges = np.zeros([len(draws), num_segments + 1], np.int64)
+    edges[:, 1:-1] = np.nonzero(order < num_segments - 1)[1].reshape(len(draws), num_segments - 1) + 1
+    edges[:, -1] = num_items
+    return np.diff(edges)
+
+
+def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int, end: int | None) -> np.ndarray:
+    """Replaces each run of true places in a row by one sentinel, counted down from the top, and appends the end."""
+    follows = np.zeros_like(is_span)
+    follows[:, 1:] = is_span[:, 1:] & is_span[:, :-1]
+    first = is_span & ~follows
+    sentinels = top_sentinel + 1 - np.cumsum(first, axis=1, dtype=np.int32)
+    kept = np.where(first, sentinels, tokens)[~follows].reshape(len(tokens), -1)
+    if end is None:
+        return kept
+    ended = np.full([len(kept), kept.shape[1] + 1], end, np.int32)
+    ended[:, :-1] = kept
+    return ended

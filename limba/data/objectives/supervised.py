@@ -1,0 +1,85 @@
+"""Tasks with inputs and targets of their own: translation, summaries, classes, diacritics; steps and their report.
+
+An element is {"inputs": string, "targets": string} until it is tokenized; `SUPERVISED` are the steps after that
+which such a task ends with. The text stays beside the tokens as `targets_pretokenized`, for metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.packing import FEATURES
+
+# `append_eos_after_trim` cuts to one less than the length and ends what is left: the end is there exactly once.
+SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
+TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
+
+
+def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
+    """Returns a feature's text as it was before it was tokenized, or, where that is not kept, what its ids spell."""
+    kept = example.get(f"{name}_pretokenized")
+    return vocabulary.decode(example[name].tolist()) if kept is None else kept.decode()
+
+
+def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
+    """Returns the examples with the prefix before their inputs."""
+    return dataset.map(lambda example: {**example, "inputs": tf.strings.join([prefix, example["inputs"]])})
+
+
+def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
+    """Returns the task with another prefix; ConfigError where it has no step that puts one."""
+    steps = list(task.preprocessors)
+    places = [i for i, step in enumerate(steps) if getattr(step, "func", step) is add_prefix]
+    if len(places) != 1:
+        raise ConfigError(
+            f"PREFIX is {prefix!r}, and task {task.name} has no add_prefix of limba.data.supervised; leave it None."
+        )
+    steps[places[0]] = functools.partial(add_prefix, prefix=prefix)
+    return task.replace(preprocessors=steps)
+
+
+def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
+    """Returns what the task puts before its inputs; nothing where it has no such step, or is a mixture."""
+    for step in getattr(task, "preprocessors", ()):
+        if getattr(step, "func", None) is add_prefix:
+            return step.keywords["prefix"]
+    return ""
+
+
+def is_supervised(task: seqio.Task) -> bool:
+    """True where the task's own inputs and targets are tokenized, and so can be judged by metrics."""
+    steps = [getattr(step, "func", step) for step in task.preprocessors]
+    return any(step in TOKENIZERS for step in steps)
+
+
+def lengths_of(
+    task: seqio.Task, documents: tf.data.Dataset, limits: Mapping[str, int], count: int
+) -> list[dict[str, int]]:
+    """Returns the tokens that the first examples have uncut, the end of sequence included."""
+    examples = task.preprocess_postcache(task.preprocess_precache(documents), sequence_length=limits)
+    vocabularies = {name: task.output_features[name].vocabulary for name in FEATURES}
+    return [
+        {name: len(vocabularies[name].encode(text_of(example, name, vocabularies[name]))) + 1 for name in FEATURES}
+        for example in examples.take(count).as_numpy_iterator()
+    ]
+
+
+def truncation_report(lengths: list[dict[str, int]], limits: Mapping[str, int]) -> str:
+    """Returns a sentence on what is cut of examples of these lengths.
+
+    >>> truncation_report([{"inputs": 9, "targets": 3}], {"inputs": 8, "targets": 4})
+    'Of 1 examples 100.0 % of inputs are cut to 8 tokens (longest 9), 0.0 % of targets to 4 (longest 3).'
+    """
+    parts = []
+    for name in FEATURES:
+        sizes, limit = [length[name] for length in lengths], limits[name]
+        share = sum(size > limit for size in sizes) / len(sizes)
+        what = "are cut to {} tokens" if name == FEATURES[0] else "to {}"
+        parts.append(f"{share:.1%} of {name} {what.format(limit)} (longest {max(sizes)})".replace("%", " %"))
+    return f"Of {len(lengths)} examples {', '.join(parts)}."

@@ -1,0 +1,114 @@
+"""Rows cut from the stream of tokens block by block: what the objectives have in common.
+
+A block is a fixed number of tokens with one seed of its own, so a row is a pure function of the
+tokens and the seed: tf.data's own checkpoint restores the exact position, and a shard's rows depend
+on nothing that another shard does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.vocabulary.load import num_sentinels
+
+Features = Mapping[str, seqio.Feature]
+Rows = dict[str, tf.Tensor]
+Side = tuple[tf.Tensor, tf.Tensor]  # tokens int32 [B, L], and bool [B, L]: those that stay
+
+
+def rows_of_blocks(
+    dataset: tf.data.Dataset, tokens_per_block: int, rows_of: Callable[[tf.Tensor, tf.Tensor], Rows]
+) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
+
+    `rows_of(tokens [n], seed [2])` gives a block's rows as `padded` does. n is `tokens_per_block`, and
+    at the end of a finite stream what is left.
+    """
+    draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1, num_parallel_calls=None)
+    blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
+    rows = tf.data.Dataset.zip((blocks, draw(tf.data.Dataset.range(2**62)))).map(rows_of).unbatch()
+    return rows.map(
+        lambda row: {"inputs": row["inputs"][: row["num_inputs"]], "targets": row["targets"][: row["num_targets"]]}
+    )
+
+
+def row_seeds() -> tf.data.Dataset:
+    """Returns pairs of int64, for ever: the seeds that `seqio.map_over_dataset` would give to single rows.
+
+    Its own map over single rows would cost a tenth of the whole pipeline. As there, each call takes the next pair
+    of seqio's seeds.
+    """
+    first = seqio.utils._NEXT_MAP_SEED  # of seqio 0.0.20, which gives no other way to it
+    seqio.map_over_dataset(lambda _, seed: seed, num_seeds=1)(tf.data.Dataset.range(0))
+    pair = (None, None) if first is None else (first, first + 1)
+    return tf.data.Dataset.zip(tuple(map(tf.data.Dataset.random, pair)))
+
+
+def padded(
+    inputs: Side,
+    targets: Side,
+    widths: tuple[int, int],
+    before_inputs: int | tf.Tensor | None = None,
+    after: int | None = None,
+) -> Rows:
+    """Returns rows of any lengths as zero-padded matrices, `num_inputs` and `num_targets` beside them.
+
+    `before_inputs` goes before each row's inputs and `after` behind both sides, where they are not None.
+    """
+    rows = {}
+    for name, side, width, before in zip(
+        ("inputs", "targets"), (inputs, targets), widths, (before_inputs, None), strict=True
+    ):
+        rows[name], rows[f"num_{name}"] = _compacted(*side, width, before, after)
+    return rows
+
+
+def _compacted(
+    tokens: tf.Tensor, keeps: tf.Tensor, width: int, before: int | tf.Tensor | None, after: int | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the kept tokens of each row side by side [B, width], and how many there are [B].
+
+    Ragged tensors would do it, but they assert, which keeps tf.data from saving its position.
+    """
+    offset = 0 if before is None else 1
+    columns = tf.cumsum(tf.cast(keeps, tf.int32), axis=1)
+    places = tf.where(keeps)
+    places = tf.stack([places[:, 0], tf.cast(tf.gather_nd(columns, places), tf.int64) - 1 + offset], 1)
+    num_rows = tf.shape(tokens)[0]
+    matrix = tf.scatter_nd(places, tf.boolean_mask(tokens, keeps), tf.cast(tf.stack([num_rows, width]), tf.int64))
+    lengths = tf.reduce_sum(tf.cast(keeps, tf.int32), axis=1) + offset
+    if before is not None:
+        matrix += tf.one_hot(tf.zeros([num_rows], tf.int32), width, on_value=before, off_value=0, dtype=tf.int32)
+    if after is not None:
+        matrix += tf.one_hot(lengths, width, on_value=after, off_value=0, dtype=tf.int32)
+        lengths += 1
+    return tf.ensure_shape(matrix, [None, width]), lengths
+
+
+def stacked(parts: list[Rows]) -> Rows:
+    """Puts the rows of several `padded` below one another."""
+    return {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
+
+
+def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> None:
+    """Raises ConfigError where targets are given and too short."""
+    given = lengths.get("targets")
+    if given is not None and given < needed:
+        raise ConfigError(
+            f"TASK_FEATURE_LENGTHS gives 'targets' {given}, and {objective} of {lengths['inputs']} inputs needs "
+            f"{needed}; give {needed}, or leave 'targets' out."
+        )
+
+
+def require_sentinels(vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str) -> None:
+    """Raises ConfigError where the vocabulary has too few sentinels for `what`."""
+    there = num_sentinels(vocabulary)
+    if needed > there:
+        raise ConfigError(
+            f"{what} needs {needed} sentinels and the vocabulary has {there}; set EXTRA_IDS to {needed}, or take "
+            f"{otherwise}."
+        )

@@ -1,0 +1,211 @@
+"""Span corruption whose spans are whole words, as pieces of SentencePiece's marker tell them apart.
+
+Raffel et al. 2020 corrupt pieces, and half a word often gives away the other half. Here t5's random
+segmentation (arXiv:1910.10683, section 3.1.4) is done on words instead of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.objectives.spans import span_corruption_lengths
+from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
+from limba.data.vocabulary.load import SPACE, num_sentinels
+
+ROWS_PER_BLOCK = 32
+LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) are cut there
+
+
+def whole_word_lengths(
+    lengths: Mapping[str, int], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
+) -> dict[str, int]:
+    """Returns {"inputs", "targets"}, the targets a sixteenth longer than span corruption's (512 and 121).
+
+    A row ends where either side is full, and its noise is not the same in every row: that is where inputs and
+    targets together hold the least padding.
+    """
+    targets = span_corruption_lengths(lengths["inputs"], noise_density, mean_noise_span_length)[1]
+    return {"inputs": lengths["inputs"], "targets": targets + targets // 16}
+
+
+def whole_word_span_corruption(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    noise_density: float = 0.15,
+    mean_noise_span_length: float = 3.0,
+    append_eos: bool = True,
+) -> tf.data.Dataset:
+    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: spans begin and end with a word.
+
+    Of a row's length of tokens the given share of words is noise, in spans that have the given mean in tokens, or
+    one word each where words are longer; all such masks are equally likely. Rows are then cut
+    between spans, as long as inputs, targets and sentinels allow, so that no text is lost and no row is more than
+    full. Words with more than 16 pieces count as several.
+
+    Raises ConfigError where the lengths do not fit, and for vocabularies that do not mark words.
+    """
+    choices = (noise_density, mean_noise_span_length)
+    needed = whole_word_lengths(sequence_length, *choices)
+    check_targets("whole-word span corruption", sequence_length, needed["targets"])
+    vocabulary = output_features["targets"].vocabulary
+    sentinels = num_sentinels(vocabulary)
+    if not sentinels:
+        raise ConfigError("Whole-word span corruption needs sentinels and the vocabulary has none; set EXTRA_IDS.")
+    limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
+    end = vocabulary.eos_id if append_eos else None
+    window = span_corruption_lengths(needed["inputs"], *choices)[0]
+    rows_of = _block_function(begins_word(vocabulary), *choices, window, limits, vocabulary.vocab_size - 1, end)
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)
+
+
+def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
+    """Returns bool [vocab_size]: the pieces that begin a word, or the bytes of white space.
+
+    Raises ConfigError for other vocabularies, and where no piece carries the marker.
+    """
+    begins = np.zeros([vocabulary.vocab_size], bool)
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        begins[[vocabulary.unk_id + 1 + byte for byte in b" \t\r\n"]] = True
+    elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        pieces = vocabulary.tokenizer
+        begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
+        begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False
+    if not begins.any():
+        raise ConfigError(
+            "Whole-word span corruption needs pieces that mark where words begin and the vocabulary has none; "
+            "take a SentencePiece model or 'byte', or OBJECTIVE 'span_corruption'."
+        )
+    return begins
+
+
+def _block_function(
+    begins: np.ndarray,
+    noise_density: float,
+    mean_noise_span_length: float,
+    window: int,
+    limits: tuple[int, int, int],
+    top_sentinel: int,
+    end: int | None,
+) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
+    def rows(tokens: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, ...]:
+        edges = word_edges(begins[tokens])
+        mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
+        pairs = [
+            _row(tokens[start:stop], mask[start:stop], top_sentinel, end)
+            for start, stop in row_edges(mask, edges, *limits)
+        ]
+        sides = []
+        for side in zip(*pairs, strict=True):
+            lengths = np.array([len(row) for row in side], np.int32)
+            matrix = np.zeros([len(side), lengths.max()], np.int32)
+            matrix[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(side)
+            sides += [matrix, lengths]
+        return tuple(sides)
+
+    def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
+        # Draws come from TensorFlow, whose numbers follow from the seed alone; the rest is whole numbers.
+        draws = tf.random.stateless_uniform([2, tf.size(tokens)], seed)
+        result = tf.numpy_function(rows, [tokens, draws], [tf.int32] * 4, stateful=False)
+        shapes = ([None, None], [None], [None, None], [None])
+        names = ("inputs", "num_inputs", "targets", "num_targets")
+        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, result, shapes, strict=True)}
+
+    return rows_of
+
+
+def word_edges(begins: np.ndarray) -> np.ndarray:
+    """Returns the places, in order, between which lie the whole words of tokens that begin a word or not.
+
+    Tokens before the first are the end of a word, those behind the last one that may go on in the next block.
+    """
+    words = np.flatnonzero(begins)
+    if not len(words):
+        return words
+    places = np.arange(words[0], len(begins))
+    since = places - words[np.cumsum(begins[places]) - 1]
+    return places[since % LONGEST_WORD == 0]
+
+
+def whole_word_mask(
+    edges: np.ndarray,
+    num_tokens: int,
+    draws: np.ndarray,
+    noise_density: float,
+    mean_noise_span_length: float,
+    window: int,
+) -> np.ndarray:
+    """Returns bool [num_tokens], true in the noise, from the words' edges and uniform draws [2, num_tokens].
+
+    Each `window` tokens get their part of the noise, so that rows come out alike; what rounding leaves over
+    goes into the next window.
+    """
+    mask = np.zeros([num_tokens], bool)
+    num_words = len(edges) - 1
+    if num_words < 2:
+        return mask
+    num_windows = max(min(round(num_tokens / window), num_words // 2), 1)
+    starts = num_words * np.arange(num_windows + 1) // num_windows
+    tokens_at = edges[starts] - edges[0]
+    noise_at = np.round(starts * noise_density).astype(int)
+    spans_at = np.round(tokens_at * (noise_density / mean_noise_span_length)).astype(int)
+    for start, stop, noise, spans in zip(starts, starts[1:], np.diff(noise_at), np.diff(spans_at), strict=False):
+        words = stop - start
+        noise = min(max(noise, 1), words - 1) if num_windows == 1 else min(noise, words - 1)
+        spans = min(max(spans, 1), noise, words - noise)
+        if not noise:
+            continue
+        text_lengths = _random_segments(words - noise, spans, draws[0, start:stop])
+        noise_lengths = _random_segments(noise, spans, draws[1, start:stop])
+        is_noise = np.repeat(np.tile([False, True], spans), np.stack([text_lengths, noise_lengths], 1).reshape(-1))
+        inner = edges[start : stop + 1]
+        mask[inner[0] : inner[-1]] = np.repeat(is_noise, np.diff(inner))
+    return mask
+
+
+def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
+    """Returns int [num_segments]: positive lengths that add up to num_items, all such equally likely."""
+    order = np.argsort(draws[: num_items - 1], kind="stable")
+    inner = np.sort(order[: num_segments - 1]) + 1
+    return np.diff(np.concatenate([[0], inner, [num_items]]))
+
+
+def row_edges(mask: np.ndarray, edges: np.ndarray, inputs: int, targets: int, sentinels: int) -> list[tuple[int, int]]:
+    """Returns (start, stop) of rows that hold all tokens in order, none beyond the three limits.
+
+    A row ends between spans; inside one, between words, where that alone is too long for a row.
+    """
+    num_tokens = len(mask)
+    follows = np.concatenate([[False], mask[1:] & mask[:-1], [False]])  # a cut here would halve a span
+    noise_before = np.concatenate([[0], np.cumsum(mask)])
+    starts_before = np.concatenate([[0], np.cumsum(mask & ~follows[:-1])])
+    is_edge = np.zeros([num_tokens + 1], bool)
+    is_edge[edges] = True
+    rows, start = [], 0
+    while start < num_tokens:
+        stops = np.arange(start + 1, min(start + inputs + targets, num_tokens) + 1)
+        noise = noise_before[stops] - noise_before[start]
+        spans = starts_before[stops] - starts_before[start] + follows[start]
+        fits = (stops - start - noise + spans <= inputs) & (noise + spans <= targets) & (spans <= sentinels)
+        stops = stops[fits]
+        choices = (stops[~follows[stops]], stops[is_edge[stops]], stops)
+        stop = next(int(places[-1]) for places in choices if len(places))
+        rows.append((start, stop))
+        start = stop
+    return rows
+
+
+def _row(tokens: np.ndarray, mask: np.ndarray, top_sentinel: int, end: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (inputs, targets) of one row: a span's sentinel stands in the inputs, and before it in the targets."""
+    first = mask & ~np.concatenate([[False], mask[:-1]])
+    number = np.cumsum(first)
+    sentinels = (top_sentinel + 1 - number).astype(np.int32)
+    ends = np.array([] if end is None else [end], np.int32)
+    inputs = np.where(first, sentinels, tokens)[first | ~mask]
+    targets = np.insert(tokens[mask], np.flatnonzero(first[mask]), sentinels[first])
+    return np.concatenate([inputs, ends]), np.concatenate([targets, ends])

@@ -1,0 +1,292 @@
+"""What a task makes of its text: documents, pieces, examples, and figures, shown in colour on a console."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import rich.console
+import rich.text
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.objectives.choose import derive_lengths
+from limba.data.sources.files import UnitSource
+from limba.data.vocabulary.load import SPACE, encoder, is_byte_piece, num_sentinels
+from limba.data.vocabulary.report import Fertility, fertility
+from limba.data.vocabulary.text_sample import sample_documents, text_source, texts_of
+
+SHOWN_LETTERS = 600  # of a document or a row; the rest is counted
+EXAMPLES_COUNTED = 256  # rows that the padding is measured on
+BAR_LETTERS = 40
+PIECE_STYLES = ("black on bright_cyan", "black on bright_yellow")  # by turns, so that cuts between pieces show
+SENTINEL_STYLE, UNKNOWN_STYLE, BYTE_STYLE = "bold white on magenta", "bold white on red", "black on bright_red"
+
+
+@dataclass
+class Inspection:
+    """What was found: a sample of documents, some examples, and the figures of both."""
+
+    task_name: str
+    split: str
+    vocabulary: seqio.Vocabulary
+    lengths: Mapping[str, int]
+    documents: Sequence[bytes]  # of rows of several columns the texts, row by row
+    columns: Sequence[str]  # what a row's texts are called; one name where rows are single texts
+    document_tokens: np.ndarray  # int [documents]
+    examples: Sequence[Mapping[str, np.ndarray]]  # {"inputs": int32 [n], "targets": int32 [m]}
+    fertility: Fertility
+
+    def padding(self, feature: str) -> float:
+        """Returns which share of the feature's length stays empty in these examples, the last, shorter one left out."""
+        rows = self.examples[:-1] if len(self.examples) > 1 else self.examples
+        filled = [min(len(row[feature]), self.lengths[feature]) for row in rows]
+        return 1 - float(np.mean(filled)) / self.lengths[feature] if filled else 1.0
+
+
+def inspect_task(
+    task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
+) -> Inspection:
+    """Returns the inspection of an even sample of the split; `is_sequence`: the length is a decoder-only model's.
+
+    Raises ConfigError for a mixture, a split or files that are not there, and no text.
+    """
+    if isinstance(task, seqio.Mixture):
+        names = ", ".join(part.name for part in task.tasks)
+        raise ConfigError(f"{task.name} is a mixture; look at its tasks one by one: {names}.")
+    documents = _documents(task, split, sample_bytes, seed)
+    if not documents:
+        name = getattr(task.source, "name", f"Task {task.name}")
+        raise ConfigError(f"{name} holds no document in split {split!r}; give files with text in them.")
+    lengths = derive_lengths(task, {"targets": inputs_length}) if is_sequence else _lengths(task, inputs_length)
+    vocabulary = task.output_features["targets"].vocabulary
+    encode = encoder(vocabulary)
+    examples = _examples(task, split, documents, lengths, seed)
+    if isinstance(task.source, UnitSource):
+        documents = texts_of(task.source, documents)
+    return Inspection(
+        task_name=task.name,
+        split=split,
+        vocabulary=vocabulary,
+        lengths=lengths,
+        documents=documents,
+        columns=task.source.keys if isinstance(task.source, UnitSource) else ("text",),
+        document_tokens=np.array([len(encode(document)) for document in documents]),
+        examples=examples,
+        fertility=fertility(documents, vocabulary),
+    )
+
+
+def _lengths(task: seqio.Task, inputs_length: int) -> dict[str, int]:
+    try:
+        return derive_lengths(task, {"inputs": inputs_length})
+    except ConfigError as error:
+        if "no objective" not in str(error):
+            raise
+        return {"inputs": inputs_length, "targets": inputs_length}  # an objective that is not ours
+
+
+def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
+    if isinstance(task.source, UnitSource):
+        return sample_documents(text_source(task), split, sample_bytes, seed=seed)[0]
+    if split not in task.source.splits:
+        raise ConfigError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
+    documents, size = [], 0
+    for example in task.source.get_dataset(split, shuffle=False).as_numpy_iterator():
+        text = next((example[key] for key in ("text", "targets") if isinstance(example.get(key), bytes)), None)
+        if text is None:
+            raise ConfigError(f"Task {task.name} gives {', '.join(example)} and no 'text'; give --files.")
+        documents.append(text)
+        size += len(text)
+        if size >= sample_bytes:
+            break
+    return documents
+
+
+def _examples(
+    task: seqio.Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
+) -> list[Mapping[str, np.ndarray]]:
+    if not isinstance(task.source, UnitSource):
+        dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
+    else:
+        texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
+        dataset = texts.batch(64).map(task.source.elements).unbatch()
+        dataset = task.preprocess_precache(dataset, seed=seed)
+        dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
+    # A language model's examples have no inputs.
+    names = [name for name in ("inputs", "targets") if name in dataset.element_spec]
+    rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
+    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some come padded
+
+
+def show(found: Inspection, console: rich.console.Console, num: int) -> None:
+    """Prints `num` documents with their pieces, `num` examples, the figures and the histogram of lengths."""
+    in_colour = console.is_terminal and not console.no_color
+    encode, painter = encoder(found.vocabulary), _Painter(found.vocabulary, "" if in_colour else "|")
+    width = len(found.columns)
+    order = np.random.RandomState(0).permutation(len(found.documents) // width)[:num]
+    for number, row in enumerate(order.tolist(), 1):
+        for name, document in zip(found.columns, found.documents[row * width : (row + 1) * width], strict=True):
+            text, ids = document.decode(), encode(document)
+            size = f"{len(text):,} letters, {len(document):,} bytes, {len(ids):,} tokens"
+            console.rule(f"document {number}{f', {name}' if width > 1 else ''}: {size}", style="green")
+            console.print(_cut(rich.text.Text(text)))
+            console.print(rich.text.Text("pieces ", "green") + _cut(painter.painted(ids)))
+    for number, row in enumerate(found.examples[:num], 1):
+        sizes = ", ".join(f"{name} {len(row[name])} of {found.lengths[name]}" for name in row)
+        console.rule(f"example {number}: {sizes}", style="blue")
+        for name in row:
+            console.print(rich.text.Text(f"{name} ", "blue") + _cut(painter.painted(row[name]), 3 * SHOWN_LETTERS))
+    console.rule(f"{found.task_name}, split {found.split}", style="yellow")
+    for name, value in figures(found).items():
+        console.print(rich.text.Text(f"{name:<24}", "yellow") + rich.text.Text(value))
+    console.print(rich.text.Text("document lengths, tokens", "yellow"))
+    for line in histogram(found.document_tokens):
+        console.print(rich.text.Text(line))
+
+
+def figures(found: Inspection) -> dict[str, str]:
+    """Returns the inspection's figures as text by name."""
+    counted, width = found.fertility, len(found.columns)
+    tokens = found.document_tokens.reshape(-1, width)
+    commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in _commonest(counted))
+    return {
+        "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
+        **{
+            "tokens per document" if width == 1 else f"tokens of {name}": _spread(each)
+            for name, each in zip(found.columns, tokens.T, strict=True)
+        },
+        "tokens per byte": f"{counted.tokens_per_byte:.4f} ({counted.bytes_per_token:.3f} bytes per token)",
+        "tokens per word": f"{counted.tokens_per_word:.3f}",
+        **{
+            f"padding of {name}": f"{found.padding(name):.2%} of {found.lengths[name]}"
+            for row in found.examples[:1]
+            for name in row
+        },
+        "unknown pieces": f"{counted.unknown_share:.4%} of the tokens",
+        "pieces of single bytes": f"{counted.in_bytes_share:.4%} of the tokens",
+        "letters without a piece": commonest or "none",
+    }
+
+
+def _spread(tokens: np.ndarray) -> str:
+    return f"median {np.median(tokens):,.0f}, mean {tokens.mean():,.1f}, longest {tokens.max():,}"
+
+
+def _commonest(counted: Fertility) -> list[tuple[str, int]]:
+    return counted.letters_without_piece.most_common(10)
+
+
+def _letter_name(letter: str) -> str:
+    shown = letter if letter.isprintable() and not unicodedata.combining(letter) else ""
+    return f"{shown} U+{ord(letter):04X}".strip()
+
+
+class _Painter:
+    """Ids as coloured text: pieces by turns, sentinels, unknown pieces and single bytes each in their colour."""
+
+    def __init__(self, vocabulary: seqio.Vocabulary, separator: str):
+        self._vocabulary, self._separator = vocabulary, separator  # between pieces, where no colour parts them
+        self._first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
+        self._byte_ids = is_byte_piece(vocabulary)
+
+    def painted(self, ids: np.ndarray) -> rich.text.Text:
+        text = rich.text.Text()
+        for number, name, style in self._pieces(ids):
+            if text:
+                text.append(self._separator)
+            text.append(name, style or PIECE_STYLES[number % 2])
+        return text
+
+    def _pieces(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
+        if isinstance(self._vocabulary, seqio.ByteVocabulary):
+            yield from self._letters(ids)
+            return
+        for number, index in enumerate(ids.tolist()):
+            if index >= self._first_sentinel:
+                yield number, f"<{self._vocabulary.vocab_size - 1 - index}>", SENTINEL_STYLE
+            elif index == self._vocabulary.unk_id:
+                yield number, "<unk>", UNKNOWN_STYLE
+            elif isinstance(self._vocabulary, seqio.SentencePieceVocabulary):
+                name = self._vocabulary.tokenizer.IdToPiece(index).replace(SPACE, "_")
+                yield number, name, BYTE_STYLE if self._byte_ids[index] else None
+            else:
+                yield number, self._vocabulary.decode([index]), None
+
+    def _letters(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
+        """Bytes are shown as the letters that they spell between sentinels."""
+        held: list[int] = []
+        for number, index in enumerate([*ids.tolist(), None]):
+            if index is not None and 3 <= index < self._first_sentinel:
+                held.append(index)
+                continue
+            if held:
+                yield number, self._vocabulary.decode(held), PIECE_STYLES[0]
+                held = []
+            if index is not None:
+                is_sentinel = index >= self._first_sentinel
+                name = (
+                    f"<{self._vocabulary.vocab_size - 1 - index}>" if is_sentinel else ("<pad>", "</s>", "<unk>")[index]
+                )
+                yield number, name, SENTINEL_STYLE if is_sentinel else None
+
+
+def _cut(text: rich.text.Text, letters: int = SHOWN_LETTERS) -> rich.text.Text:
+    if len(text) <= letters:
+        return text
+    return text[:letters] + rich.text.Text(f" … {len(text) - letters:,} letters more", "dim")
+
+
+def bins(lengths: np.ndarray) -> np.ndarray:
+    """Returns edges at 0, 1, 2, 4, 8, … tokens, up to above the longest."""
+    top = max(int(lengths.max()), 1).bit_length()
+    return np.array([0, *(1 << power for power in range(top + 1))])
+
+
+def histogram(lengths: np.ndarray) -> list[str]:
+    """Returns one line per bin of documents' lengths, those before the shortest left out.
+
+    >>> print(*histogram(np.array([3, 5, 6])), sep="|")
+         2 to 3      1  ####################|     4 to 7      2  ########################################
+    """
+    edges = bins(lengths)
+    counts, _ = np.histogram(lengths, edges)
+    lines = []
+    for count, low, high in zip(counts.tolist(), edges.tolist(), edges[1:].tolist(), strict=False):
+        if count or lines:
+            lines.append(f"{low:>6,} to {high - 1:<6,} {count:>6,}  {'#' * round(BAR_LETTERS * count / counts.max())}")
+    return lines
+
+
+def check_picture(path: str) -> None:
+    """Raises ConfigError where the picture cannot be written, before the time is spent."""
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ConfigError(f"The picture cannot be written to {path}; give a file in a folder that is there.")
+
+
+def plot_lengths(found: Inspection, path: str) -> None:
+    """Writes the histogram of documents' lengths as PNG; ConfigError where the path cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    edges = bins(found.document_tokens)
+    axes.hist(found.document_tokens, bins=edges)
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set_xlabel("tokens per document")
+    axes.set_ylabel("documents")
+    axes.set_title(f"{found.task_name}, {found.split}: {len(found.documents):,} documents")
+    name, length = next(iter(found.lengths.items()))
+    axes.axvline(length, color="tab:orange", label=f"{name} {length}")
+    axes.legend()
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise ConfigError(f"The picture cannot be written to {path} ({error.strerror}); give another path.") from error

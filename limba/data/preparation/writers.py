@@ -1,0 +1,87 @@
+"""Files of one record after another: ArrayRecord, read at random, and parquet, which other programs read too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from limba.data.sources.parquet import TOKENS
+from limba.data.sources.readers import FIELD_SEPARATOR
+
+ROWS_PER_GROUP = 1_000  # of parquet; a unit of reading
+
+
+class ShardWriter(Protocol):
+    """Takes records until it is closed; the file is whole then. One of several columns has FIELD_SEPARATOR between."""
+
+    def __init__(self, path: str, columns: Sequence[str]): ...
+    def write(self, record: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class ArrayRecordWriter:
+    """Each record a serialized tf.train.Example with one bytes feature a column, named as it."""
+
+    def __init__(self, path: str, columns: Sequence[str]):
+        from array_record.python import array_record_module
+
+        self._columns = columns
+        # Groups of one: a record is read by itself, where larger groups would have to be unpacked whole.
+        self._file = array_record_module.ArrayRecordWriter(path, "group_size:1")
+
+    def write(self, record: bytes) -> None:
+        feature = {
+            column: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+            for column, value in _values(record, self._columns).items()
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=feature))
+        self._file.write(example.SerializeToString())
+
+    def close(self) -> None:
+        if self._file.is_open():
+            self._file.close()
+
+
+class ParquetWriter:
+    """`tokens` as bytes, any other column as strings."""
+
+    def __init__(self, path: str, columns: Sequence[str]):
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        self._columns = columns
+        self._schema = pa.schema(
+            [(column, pa.binary() if column == TOKENS else pa.string()) for column in dict.fromkeys(columns)]
+        )
+        self._file = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._rows: list[dict[str, bytes]] = []
+
+    def write(self, record: bytes) -> None:
+        self._rows.append(_values(record, self._columns))
+        if len(self._rows) == ROWS_PER_GROUP:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+
+        values = [
+            pa.array([row[field.name] for row in self._rows], pa.binary()).cast(field.type) for field in self._schema
+        ]
+        self._file.write_table(pa.table(values, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        if self._rows:
+            self._write_group()
+        self._file.close()
+
+
+def _values(record: bytes, columns: Sequence[str]) -> dict[str, bytes]:
+    """Returns column -> value; ids have zero bytes, so what is of one column is not cut."""
+    values = [record] if len(columns) == 1 else record.split(FIELD_SEPARATOR)
+    return dict(zip(columns, values, strict=True))
+
+
+SHARD_WRITERS: dict[str, type[ShardWriter]] = {"array_record": ArrayRecordWriter, "parquet": ParquetWriter}

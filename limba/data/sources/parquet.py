@@ -1,0 +1,138 @@
+"""Parquet files by their footers: one footer is read once, and of a row group only the bytes of one column."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from limba.config import ConfigError
+from limba.data.sources.remote import ReadError, ReadPolicy, open_file, reason_of
+
+TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
+MAGIC = b"PAR1"
+PAGE_BYTES = 1 << 18  # read at a time; without it the whole column of a row group is
+FOOTER_BYTES = 1 << 16  # read first, and at most 1/256 of the file: more than a footer is wasted
+
+
+class UnitError(ConfigError):
+    """Something is amiss with one unit alone, so that a run may go on without it."""
+
+
+class Footers:
+    """(size of the file, pyarrow's metadata) by path, each read once while its kept neighbours are under 32 MB.
+
+    Raises UnitError for what is no parquet file, OSError for what cannot be read.
+    """
+
+    MOST_BYTES = 1 << 25
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __call__(self, path: str, policy: ReadPolicy) -> tuple[int, Any]:
+        with self._lock:
+            if path in self._kept:
+                self._kept.move_to_end(path)
+                return self._kept[path]
+        found = _read_footer(path, policy)
+        with self._lock:
+            if path not in self._kept:
+                self._kept[path] = found
+                self._num_bytes += found[1].serialized_size
+            while self._num_bytes > self.MOST_BYTES and len(self._kept) > 1:
+                _, (_, metadata) = self._kept.popitem(last=False)
+                self._num_bytes -= metadata.serialized_size
+        return found
+
+
+def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    def damaged(reason: str) -> UnitError:
+        return UnitError(f"{path} cannot be read as parquet ({reason}); check the file.")
+
+    with open_file(path, policy) as file:
+        size = file.seek(0, 2)
+        if size < 12:
+            raise damaged(f"{size} bytes are no parquet file")
+
+        def last(count: int) -> bytes:
+            file.seek(size - count)
+            return file.read(count)
+
+        tail = last(min(size, max(8, min(FOOTER_BYTES, size >> 8))))
+        if tail[-4:] != MAGIC:
+            raise damaged("it does not end as one")
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length > size:
+            raise damaged("its footer is longer than the file")
+        if length > len(tail):
+            tail = last(length)
+    try:
+        return size, pyarrow.parquet.read_metadata(pyarrow.BufferReader(MAGIC + tail[-length:]))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise damaged(reason_of(error)) from error
+
+
+def parquet_values(
+    path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: Any
+) -> Iterator[tuple[str | bytes, ...]]:
+    """Yields the texts of some columns of a row group, row by row, rows with a null left out.
+
+    Raises UnitError for pages that are damaged, ConfigError for a column that does not hold text.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    ranges = [_column_range(metadata.row_group(group), column, size) for column in columns]
+    start, stop = min(start for start, _ in ranges), max(stop for _, stop in ranges)
+    place = f"{path}, row group {group},"
+    try:
+        with open_file(path, policy, start, stop, size) as file:
+            parquet = pyarrow.parquet.ParquetFile(
+                file, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
+            )
+            for batch in parquet.iter_batches(64, row_groups=[group], columns=list(columns), use_threads=False):
+                for row in zip(*(_texts(path, batch.column(name), name) for name in columns), strict=True):
+                    if None not in row:
+                        yield row
+    except ReadError:
+        raise
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
+
+
+def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
+    import pyarrow
+
+    if isinstance(values, pyarrow.DictionaryArray):
+        values = values.dictionary_decode()
+    texts = values.to_pylist()
+    for value in texts:
+        if value is not None and not isinstance(value, bytes if column == TOKENS else str):
+            raise ConfigError(not_text(path, value, column))
+    return texts
+
+
+def not_text(place: str, value: Any, column: str) -> str:
+    """Returns the message for a value of another kind."""
+    return f"{place} holds {type(value).__name__} in column {column!r}, not text; name another column."
+
+
+def _column_range(group: Any, column: str, size: int) -> tuple[int, int]:
+    """Returns the bytes [start, stop) where a row group keeps a column."""
+    starts, stops = [], []
+    for index in range(group.num_columns):
+        chunk = group.column(index)
+        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                start = min(start, chunk.dictionary_page_offset)
+            starts.append(start)
+            stops.append(start + chunk.total_compressed_size)
+    return min(starts, default=0), min(max(stops, default=size), size)

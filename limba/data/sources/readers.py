@@ -1,0 +1,500 @@
+"""Files of documents as units that are listed, dealt and read one by one, in bounded memory.
+
+A unit is a byte range of a text or JSON lines file, a row group of a parquet file, or a whole file
+that can only be read from its beginning (csv, anything compressed). A unit is read in chunks of about
+256 KiB of text; chunk k of a unit is always the same documents, so a position is three numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any
+
+import fsspec
+import zstandard
+
+from limba.config import ConfigError
+from limba.data.sources.compression import COMPRESSIONS, unpacked
+from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values
+from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file, reason_of
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 18
+CHUNK_DOCUMENTS = 4096
+SMALLEST_UNIT = 1 << 16  # bytes of a range of lines
+# Larger ones, up to so many bytes, while a corpus has more units than that: enough to be dealt to many shards, few
+# enough that opening them and listing them costs little.
+LARGER_UNITS = ((CHUNK_BYTES, 256), (1 << 20, 4096))
+REQUESTS_AT_ONCE = 16
+BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FIELD_SEPARATOR = b"\0"  # between the texts of several columns, which then lose this letter
+ARRAY_HINT = "; a file that is one JSON array must be rewritten as JSON lines"
+FORMATS = {
+    ".txt": "text",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".array_record": "array_record",
+}
+PATIENT = ReadPolicy()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as found: its address for fsspec, and its size where the file system tells it."""
+
+    path: str
+    size: int | None
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """Part of a file: bytes [start, stop) of lines, row group `start` of parquet, or all of it (stop None)."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path if self.stop is None else f"{self.path}[{self.start}:{self.stop}]"
+
+    @property
+    def place(self) -> str:
+        """The unit as a message names it."""
+        if self.stop is None:
+            return self.path
+        if file_format(self.path)[0] == "parquet":
+            return f"{self.path}, row group {self.start},"
+        return f"{self.path}, bytes {self.start} to {self.stop},"
+
+
+class RecordError(UnitError):
+    """A line that is not what its file should hold, found at the same place by whoever reads it."""
+
+
+def file_format(path: str) -> tuple[str, str]:
+    """Returns (format, '.gz', '.zst' or '') by suffix; ConfigError for a suffix that is not known."""
+    plain = path.split("?")[0].lower()
+    packed = next((suffix for suffix in COMPRESSIONS if plain.endswith(suffix)), "")
+    plain = plain.removesuffix(packed)
+    for suffix, name in FORMATS.items():
+        if plain.endswith(suffix) and not (packed and name in ("parquet", "array_record")):
+            return name, packed
+    raise ConfigError(
+        f"{path} has a suffix that is not known; "
+        "give .txt, .jsonl, .json or .csv files, each also with .gz or .zst, .parquet or .array_record."
+    )
+
+
+def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[File]:
+    """Returns the files of all patterns, sorted by path, each once; ConfigError for one that matches nothing.
+
+    A listing that fails is never skipped: another list of files would be another corpus.
+    """
+    found: dict[str, File] = {}
+    for pattern in patterns:
+        try:
+            matches = _matches(pattern, policy)
+        except ConfigError:
+            raise
+        except (OSError, ValueError, ImportError) as error:
+            advice = (
+                "try again later"
+                if getattr(error, "passing", False)
+                else "check the path, and the token if it is private"
+            )
+            raise ConfigError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
+        if not matches:
+            raise ConfigError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
+        found |= {file.path: file for file in matches}
+    for path in found:
+        file_format(path)
+    return [found[path] for path in sorted(found)]
+
+
+def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
+    system, path = fsspec.core.url_to_fs(pattern)
+    if not is_local(system):
+        return _remote_matches(pattern, system, path, policy)
+    if any(letter in path for letter in "*?[") and not system.exists(path):
+        entries = [details | {"name": name} for name, details in system.glob(path, detail=True).items()]
+    elif system.exists(path):
+        entries = [system.info(path)]
+        if entries[0]["type"] == "directory":
+            raise _is_directory(pattern)
+    else:
+        entries = []
+    return [File(str(entry["name"]), entry.get("size")) for entry in entries if entry["type"] != "directory"]
+
+
+def _is_directory(pattern: str) -> ConfigError:
+    return ConfigError(
+        f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl."
+    )
+
+
+def _remote_matches(pattern: str, system: Any, path: str, policy: ReadPolicy) -> list[File]:
+    def told(method: str, *arguments: str, **options: object) -> Any:
+        try:
+            return ask(system, policy, method, *arguments, **options)
+        except ReadError as error:
+            if error.missing:
+                return None
+            raise
+
+    web = "http" in system.protocol
+    magic = [path.index(letter) for letter in ("*[" if web else "*?[") if letter in path]
+    if magic:
+        listing = told("glob", path, detail=True, **({"on_error": "raise"} if web else {})) or {}
+        entries = [details | {"name": name} for name, details in listing.items()]
+        if not entries and not web:  # some take a server that does not answer for an empty directory
+            told("ls", path[: min(magic)].rpartition("/")[0], detail=False)
+    else:
+        details = told("info", path)
+        if details is not None and details["type"] == "directory":
+            raise _is_directory(pattern)
+        entries = [] if details is None else [details | {"name": path}]
+    entries = [entry for entry in entries if entry["type"] != "directory"]
+    if web and magic:  # a page of links tells no sizes
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            found = list(pool.map(lambda entry: told("info", entry["name"]) or {}, entries))
+        entries = [entry | {"name": listed["name"]} for listed, entry in zip(entries, found, strict=True)]
+    ranged = [entry.get("size") if entry.get("partial", True) else None for entry in entries]
+    return [File(system.unstrip_protocol(entry["name"]), size) for entry, size in zip(entries, ranged, strict=True)]
+
+
+def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:
+    """Returns the units of the files in order; reads no text, and of parquet only the footers.
+
+    A footer that does not come ends it with a ConfigError also where reading would skip, since another
+    list of units would be another order of the corpus. One that is not parquet is a unit then, to be
+    skipped when it is read.
+    """
+    footers = footers or Footers()
+    total = sum(file.size or 0 for file in files)
+    size = SMALLEST_UNIT
+    for largest, num_units in LARGER_UNITS:
+        while size < largest and size * num_units < total:
+            size *= 2
+    parquets = [file.path for file in files if file_format(file.path)[0] == "parquet"]
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        counts = pool.map(lambda path: _num_row_groups(path, policy, footers), parquets)
+        num_groups = dict(zip(parquets, counts, strict=True))
+    units = []
+    for file in files:
+        form, packed = file_format(file.path)
+        if form == "array_record":
+            raise ConfigError(f"{file.path} is ArrayRecord, which is read with its like alone; give only such files.")
+        if form == "parquet":
+            units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
+        elif form == "csv" or packed or file.size is None:
+            units.append(Unit(file.path))
+        else:
+            units += [Unit(file.path, start, min(start + size, file.size)) for start in range(0, file.size, size)]
+    return units
+
+
+def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
+    try:
+        return footers(path, policy)[1].num_row_groups
+    except UnitError:
+        if policy.on_failure == "stop":
+            raise
+        return 1
+    except OSError as error:
+        advice = "try again later" if getattr(error, "passing", False) else "check the file and its permissions"
+        raise ConfigError(f"The footer of {path} cannot be read ({reason_of(error)}); {advice}.") from error
+
+
+def read_chunks(
+    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers | None = None
+) -> Iterator[list[bytes]]:
+    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; empty documents are left out.
+
+    Of several columns a document holds the texts in order, FIELD_SEPARATOR between them; rows where one is empty
+    are left out.
+
+    Raises ConfigError, naming the file and the place, for what cannot be opened, decoded or parsed,
+    and for a column that is not there. Of these, UnitError is for what may be amiss with this unit alone.
+    """
+    columns = (column,) if isinstance(column, str) else tuple(column)
+    try:
+        if file_format(unit.path)[0] == "parquet":
+            yield from _in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
+            return
+        form, packed = file_format(unit.path)
+        with open_file(unit.path, policy, unit.start, unit.stop) as raw:
+            file = unpacked(raw, packed)
+            if form == "csv":
+                rows = _csv(unit, file, columns)
+            elif form == "json":
+                rows = _json(unit, file, columns)
+            elif len(columns) > 1:
+                raise ConfigError(
+                    f"{unit.path} has no columns, and {columns} are asked for; give .jsonl, .csv or .parquet."
+                )
+            else:
+                rows = _text(unit, file)
+            yield from _in_chunks(rows, policy)
+    except ConfigError:
+        raise
+    except ReadError as error:
+        advice = "try again later" if error.passing else "check the file and its permissions"
+        raise UnitError(
+            f"{unit.place} cannot be read ({error}); {advice}, or set on_read_failure to 'skip' to go on without."
+        ) from error
+    except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
+        raise UnitError(
+            f"{unit.place} cannot be read ({reason_of(error)}); check the file and its permissions."
+        ) from error
+
+
+def _in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
+    chunk, size = [], 0
+    try:
+        for row in rows:
+            if row and not row.isspace():
+                chunk.append(row)
+                size += len(row)
+            if size >= CHUNK_BYTES or len(chunk) >= CHUNK_DOCUMENTS:
+                yield chunk
+                chunk, size = [], 0
+    except RecordError:
+        # Half a chunk may be given only if the other half will never be there: not to a run that stops for
+        # a mend, and not where the network broke off.
+        if chunk and policy.on_failure == "skip":
+            yield chunk
+        raise
+    if chunk:
+        yield chunk
+
+
+def _lines(unit: Unit, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset in the file, line without its end) for lines that start within the unit."""
+    position = 0
+    if unit.start > 0:
+        # The line that the previous range started is that range's; one that starts just here is ours.
+        file.seek(unit.start - 1)
+        position = unit.start - 1
+        while True:
+            skipped = file.readline(1 << 20)
+            position += len(skipped)
+            if skipped.endswith(b"\n"):
+                break
+            if not skipped or (unit.stop is not None and position >= unit.stop):
+                return
+    while unit.stop is None or position < unit.stop:
+        line = file.readline()
+        if not line:
+            return
+        start = position
+        position += len(line)
+        yield start, (line.removeprefix(BYTE_ORDER_MARK) if start == 0 else line).rstrip(b"\r\n")
+
+
+def _decode(unit: Unit, offset: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = _place(unit.path, offset)
+        raise RecordError(
+            f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv."
+        ) from None
+
+
+def _place(path: str, offset: int) -> str:
+    """Returns the number of the line at an offset of the content, or the offset where counting would cost too much."""
+    if "://" in path or offset > BYTES_COUNTED:
+        return f"the line at byte {offset}"
+    with open_file(path, PATIENT) as raw:
+        file = unpacked(raw, file_format(path)[1])
+        number, left = 1, offset
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            number += block.count(b"\n")
+            left -= len(block)
+    return f"line {number}"
+
+
+def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
+    for offset, line in _lines(unit, file):
+        _decode(unit, offset, line)
+        yield line
+
+
+def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
+    kind: type[ConfigError] = ConfigError  # that the first record lacks the column is no damage of this unit
+    for offset, line in _lines(unit, file):
+        text = _decode(unit, offset, line)
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
+            raise RecordError(
+                f"{unit.path} {_place(unit.path, offset)} is not JSON ({reason_of(error)}){hint or '; mend the line'}."
+            ) from None
+        if not isinstance(record, Mapping):
+            hint = ARRAY_HINT if isinstance(record, list) else ""
+            raise RecordError(
+                f"{unit.path} {_place(unit.path, offset)} is JSON but no object{hint}; "
+                f'write one {{"{columns[0]}": "..."}} per line.'
+            )
+        values = []
+        for column in columns:
+            if column not in record:
+                raise kind(_no_column(unit.path, column, list(record)))
+            if not isinstance(record[column], str | None):
+                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", record[column], column))
+            values.append(record[column])
+        if None not in values:
+            yield joined(values)
+        kind = RecordError
+
+
+def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
+    csv.field_size_limit(sys.maxsize)  # the library's 128 KiB is less than a long document
+    lines = (_decode(unit, offset, line) + "\n" for offset, line in _lines(unit, file))
+    reader = csv.reader(lines, strict=True)
+    try:
+        header = next(reader, None)
+        if header is None:
+            return
+        for column in columns:
+            if column not in header:
+                raise ConfigError(_no_column(unit.path, column, header))
+        places = [header.index(column) for column in columns]
+        for row in reader:
+            if len(row) > max(places):
+                yield joined([row[place] for place in places])
+            elif row:
+                raise RecordError(
+                    f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
+                    "mend the line."
+                )
+    except csv.Error as error:
+        raise RecordError(
+            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); mend the line."
+        ) from None
+
+
+def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Footers) -> Iterator[bytes]:
+    size, metadata = footers(unit.path, policy)
+    names = metadata.schema.to_arrow_schema().names
+    for column in columns:
+        if column not in names:
+            raise ConfigError(_no_column(unit.path, column, names))
+    for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
+        yield joined(values)
+
+
+def joined(values: Sequence[str | bytes]) -> bytes:
+    """Returns one document of a row's texts, FIELD_SEPARATOR between them; nothing where one of several is empty."""
+    encoded = [_encoded(value) for value in values]
+    if len(encoded) == 1:
+        return encoded[0]
+    if any(not text or text.isspace() for text in encoded):
+        return b""
+    return FIELD_SEPARATOR.join(text.replace(FIELD_SEPARATOR, b"") for text in encoded)
+
+
+def _encoded(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        return value.encode()
+    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair
+        return value.encode(errors="replace")
+
+
+def _no_column(path: str, column: str, there: Sequence[str]) -> str:
+    names = ", ".join(map(repr, there)) or "none"
+    return f"{path} has no column {column!r}; it has {names}: set COLUMN to one."
+
+
+class ChunkReader:
+    """Chunk k of a unit, for many threads at once; reading forward costs each byte once.
+
+    A reader that stands before the chunk wanted next is kept open; when there is none the unit is
+    opened again and read up to the chunk, so that what is returned never depends on what was read.
+
+    Where the policy says 'skip', a unit that fails ends there, for the life of this object: `skipped`
+    has (unit's name, reason) of each. Another process may read more of it, and its positions stay
+    right, since a chunk is the same documents wherever it can be read.
+    """
+
+    MOST_OPEN, MOST_KEPT = 512, 64
+
+    def __init__(
+        self,
+        column: str | Sequence[str],
+        policy: ReadPolicy = PATIENT,
+        read: Callable[[Unit], Iterator[list[bytes]]] | None = None,
+    ):
+        self.footers = Footers()
+        self._policy = policy
+        self._read = read or (lambda unit: read_chunks(unit, column, policy, self.footers))
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Unit, int], list[bytes] | None] = OrderedDict()
+        self._ends: dict[Unit, tuple[int, str]] = {}  # of skipped units: the first chunk left out, and why
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        with self._lock:
+            return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
+
+    def __call__(self, unit: Unit, chunk: int) -> list[bytes] | None:
+        """Returns the documents of the chunk, or None where the unit has ended before it."""
+        key = (unit, chunk)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            if unit in self._ends and chunk >= self._ends[unit][0]:
+                return None
+            waiting = self._open.get(key)
+            reader = waiting.pop() if waiting else None
+            if waiting == []:
+                del self._open[key]
+        failure = None
+        try:
+            if reader is None:
+                reader = self._read(unit)
+                for _ in range(chunk):
+                    next(reader, None)
+            documents = next(reader, None)
+        except UnitError as error:
+            if self._policy.on_failure == "stop":
+                raise
+            documents, failure = None, error
+        with self._lock:
+            if failure is not None:
+                self._skip(unit, chunk, str(failure))
+            self._kept[key] = documents
+            if len(self._kept) > self.MOST_KEPT:
+                self._kept.popitem(last=False)
+            if documents is not None and reader is not None:
+                self._open.setdefault((unit, chunk + 1), []).append(reader)
+            if len(self._open) > self.MOST_OPEN:
+                self._open.popitem(last=False)  # its generator closes the file
+        return documents
+
+    def _skip(self, unit: Unit, chunk: int, reason: str) -> None:
+        if unit not in self._ends:
+            logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
+        if unit not in self._ends or chunk < self._ends[unit][0]:
+            self._ends[unit] = (chunk, reason)

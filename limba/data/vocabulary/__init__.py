@@ -1,0 +1,9 @@
+"""Vocabularies: read, trained, reported on, and the bytes that their pieces spell.
+
+Part of `data/`: imports `config/`, never jax.
+"""
+
+from limba.data.vocabulary.load import load_vocabulary
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+
+__all__ = ["TokenizersVocabulary", "load_vocabulary"]

@@ -1,0 +1,150 @@
+"""`tokenizer.json` for Hugging Face's `tokenizers`, written from a SentencePiece model without that library."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from limba.config import ConfigError
+from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
+from limba.data.vocabulary.tokenizers import byte_of_letter
+
+
+def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False) -> str:
+    """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
+
+    The end of sequence is appended, as T5 wants it, or, where it `starts`, padding put before, as our language
+    models want it; `extra_ids` sentinels follow the pieces unless the model
+    holds its own. Two differences to SentencePiece are known: combining marks that stand in an order which
+    Unicode does not hold to be the canonical one, and the literal text of a special token (`</s>`,
+    `<extra_id_0>`), which is that token. Raises ConfigError for a model that is not there or not a unigram model.
+    """
+    model = read_model(model_path)
+    kinds = model.SentencePiece
+    if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
+        raise ConfigError(f"The vocabulary {model_path} is no unigram model; tokenizer.json is made of those alone.")
+    vocabulary, added = [], []
+    for number, piece in enumerate(model.pieces):
+        sentinel = SENTINEL.fullmatch(piece.piece)
+        text = f"<extra_id_{sentinel[1]}>" if sentinel else piece.piece
+        vocabulary.append([text, piece.score])
+        if sentinel or piece.type in (kinds.CONTROL, kinds.UNKNOWN):
+            added.append(_special(number, text))
+    if not any(SENTINEL.fullmatch(piece.piece) for piece in model.pieces):
+        for sentinel in reversed(range(extra_ids)):
+            added.append(_special(len(vocabulary), f"<extra_id_{sentinel}>"))
+            vocabulary.append([f"<extra_id_{sentinel}>", 0.0])
+    end = next((i for i, piece in enumerate(model.pieces) if piece.piece == model.trainer_spec.eos_piece), None)
+    if end is None:
+        raise ConfigError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
+        "pre_tokenizer": _pre_tokenizer(model.normalizer_spec.add_dummy_prefix),
+        "post_processor": start(model.pieces[0].piece) if starts else end_of_sequence(model.pieces[end].piece, end),
+        "decoder": _decoder(),
+        "model": {
+            "type": "Unigram",
+            "unk_id": next(i for i, piece in enumerate(model.pieces) if piece.type == kinds.UNKNOWN),
+            "vocab": vocabulary,
+            "byte_fallback": any(piece.type == kinds.BYTE for piece in model.pieces),
+        },
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _special(number: int, text: str) -> dict[str, Any]:
+    sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": text, **sides, "special": True}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _normalizers(model: Any) -> list[dict[str, Any]]:
+    import sentencepiece
+
+    spec, steps = model.normalizer_spec, []
+    if spec.precompiled_charsmap:
+        normalizer = sentencepiece.SentencePieceProcessor()
+        normalizer.LoadFromSerializedProto(model.SerializeToString())
+        if normalizer.Normalize("\u2460").endswith("1"):  # a circled digit: the rules hold NFKC
+            # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single letters; what
+            # NFKC has composed before is a single letter, and NFKC of it changes nothing more.
+            steps.append({"type": "NFKC"})
+        rules = base64.b64encode(spec.precompiled_charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": rules})
+    if spec.remove_extra_whitespaces:
+        # Spaces alone: the library's own Strip would take line ends too.
+        steps += [_replace(r"\A +| +\z", ""), _replace(" {2,}", " ")]
+    return steps
+
+
+def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
+    scheme = "always" if starts_with_space else "never"
+    spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    # The names of byte pieces, written out in a text, are text; cut in two they match no piece.
+    names = {"type": "Split", "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"}, "behavior": "MergedWithPrevious"}
+    return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
+
+
+def end_of_sequence(text: str, number: int) -> dict[str, Any]:
+    """Returns the post-processor that puts this token of this id behind each text."""
+    end = {"SpecialToken": {"id": text, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, end],
+        "pair": [first, end, second, end],
+        "special_tokens": {text: {"id": text, "ids": [number], "tokens": [text]}},
+    }
+
+
+def start(text: str) -> dict[str, Any]:
+    """Returns the post-processor that puts before a text what a decoder alone reads first: padding, id 0."""
+    start = {"SpecialToken": {"id": text, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, second],
+        "special_tokens": {text: {"id": text, "ids": [0], "tokens": [text]}},
+    }
+
+
+def _decoder() -> dict[str, Any]:
+    steps = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    return {"type": "Sequence", "decoders": steps}
+
+
+def byte_tokenizer_json(special: Mapping[str, int], first: int = 3) -> str:
+    """Returns the text of a tokenizer.json of UTF-8's bytes: byte b is id b + `first`, as ByT5 has it.
+
+    Padding is put before a text and nothing behind it, where transformers' own ByT5Tokenizer ends every text.
+    `special` are the other tokens, padding at 0; their literal text is that token.
+    """
+    letters = {letter: first + byte for letter, byte in byte_of_letter().items()}
+    spaces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_special(number, text) for text, number in sorted(special.items(), key=lambda item: item[1])],
+        "normalizer": None,
+        "pre_tokenizer": spaces,
+        "post_processor": start(next(text for text, number in special.items() if number == 0)),
+        "decoder": spaces,
+        "model": {"type": "BPE", "vocab": {**special, **letters}, "merges": []},
+    }
+    return json.dumps(content, ensure_ascii=False)

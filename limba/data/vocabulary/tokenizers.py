@@ -1,0 +1,150 @@
+"""A seqio vocabulary over a Hugging Face `tokenizer.json`: byte-level BPE and whatever else `tokenizers` reads."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import fsspec
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+
+ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence, the first that is there
+UNKNOWN = ("<unk>", "[UNK]")
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TokenizersVocabulary(seqio.Vocabulary):
+    """The ids of a tokenizer.json at a local path or address (gs://, hf://), read when it is first used.
+
+    Id 0 must be a special token, since it stands for padding. The text of a special token is text like any other.
+    Raises ConfigError, when first used, for a file that is missing or no tokenizer, and one without an end of sequence.
+    """
+
+    def __init__(self, path: str):
+        super().__init__(extra_ids=0)
+        self.path = path
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        import tokenizers
+
+        try:
+            with fsspec.open(self.path, "rb") as file:
+                text = file.read().decode()
+        except FileNotFoundError:
+            raise ConfigError(f"The vocabulary {self.path} is not there; give the path of a tokenizer.json.") from None
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(f"The vocabulary {self.path} cannot be read ({error}); check the path.") from error
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # noqa: BLE001  the library has no error of its own
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError(f"The vocabulary {self.path} is no tokenizer.json ({reason}); give one.") from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        if tokenizer.id_to_token(0) not in _specials(text):
+            raise ConfigError(
+                f"The vocabulary {self.path} has {tokenizer.id_to_token(0)!r} at id 0, which stands for padding here;"
+                " give one with a special token there."
+            )
+        return tokenizer
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of special tokens, sentinels among them, the end of sequence not."""
+        ids = {self.tokenizer.token_to_id(name) for name in _specials(self.tokenizer.to_str())}
+        return frozenset(ids - {self.eos_id})
+
+    @functools.cached_property
+    def eos_id(self) -> int:
+        found = self._first(ENDS)
+        if found is None:
+            raise ConfigError(
+                f"The vocabulary {self.path} has no end of sequence ({', '.join(ENDS)}); give one that has."
+            )
+        return found
+
+    @functools.cached_property
+    def unk_id(self) -> int | None:
+        return self._first(UNKNOWN)
+
+    def _first(self, names: Iterable[str]) -> int | None:
+        ids = (self.tokenizer.token_to_id(name) for name in names)
+        return next((number for number in ids if number is not None), None)
+
+    @functools.cached_property
+    def num_sentinels(self) -> int:
+        """How many of the last ids are sentinels in T5's order, <extra_id_0> the very last."""
+        count, last = 0, self.vocab_size - 1
+        while self.tokenizer.id_to_token(last - count) == f"<extra_id_{count}>":
+            count += 1
+        return count
+
+    def piece_bytes(self) -> list[bytes]:
+        """Returns the UTF-8, or the part of it, that each id stands for; special tokens stand for none."""
+        state = json.loads(self.tokenizer.to_str())
+        byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
+        added = {token["id"] for token in state["added_tokens"]}  # as they are, also beside byte-level pieces
+        found = [b""] * self.vocab_size
+        for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
+            if number in self.special_ids or number == self.eos_id:
+                continue
+            if byte_level and number not in added:
+                found[number] = bytes(byte_of_letter()[letter] for letter in token)
+            elif BYTE.fullmatch(token):
+                found[number] = bytes([int(token[3:5], 16)])
+            else:
+                found[number] = token.replace("\u2581", " ").encode()
+        return found
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def _encode(self, s: str) -> Sequence[int]:
+        return self.tokenizer.encode(s, add_special_tokens=False).ids
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        def encode(text: bytes | np.ndarray) -> np.ndarray:
+            content = text if isinstance(text, bytes) else text.item()  # a graph gives bytes, eager code an array
+            return np.asarray(self._encode(content.decode()), np.int32)
+
+        return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        def decode(row: np.ndarray) -> bytes:
+            return self._decode(row.tolist()).encode()
+
+        return tf.numpy_function(decode, [ids], tf.string, stateful=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenizersVocabulary) and self.path == other.path
+
+    __hash__ = seqio.Vocabulary.__hash__
+
+
+def _specials(text: str) -> set[str]:
+    return {token["content"] for token in json.loads(text)["added_tokens"] if token["special"]}
+
+
+@functools.cache
+def byte_of_letter() -> dict[str, int]:
+    """Returns the byte that each letter of a byte-level vocabulary stands for.
+
+    Latin-1's visible letters are bytes of their own, the other bytes the letters from U+0100 on (Radford et al. 2019).
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,0 +1,173 @@
+"""The README.md of a converted model: what it is, what it learnt from, what the proof found, how it is used."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from limba.cli.use.sources import Source
+from limba.config import RunConfig
+from limba.formats import decoder_only
+from limba.training.logging import read_metrics
+
+TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
+UMT5_IN_5 = (
+    "transformers 5 multiplies the logits of this umT5 by d_model^-1/2 when it loads it, which flattens sampled text"
+    " and the loss, and leaves greedy text as it is: set `model.config.tie_word_embeddings = False` after loading."
+    " 4.57 needs nothing; its Flax classes do not know umT5."
+)
+DEEP_DECODER_IN_4 = (
+    "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
+    " `use_cache=False` to `generate` there. 5 needs nothing."
+)
+
+
+def write_card(
+    directory: Path,
+    source: Source,
+    step: int,
+    formats: Sequence[str],
+    dtype: str,
+    findings: Sequence[str],
+    licence: str | None,
+    hardware: str | None,
+    acknowledgement: bool,
+) -> None:
+    """Writes README.md and, where the run has metrics, loss.png beside it."""
+    has_picture = source.run is not None and _picture(directory, source.run)
+    sections = [
+        f"---\nlicense: {licence or 'other'}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+        f"tags:\n- {_kind(source)}\n---",
+        f"# {source.directory.name}, step {step:,}",
+        f"Pretrained with {source.kind}, converted by Limba.",
+        _architecture(source),
+        _training(source, step, hardware),
+        "![loss](loss.png)" if has_picture else "",
+        "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
+        _usage(source, formats, dtype),
+        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if acknowledgement else "",
+    ]
+    if licence is None:
+        sections.insert(3, "No licence has been chosen yet: `license` above says `other`.")
+    (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
+
+
+def _table(heading: str, entries: dict[str, Any]) -> str:
+    rows = "\n".join(f"| {name} | {value} |" for name, value in entries.items() if value is not None)
+    return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
+
+
+def _kind(source: Source) -> str:
+    if source.model.is_decoder_only:
+        return decoder_only.kind(source.model)
+    return "umt5" if source.model.relative_bias_per_layer else "t5"
+
+
+def _architecture(source: Source) -> str:
+    model = source.model
+    if model.is_decoder_only:
+        return _table(
+            "Architecture",
+            {
+                "decoder layers": model.num_decoder_layers,
+                "width": model.emb_dim,
+                "heads": f"{model.num_heads} of width {model.head_dim}, {model.kv_heads} of keys and values",
+                "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
+                "rows of the embedding": f"{model.vocab_size:,}",
+                "output layer": "the embedding" if model.logits_via_embedding else "of its own",
+                "positions": model.positions,
+            },
+        )
+    return _table(
+        "Architecture",
+        {
+            "encoder and decoder layers": f"{model.num_encoder_layers} and {model.num_decoder_layers}",
+            "width": model.emb_dim,
+            "heads": f"{model.num_heads} of width {model.head_dim}",
+            "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
+            "rows of the embedding": f"{model.vocab_size:,}",
+            "output layer": "the embedding, scaled" if model.logits_via_embedding else "of its own",
+            "relative position bias": "one in every layer" if model.relative_bias_per_layer else "one per stack",
+        },
+    )
+
+
+def _training(source: Source, step: int, hardware: str | None) -> str:
+    run = source.run
+    entries: dict[str, Any] = {"steps": f"{step:,}", "hardware": hardware}
+    if run is not None:
+        data, lengths = run.data, run.data.task_feature_lengths
+        records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
+        held_out = [record for record in records if record["kind"] == "validation"]
+        entries |= {
+            "task": f"`{data.mixture_or_task_name}`",
+            "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
+            "objective": data.objective,
+            "lengths": ", ".join(f"{name} {length}" for name, length in data.task_feature_lengths.items()),
+            "examples per step": data.batch_size,
+            "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
+            "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
+            "held-out loss": f"{held_out[-1]['loss']:.3f} at step {held_out[-1]['step']:,}" if held_out else None,
+            "bits per byte": f"{held_out[-1]['bits_per_byte']:.3f}, held out" if held_out else None,
+        }
+    return _table("Training", entries)
+
+
+def _names(files: Any) -> str:
+    """Returns file names without their directories, which are the trainer's own affair."""
+    parts = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
+    return ", ".join(str(part).rpartition("/")[2] for part in parts)
+
+
+def _picture(directory: Path, run: RunConfig) -> bool:
+    from limba.evaluation.report import plot_loss
+
+    if not any(record["kind"] == "train" for record in read_metrics(run.model_dir)):
+        return False
+    with plot_loss(run).open("rb") as drawn, (directory / "loss.png").open("wb") as copy:
+        shutil.copyfileobj(drawn, copy)
+    return True
+
+
+def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
+    if source.model.is_decoder_only:
+        return _usage_of_language_model(dtype)
+    is_umt5 = source.model.relative_bias_per_layer
+    lines = [
+        "import torch",
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+        "",
+        'name = "."  # this folder, or its name on the hub',
+        "tokenizer = AutoTokenizer.from_pretrained(name)",
+        f"model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.{dtype})",
+        *(["model.config.tie_word_embeddings = False"] if is_umt5 and not source.model.logits_via_embedding else []),
+        'inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")',
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+    ]
+    notes = [f"For transformers 4.57 and 5; weights are {dtype}."]
+    if "flax" in formats:
+        notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
+    if is_umt5 and not source.model.logits_via_embedding:
+        notes.append(UMT5_IN_5)
+    if source.model.num_decoder_layers > source.model.num_encoder_layers:
+        notes.append(DEEP_DECODER_IN_4)
+    code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""
+    return "## Use\n\n" + code + " ".join(notes)
+
+
+def _usage_of_language_model(dtype: str) -> str:
+    lines = [
+        "import torch",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'name = "."  # this folder, or its name on the hub',
+        "tokenizer = AutoTokenizer.from_pretrained(name)",
+        f"model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.{dtype})",
+        'inputs = tokenizer("A text that", return_tensors="pt", return_token_type_ids=False)',
+        "tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)",
+        "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
+    ]
+    code = "```python\n" + "\n".join(lines) + "\n```\n\n"
+    return f"## Use\n\n{code}A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."

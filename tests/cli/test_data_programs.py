@@ -1,0 +1,230 @@
+"""The programs that look at data, train vocabularies and prepare: flags, bad choices, one real start."""
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from limba.cli.data import inspect, prepare, task_flags
+from limba.cli.data import vocabulary as train_vocabulary
+from limba.config import ConfigError, DataConfig
+from limba.data import tasks as providers
+from limba.data.vocabulary import train as vocabulary_training
+from limba.data.vocabulary.load import load_vocabulary
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_host(monkeypatch):
+    monkeypatch.delenv("PROCESS_ID", raising=False)
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+
+
+def test_a_task_is_found_with_or_without_its_module(corpus, vocabulary):
+    for module in ("tasks.ro", None):
+        recipe = task_flags.TaskRecipe("rlm_span_corruption_files", module, str(corpus), "text", str(vocabulary), 1.0)
+        task = recipe()
+        assert task.name == "rlm_span_corruption_files"
+        assert next(task.source.texts("train"))
+        assert task.output_features["targets"].vocabulary.vocab_size == 900
+
+
+def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
+    flags = ["--task=demo_span_corruption", f"--files={corpus}", f"--vocabulary={vocabulary}", "--sample_bytes=50000"]
+    inspect.run([*flags, "--num=2", "--inputs=128", f"--plot={tmp_path}/lengths.png"])
+    output = capsys.readouterr().out
+    for figure in ("tokens per byte", "padding of inputs", "0.00% of 128", "unknown pieces", "document 2", "example 2"):
+        assert figure in output
+    assert (tmp_path / "lengths.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "message"),
+    [
+        (inspect, [], "Nothing to read is named; give --task=NAME"),
+        (inspect, ["--task=nix", "--vocabulary=byte"], "No task or mixture is called 'nix'"),
+        (inspect, ["--task=nix", "--module=tasks.nix"], "no module tasks.nix"),
+        (inspect, ["--nix"], "Unrecognized arguments: --nix; --help lists"),
+        (inspect, ["--files=CORPUS"], "give --vocabulary=PATH or byte"),
+        (inspect, ["--files=CORPUS", "--vocabulary=absent.model"], "absent.model is not there"),
+        (inspect, ["--files=absent.txt", "--vocabulary=byte"], "matches no file"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column=body"], "'text': set --column to one"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--num=-1"], "--num is -1"),
+        (inspect, ["--task=x", "--column=body"], "give --files too"),
+        (
+            inspect,
+            ["--files=CORPUS", "--vocabulary=byte", "--validation_percent=100"],
+            "--validation_percent is 100.0; give",
+        ),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--split=test"], "it has train: set --split"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--objective=ul2"], "set --extra_ids to 131, or"),
+        (inspect, ["--files=CORPUS", "--task=text_to_text", "--extra_ids=131"], "give --vocabulary too"),
+        (
+            inspect,
+            ["--files=CORPUS", "--task=text_to_text", "--column={'inputs'}"],
+            "is no dictionary; write --column=",
+        ),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column={'inputs': 'text'}"], "reads one column; name one"),
+        (inspect, ["--files=CORPUS", "--vocabulary=byte", "--plot=NEW/x.png"], "picture cannot be written to"),
+        (train_vocabulary, ["--files=CORPUS"], "required: --output"),
+        (train_vocabulary, ["--files=CORPUS", "--output=v.txt"], "give --output=DIR/NAME.model"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--coverage=2"], "--coverage is 2.0"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=many"], "invalid int value: 'many'"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=359"], "give more than 359, and room"),
+        (train_vocabulary, ["--files=absent.txt", "--output=NEW.model", "--size=0"], "--size is 0, and 100 sentinels"),
+        (train_vocabulary, ["--files=absent.txt", "--output=/proc/x/v.model"], "/proc/x/v.model cannot be written"),
+        (
+            train_vocabulary,
+            ["--files=absent.txt", "--output=NEW.model", "--compare_files=a=b.txt"],
+            "b.txt matches no file",
+        ),
+        (
+            train_vocabulary,
+            ["--files=absent.txt", "--output=NEW.model", "--column=body", "--compare_files=a=CORPUS"],
+            "no column 'body'",
+        ),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_files=ro"], "write ro=a.jsonl"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_vocabulary=absent.model"], "not there"),
+        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--split=test"], "no split 'test'"),
+        (prepare, ["--files=CORPUS"], "give --output=DIR"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize"], "needs a vocabulary"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is not known"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "num_shards is 0"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize", "--task=text_to_text"], "ids of one; leave it out"),
+        (prepare, ["--files=CORPUS", "--tfds=a/b", "--data_dir=NEW", "--task=text_to_text"], "takes one column"),
+        (prepare, ["--files=CORPUS", "--output=nix://bucket/x"], "nix://bucket/x cannot be used"),
+        (prepare, ["--tfds=wikipedia"], "set TFDS_DATA_DIR"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(program, flags, message, corpus, tmp_path):
+    flags = [flag.replace("CORPUS", str(corpus)).replace("NEW", str(tmp_path / "new")) for flag in flags]
+    with pytest.raises(ConfigError) as caught:
+        program.run(flags)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*.model"))
+
+
+def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, capsys):
+    output = tmp_path / "new" / "ours.model"
+    flags = [f"--files={corpus}", "--size=600", f"--output={output}", "--romanian_commas", "--sample_bytes=200000"]
+    train_vocabulary.run([*flags, f"--compare_files=ref={corpus}", f"--compare_vocabulary={vocabulary},byte"])
+    printed = capsys.readouterr().out
+    loaded = load_vocabulary(str(output))
+    assert loaded.vocab_size == 600
+    assert "500 pieces and 100 sentinels" in printed
+    assert "set VOCAB_SIZE to 640" in printed
+    assert printed.count("ours.model") >= 3 and printed.count("vocabulary.model") == 2, printed
+    assert loaded.encode("şi") == loaded.encode("și")
+    ours = Tokenizer.from_file(str(output.parent / "tokenizer.json"))
+    text = json.loads(corpus.read_text().splitlines()[5])["text"]
+    assert ours.encode(text, add_special_tokens=False).ids == loaded.encode(text)
+    before = output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()
+    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's; give .*/other.model a folder"):
+        train_vocabulary.run([*flags[:2], f"--output={output.parent}/other.model"])
+    with pytest.raises(ConfigError, match="is there already"):
+        train_vocabulary.run(flags)
+    assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
+
+
+PAIRS = "{'inputs': 'en', 'targets': 'id'}"
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    rows = [{"en": f"the house number {i} of the street", "id": f"rumah nomor {i} di jalan itu"} for i in range(300)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pairs_are_shown_and_trained_on_by_column(pairs, capsys):
+    flags = ["--task=text_to_text", f"--files={pairs}", f"--column={PAIRS}"]
+    inspect.run([*flags, "--num=1", "--inputs=24"])
+    printed = capsys.readouterr().out
+    number = re.search(r"document 1, inputs: .*\nthe house number (\d+) of the street\n", printed)[1]
+    assert re.search(rf"document 1, targets: .*\nrumah nomor {number} di jalan itu\n", printed)
+    assert re.search(r"example 1: inputs 24 of 24, targets 24 of 24", printed)
+    assert "tokens of targets" in printed and "\0" not in printed
+    recipe = task_flags.TaskRecipe("text_to_text", None, str(pairs), PAIRS, "byte", 1.0)
+    training, _ = vocabulary_training.sample_task(recipe(), "train", 10**6)
+    assert {text.split()[0] for text in training} == {b"the", b"rumah"} and not any(b"\0" in text for text in training)
+
+
+@pytest.mark.parametrize("form", ["array_record", "parquet"])
+def test_prepared_pairs_are_read_again_with_what_is_printed(pairs, form, tmp_path, capsys):
+    command = ["--task=text_to_text", f"--files={pairs}", f"--column={PAIRS}", f"--format={form}", "--workers=1"]
+    command += ["--num_shards=2", f"--output={tmp_path}/out"]
+    for split in ("train", "validation"):
+        prepare.run(command)
+        printed = capsys.readouterr().out.splitlines()
+        assert len(printed) == (2 if split == "train" else 1)
+        given = dict(word.removeprefix("--gin.").split("=", 1) for word in shlex.split(printed[0]) if "--gin." in word)
+        command = shlex.split(printed[-1].partition("launch.prepare ")[2])
+    corpus = ast.literal_eval(given["CORPUS"])
+    assert given["COLUMN"] == PAIRS and list(corpus) == ["train", "validation"]
+
+    def rows(files, split):
+        elements = providers.source_of_files(files, ast.literal_eval(PAIRS)).documents(split, num_epochs=1)
+        return sorted((row["inputs"], row["targets"]) for row in elements.as_numpy_iterator())
+
+    for split in ("train", "validation"):
+        assert rows(corpus, split) == rows(str(pairs), split) != []
+
+
+def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(corpus, vocabulary, tmp_path):
+    path = tmp_path / "v.model"
+    path.write_bytes(vocabulary.read_bytes())
+    config = DataConfig("none", {"inputs": 8}, 1, vocabulary=str(path), data_files=str(corpus), new_vocabulary_size=500)
+    vocabulary_training.ensure_vocabulary(config, trains=True)
+    assert path.read_bytes() == vocabulary.read_bytes()
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 900
+    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's"):
+        vocabulary_training.ensure_vocabulary(
+            dataclasses.replace(config, vocabulary=f"{tmp_path}/w.model"), trains=True
+        )
+
+
+def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "v.model"
+    flags = [f"--files={corpus}", f"--output={output}"]
+    monkeypatch.setenv("PROCESS_ID", "1")
+    with pytest.raises(ConfigError, match="Host 0 has not written .* --wait_seconds higher"):
+        train_vocabulary.run([*flags, "--wait_seconds=0.05"])
+    output.write_bytes(b"model")  # without its tokenizer.json it is not finished
+    with pytest.raises(ConfigError, match="Host 0 has not written"):
+        vocabulary_training.wait_for_vocabulary(str(output), 0.05, 0.01)
+    threading.Timer(0.2, (tmp_path / "tokenizer.json").write_text, ("{}",)).start()
+    vocabulary_training.wait_for_vocabulary(str(output), 30, 0.01)
+    train_vocabulary.run(flags)
+    assert "Host 0 has written" in capsys.readouterr().out
+    monkeypatch.setenv("PROCESS_ID", "first")
+    with pytest.raises(ConfigError, match="PROCESS_ID is first"):
+        train_vocabulary.run(flags)
+
+
+def test_a_real_start_ends_with_a_sentence_and_code_2(tmp_path):
+    command = [sys.executable, "-m", "launch.inspect", f"--files={tmp_path}/absent.jsonl", "--vocabulary=byte"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "matches no file" in done.stderr
+
+
+def test_help_names_every_flag(capsys):
+    for program, flag in ((inspect, "--plot"), (train_vocabulary, "--romanian_commas"), (prepare, "--tokenize")):
+        with pytest.raises(SystemExit) as ended:
+            program.run(["--help"])
+        assert ended.value.code == 0
+        printed = capsys.readouterr().out
+        assert flag in printed and "--task" in printed

@@ -1,0 +1,119 @@
+"""The JSON of Hugging Face's T5 scripts: runs of it learn, and what it cannot mean is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from limba.cli.flags import parse_args
+from limba.config import ConfigError
+from limba.run import train
+
+SIZES = {
+    **{"model_type": "t5", "vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 1},
+    **{"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "dropout_rate": 0.0},
+}
+
+
+@pytest.fixture
+def values(corpus: Path, vocabulary: Path, tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    (tmp_path / "corpus.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
+    return {
+        "config_name": str(tmp_path / "config.json"),
+        "tokenizer_name": str(vocabulary),
+        "train_file": str(tmp_path / "corpus.txt"),
+        "output_dir": str(tmp_path / "run"),
+        "max_seq_length": 64,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 0.01,
+        "warmup_steps": 5,
+        "max_steps": 50,
+        "eval_steps": 50,
+        "save_steps": 50,
+        "logging_steps": 10,
+        "cache_dir": "anywhere",
+    }
+
+
+def argument(values: dict[str, Any], folder: Path) -> str:
+    (folder / "train.json").write_text(json.dumps(values))
+    return f"--json={folder / 'train.json'}"
+
+
+def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
+    few_shards = "--gin.config.DataConfig.num_data_shards=8"
+    config, operative_config = parse_args([argument(values, tmp_path), few_shards])
+    assert config.data.batch_size == 4 * jax.device_count() and config.num_microbatches == 2
+    assert config.optimizer.name == "adamw" and config.optimizer.schedule.name == "linear"
+    assert config.model.emb_dim == 32 and config.model.dtype == "float32"
+    assert "LEARNING_RATE = 0.01  # learning_rate" in capsys.readouterr().out
+    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}", few_shards])
+    assert again == config
+    figures = train(config, operative_config)
+    assert figures["step"] == 50 and figures["train"]["loss"] < 6.0 < 7.4  # ln 1024 + 0.5 at first
+    assert figures["validation"]["loss"] < 6.3
+
+    from limba.cli.use import huggingface
+
+    huggingface.run(["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no-check"])
+    (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
+    values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}
+    del values["config_name"], values["tokenizer_name"]
+    config, _ = parse_args([argument(values, tmp_path), few_shards])
+    assert config.initial_checkpoint_path == str(folder)
+    assert train(config)["train"]["loss"] < figures["train"]["loss"] - 0.1
+
+
+def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, Any], tmp_path: Path) -> None:
+    del values["max_steps"], values["learning_rate"]
+    values |= {"num_train_epochs": 2, "mlm_probability": 0.3, "mean_noise_span_length": 5.0, "bf16": True}
+    values |= {"adafactor": True, "weight_decay": 0.001, "do_eval": False, "validation_split_percentage": 10}
+    config, _ = parse_args([argument(values, tmp_path)])
+    assert config.data.num_epochs == 2 and 3 < config.train_steps < 1_000
+    assert (config.data.noise_density, config.data.mean_noise_span_length) == (0.3, 5.0)
+    assert config.optimizer.weight_decay == 0.0  # the Flax script's Adafactor does not take it
+    assert config.optimizer.name == "adafactor" and config.model.dtype == "bfloat16"
+    assert config.optimizer.schedule.base_learning_rate == 5e-5 and config.random_seed == 42  # those scripts' own
+    assert config.data.validation_percent == 10 and config.evaluation.every_steps > config.train_steps
+    from limba.data import streams
+
+    lengths = streams.derive_lengths(streams.resolve_task(config.data), config.data.task_feature_lengths)
+    assert lengths["targets"] > 20  # of 0.15 and 3: 15
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learnin_rate": 1.0}, r"'learnin_rate', which is not known; did you mean learning_rate"),
+        ({"max_steps": "many"}, "max_steps 'many'; give a whole number"),
+        ({"fp16": True}, "float16, which T5 does not survive"),
+        ({"train_file": None}, "one of train_file and dataset_name; it gives neither"),
+        ({"dataset_name": "a/b"}, "it gives both"),
+        ({"output_dir": None}, "no output_dir"),
+        ({"config_name": None}, "neither model_name_or_path nor config_name"),
+        ({"config_name": "/nowhere/config.json"}, "/nowhere/config.json"),
+        ({"tokenizer_name": "/nowhere"}, "/nowhere"),
+        ({"lr_scheduler_type": "polynomial"}, "give one of linear, cosine"),
+        ({"optim": "lion"}, "give adamw_torch or adafactor"),
+        ({"num_warmup_steps": 7}, "both warmup_steps and num_warmup_steps"),
+        ({"max_steps": None, "train_file": "/nowhere.txt"}, "/nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_args([argument(values | change, tmp_path)])
+
+
+def test_files_that_are_no_json(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="holds no JSON object"):
+        parse_args([f"--json={tmp_path / 'a.json'}"])
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        parse_args([f"--json={tmp_path / 'none.json'}"])
+    with pytest.raises(ConfigError, match="give one"):
+        parse_args([f"--json={tmp_path / 'a.json'}", "--gin_file=gin/demo.gin"])

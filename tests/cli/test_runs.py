@@ -1,0 +1,161 @@
+"""Every complete run builds, says what it costs, and its operative config makes the same run again."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from limba import config
+from limba.cli import flags, gin_checks
+from limba.formats import decoder_only
+from limba.training.optimizer import make_schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = sorted(path.name for path in ROOT.glob("gin/*.gin"))
+ROMANIAN = {
+    # vocabulary rows, steps, learning rate, checkpoint every, kept
+    "ro_t5x_base.gin": (64_000, 2_000_000, 1.0, 10_000, 5),
+    "ro_t5x_large.gin": (64_000, 4_000_000, 1.0, 10_000, 5),
+    "ro_mt5x_base.gin": (250_112, 2_000_000, 0.4, 25_000, 3),
+    "ro_mt5x_large.gin": (250_112, 1_500_000, 0.5, 10_000, 3),
+}
+
+
+LANGUAGE_MODELS = {
+    # task, length, batch, width, evaluations every
+    "ja_lm_0.1b.gin": ("wiki40b_ja_causal_lm", 256, 256, 768, 5_000),
+    "ja_lm_1.0b.gin": ("wiki40b_ja_causal_lm", 1024, 128, 2048, 5_000),
+    "ja_lm_default.gin": ("cc100_ja_causal_lm", 128, 256, 512, 1_000),
+    "lm1b_default.gin": ("lm1b_causal_lm", 128, 256, 512, 1_000),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Task modules import TensorFlow; here they need not even exist."""
+    monkeypatch.setattr(flags, "_import_tasks", lambda modules: None)
+    monkeypatch.setattr(gin_checks, "_check_modules", lambda source: None)
+
+
+def build(name: str, *overrides: str) -> tuple[config.RunConfig, str]:
+    return flags.parse_args([f"--gin_file=gin/{name}", "--gin.MODEL_DIR=out", *overrides])
+
+
+def classes_in(value: object) -> set[type]:
+    if not dataclasses.is_dataclass(value):
+        return set()
+    parts = [classes_in(getattr(value, entry.name)) for entry in dataclasses.fields(value)]
+    return {type(value)}.union(*parts)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run_builds_and_its_operative_config_builds_the_same(name: str, tmp_path: Path) -> None:
+    run, text = build(name)
+    saved = tmp_path / "config.gin"
+    saved.write_text(text, encoding="utf-8")
+    again, text_again = flags.parse_args([f"--gin_file={saved}"])
+    assert again == run
+    assert text_again == text
+    assert "from tasks import " in text
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_header_says_what_a_run_takes(name: str) -> None:
+    header = (ROOT / "gin" / name).read_text(encoding="utf-8").partition("from __gin__")[0]
+    for word in ("Command", "Hardware", "Expected"):
+        assert f"# {word}" in header
+    assert "# Hours" in header or "# Time" in header
+
+
+@pytest.mark.parametrize("name", ROMANIAN)
+def test_romanian_runs_are_as_published_but_for_the_padding(name: str) -> None:
+    rows, steps, rate, every, kept = ROMANIAN[name]
+    run, _ = build(name)
+    assert run.model.vocab_size == rows
+    assert run.model.dropout_rate == 0.0
+    assert run.data.task_feature_lengths == {"inputs": 512, "targets": 114}
+    assert (run.data.batch_size, run.train_steps) == (128, steps)
+    assert run.data.mixture_or_task_name == "rlm_span_corruption_stream"
+    assert run.optimizer.name == "adafactor"
+    schedule = run.optimizer.schedule
+    assert (schedule.base_learning_rate, schedule.warmup_steps) == (rate, 10_000)
+    assert schedule.factor_names == ("constant", "rsqrt_decay")
+    assert (run.checkpoint.every_steps, run.checkpoint.keep) == (every, kept)
+    assert run.loss.z_loss == 1e-4
+    assert run.mesh == config.MeshConfig()
+    assert (run.initial_checkpoint_path is not None) == ("mt5" in name)
+    assert (ROOT / "launch" / name.replace("t5x", "t5").replace("_t5_", "_").replace(".gin", ".sh")).exists()
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_are_as_published(name: str) -> None:
+    task, length, batch, width, every = LANGUAGE_MODELS[name]
+    run, _ = build(name)
+    assert run.data.mixture_or_task_name == task and run.data.sequence_length == length
+    assert (run.data.batch_size, run.train_steps, run.model.emb_dim) == (batch, 500_000, width)
+    assert run.data.pack and run.data.extra_ids == 0 and run.data.new_vocabulary_size == 30_000
+    assert run.data.vocabulary == f"{run.model_dir}/vocabulary.model"
+    rule, schedule = run.optimizer, run.optimizer.schedule
+    assert (rule.name, rule.beta1, rule.beta2, rule.epsilon, rule.weight_decay) == ("adamw", 0.9, 0.98, 1e-9, 0.1)
+    rate = make_schedule(schedule, run.train_steps)
+    assert [round(float(rate(step)), 9) for step in (500, 1_000, 4_000)] == [0.0008, 0.0016, 0.0008]
+    assert run.loss.z_loss == 0.0 and run.model.dropout_rate == 0.1
+    assert (run.checkpoint.every_steps, run.evaluation.every_steps) == (10_000, every)
+    assert run.evaluation.num_batches is None and len(run.evaluation.prompts) == 1
+    assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.6, 20)
+    assert decoder_only.kind(run.model) == "gpt2"  # it can be published
+
+
+def test_every_class_of_the_configuration_can_be_bound() -> None:
+    run, _ = build("demo.gin")
+    every = {value for value in vars(config).values() if dataclasses.is_dataclass(value)}
+    assert classes_in(run) == every
+
+
+def test_command_line_counts_more_than_files() -> None:
+    run, _ = build(
+        "demo.gin",
+        "--gin.TRAIN_STEPS=100",
+        "--gin.config.ModelConfig.emb_dim=64",
+        "--gin.config.MeshConfig.fsdp = 2",
+        "--gin.CORPUS=my corpus/*.txt",
+        '--gin.VOCABULARY="gs://bucket/ro.model"',
+        "--gin.TASK_FEATURE_LENGTHS={'inputs': 256, 'targets': 58}",
+        "--gin.config.ScheduleConfig.base_learning_rate=2",
+        "--gin.TRAIN_STEPS=200",
+    )
+    assert (run.train_steps, run.model.emb_dim, run.mesh.fsdp) == (200, 64, 2)
+    assert (run.data.data_files, run.data.vocabulary) == ("my corpus/*.txt", "gs://bucket/ro.model")
+    assert run.data.task_feature_lengths == {"inputs": 256, "targets": 58}
+    assert run.optimizer.schedule.base_learning_rate == 2
+
+
+def test_scopes_reach_what_is_made_in_them(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.gin"
+    mine.write_text(
+        "include 'gin/demo.gin'\n"
+        "config.RunConfig.data = @long/config.DataConfig()\n"
+        "long/config.DataConfig.batch_size = 48\n",
+        encoding="utf-8",
+    )
+    run, _ = flags.parse_args([f"--gin_file={mine}", "--gin.MODEL_DIR=out"])
+    assert run.data.batch_size == 48
+    run, _ = flags.parse_args(
+        [f"--gin_file={mine}", "--gin.MODEL_DIR=out", "--gin.long/config.DataConfig.batch_size=16"]
+    )
+    assert run.data.batch_size == 16
+
+
+def test_profile_is_of_one_start_and_not_of_the_run() -> None:
+    arguments = ["--gin_file=gin/demo.gin", "--gin.MODEL_DIR=out"]
+    for flag, steps in (("--profile", flags.PROFILE_STEPS), ("--profile=5", 5)):
+        run, text = flags.parse_args([*arguments, flag])
+        assert run.profile_steps == steps
+        assert text == flags.parse_args(arguments)[1]
+
+
+def test_search_paths_come_first(tmp_path: Path) -> None:
+    (tmp_path / "demo.gin").write_text("include 'gin/demo.gin'\nTRAIN_STEPS = 7\n", encoding="utf-8")
+    arguments = ["--gin_file=demo.gin", "--gin.MODEL_DIR=out"]
+    assert flags.parse_args([f"--gin_search_paths=nowhere,{tmp_path}", *arguments])[0].train_steps == 7
+    assert flags.parse_args(arguments)[0].train_steps != 7

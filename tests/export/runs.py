@@ -1,0 +1,35 @@
+"""Runs as they lie on disk, with random parameters."""
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from limba.export.from_huggingface import network_gin
+from limba.formats import huggingface_files as files
+from limba.formats.huggingface import rows
+from limba.formats.names import stack_layers, unflatten
+
+
+def arrays_of(config, seed=0):
+    """Random parameters whose logits are about 1."""
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for row in rows(config):
+        shape = files.shape_of(row.t5x, config)
+        array = random.standard_normal(shape)
+        scale = 1.0 if row.t5x.endswith("embedding") else shape[0] ** -0.5
+        scale /= 4 if row.t5x.endswith(("logits_dense/kernel", "query/kernel")) else 1
+        arrays[row.t5x] = np.float32(1 + array / 10 if row.t5x.endswith("scale") else array * scale)
+    return arrays
+
+
+def write_run(directory, config, steps=(5,)):
+    """A run directory as ours is on disk; returns the arrays of each step."""
+    directory.mkdir(parents=True)
+    (directory / "config.gin").write_text(network_gin(config))
+    written = {}
+    for step in steps:
+        written[step] = arrays_of(config, step)
+        tree = {"step": np.int32(step), "params": unflatten(stack_layers(written[step]))}
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(directory / "checkpoints" / str(step) / "state", tree)
+    return written

@@ -1,0 +1,415 @@
+"""Every family to Hugging Face's folders and back: transformers' own logits, bit-identical round trips, bad input."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore as ts
+import tokenizers
+import transformers
+
+from limba.cli import flags, program
+from limba.cli.use import huggingface, infer, sources
+from limba.config import ConfigError
+from limba.data.vocabulary.load import load_vocabulary, sentinel_ids
+from limba.export import infill
+from limba.export import proof as check
+from limba.export.from_huggingface import import_folder, network_gin
+from limba.formats import huggingface_files as files
+from limba.formats import t5x
+from limba.formats.huggingface import T5xView
+from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.formats.names import stack_layers, unflatten
+from limba.inference.generate import greedy, join_infill, masked_text
+from limba.model import Network
+from limba.run import train
+from tests.export.runs import arrays_of, write_run
+from tests.model.test_huggingface import FAMILIES, our_config
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+T5X_GIN = """
+from __gin__ import dynamic_registration
+import seqio
+from t5x.examples.t5 import network
+from t5x import utils
+
+# Macros:
+DIM = 128
+VOCAB = 128
+
+# Parameters for network.T5Config:
+network.T5Config:
+  dropout_rate = 0.0
+  dtype = 'float32'
+  emb_dim = %DIM
+  head_dim = 8
+network.T5Config.logits_via_embedding = False
+network.T5Config.mlp_activations = ('gelu', 'linear')
+network.T5Config.mlp_dim = 32
+network.T5Config.num_decoder_layers = 2
+network.T5Config.num_encoder_layers = 2
+network.T5Config.num_heads = 2
+network.T5Config.vocab_size = %VOCAB
+utils.SaveCheckpointConfig.period = 3
+"""
+
+
+def config_of(family, **changes):
+    return dataclasses.replace(our_config(family), num_encoder_layers=2, **changes)
+
+
+def export(directory, *flags):
+    huggingface.run(["export", str(directory), *map(str, flags)])
+
+
+def equal(view, arrays):
+    assert set(view) == set(arrays)
+    for name, array in arrays.items():
+        assert view[name].dtype == array.dtype and np.array_equal(view[name], array), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
+    config = config_of(family, **({"vocab_size": 384} if family == "byt5" else {}))
+    arrays = write_run(tmp_path / "run", config)[5]
+    export(tmp_path / "run", *(["--vocabulary=byte"] if family == "byt5" else []))
+    folder = tmp_path / "run" / "huggingface" / "step_5"
+    findings = json.loads((folder / "conversion.json").read_text())["findings"]
+    assert sum("passed" in line for line in findings) == 3 and any("transformers 5" in line for line in findings)
+    assert findings[0] in capsys.readouterr().out and findings[0] in (folder / "README.md").read_text()
+    is_deep = config.num_decoder_layers > config.num_encoder_layers
+    assert ("use_cache=False" in (folder / "README.md").read_text()) == is_deep
+    for flax in (False, True):
+        equal(T5xView(folder, config, flax=flax), arrays)
+    if family == "byt5":
+        tokens = transformers.AutoTokenizer.from_pretrained(folder)
+        vocabulary = load_vocabulary("byte")
+        for text in check.TEXTS:
+            assert tokens(text).input_ids == [*vocabulary.encode(text), 1]
+        assert tokens("a<extra_id_0><extra_id_99>").input_ids == [100, 358, 259, 1]
+    equal_after_import = tmp_path / "back"
+    if family == "umt5":
+        (folder / "model.safetensors").unlink()  # from Flax's file
+    import_folder(folder, equal_after_import)
+    equal(LimbaCheckpoint(equal_after_import / "checkpoints" / "0"), arrays)
+    assert sources.open_source(str(equal_after_import), None).model == dataclasses.replace(config, dtype="float32")
+
+
+@pytest.fixture
+def legacy(tmp_path) -> Path:
+    run = Path(shutil.copytree(GOLDEN / "t5x_legacy", tmp_path / "t5x"))
+    (run / "config.gin").write_text(T5X_GIN)
+    return run
+
+
+def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
+    stored = t5x.open_checkpoint(legacy / "checkpoint_3")
+    arrays = {name.removeprefix("target/"): stored[name] for name in stored if name.startswith("target/")}
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "new" / "checkpoint_3" / "state", unflatten({n: stored[n] for n in stored}))
+    shutil.copy(legacy / "config.gin", tmp_path / "new")
+    export(legacy, tmp_path / "out")
+    export(tmp_path / "new" / "checkpoint_3", tmp_path / "out2", "--no-check")
+    assert "NOT CHECKED" in capsys.readouterr().out
+    for folder in (tmp_path / "out" / "step_3", tmp_path / "out2" / "step_3"):
+        config = sources.open_source(str(legacy), None).model
+        for flax in (False, True):
+            equal(T5xView(folder, config, flax=flax), arrays)
+    import_folder(tmp_path / "out" / "step_3", tmp_path / "ours")
+    equal(LimbaCheckpoint(tmp_path / "ours" / "checkpoints" / "0"), arrays)
+
+
+def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, capsys):
+    def written(text, flag=None):
+        (legacy / "config.gin").write_text(T5X_GIN.replace("VOCAB = 128", "VOCAB = 1024") + text)
+        source = sources.open_source(str(legacy), None)
+        found = huggingface.vocabulary_of(source, huggingface.Choices((), "float32", flag, 100, False))
+        return found and found[:2]
+
+    model = "seqio.SentencePieceVocabulary.sentencepiece_model_file = "
+    assert written(f"FILE = '{vocabulary}'\nVOCABULARY = @seqio.SentencePieceVocabulary()\n{model}%FILE\n") == (
+        str(vocabulary), 100,
+    )  # fmt: skip
+    named = f"{model}'{vocabulary}'\nseqio.SentencePieceVocabulary.extra_ids = 50\n"
+    assert written(named) == (str(vocabulary), 50)
+    assert written("VOCABULARY = @seqio.ByteVocabulary()\n") == ("byte", 100)
+    absent = f"{model}'{tmp_path}/absent.model'\n"
+    with pytest.raises(ConfigError, match="config.gin names a vocabulary that cannot be read here .*absent.model is"):
+        written(absent)
+    assert written(absent, "none") is None and written("") is None
+    assert "No vocabulary is known" in capsys.readouterr().out
+
+
+def test_all_steps_once_and_interrupted_ones_again(tmp_path, capsys):
+    write_run(tmp_path / "run", config_of("t5_1_0"), steps=(10, 9))
+    out = tmp_path / "out"
+    (out / "step_10.writing").mkdir(parents=True)
+    export(tmp_path / "run", out, "--steps=all", "--formats=pytorch", "--no-check")
+    assert sorted(path.name for path in out.iterdir()) == ["step_10", "step_9"]
+    made = (out / "step_9" / "model.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    export(tmp_path / "run", out, "--steps=9,10", "--formats=pytorch", "--no-check")
+    assert capsys.readouterr().out.count("done before") == 2
+    assert (out / "step_9" / "model.safetensors").stat().st_mtime_ns == made
+    export(tmp_path / "run", out, "--formats=flax", "--no-check")  # another choice is made anew
+    assert (out / "step_10" / "flax_model.msgpack").exists()
+    export(tmp_path / "run", out, "--push=me/model", "--dry-run", "--formats=flax", "--no-check", "--steps=all")
+    shown = capsys.readouterr().out
+    assert "to me/model, revision main" in shown and "revision step_9" in shown and "flax_model.msgpack" in shown
+
+
+def test_bfloat16_and_files_in_parts(tmp_path):
+    config = config_of("mt5")
+    arrays = write_run(tmp_path / "run", config)[5]
+    export(tmp_path / "run", tmp_path / "out", "--dtype=bfloat16")
+    half = T5xView(tmp_path / "out" / "step_5", config)
+    assert half["token_embedder/embedding"].dtype.name == "bfloat16"
+    assert all((half[name] == arrays[name].astype(half[name].dtype)).all() for name in arrays)
+    files.write_pytorch(tmp_path, arrays, config, file_bytes=100_000)
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    equal(T5xView(tmp_path, config), arrays)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "BLOCK_BYTES", 1_000)
+        files.write_flax(tmp_path / "out", arrays, config, chunk_bytes=6_000)
+    from flax.serialization import msgpack_restore
+
+    read = msgpack_restore((tmp_path / "out" / "flax_model.msgpack").read_bytes())
+    np.testing.assert_array_equal(read["shared"]["embedding"], arrays["token_embedder/embedding"])
+    np.testing.assert_array_equal(read["lm_head"]["kernel"], arrays["decoder/logits_dense/kernel"])
+    equal(T5xView(tmp_path / "out", config, flax=True), arrays)
+
+
+def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
+    files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
+    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    ours, theirs = load_vocabulary(str(vocabulary)), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [json.loads(line)["text"][:500] for line in corpus.read_text().splitlines()[:100]]
+    for text in [*texts, *check.TEXTS, "naïve ☃ 語"]:
+        assert theirs(text).input_ids == [*ours.encode(text), 1]
+    assert any(ours.tokenizer.IsByte(number) for number in ours.encode("☃ 語"))
+    assert theirs.decode(theirs("naïve ☃ 語").input_ids, skip_special_tokens=True) == "naïve ☃ 語"
+    assert theirs("<extra_id_0>").input_ids[-2:] == [899, 1] and theirs.pad_token_id == 0
+    assert (tmp_path / "spiece.model").read_bytes() == vocabulary.read_bytes()
+
+
+CLASSES_GIN = """from __gin__ import dynamic_registration
+from limba import config
+from tasks import text_to_text
+include 'gin/models/t5_1_1/tiny.gin'
+include 'gin/runs/finetune.gin'
+MIXTURE_OR_TASK_NAME = 'text_to_text'
+TASK_FEATURE_LENGTHS = {'inputs': 32, 'targets': 8}
+INITIAL_CHECKPOINT_PATH = None
+BATCH_SIZE = 16
+TRAIN_STEPS = 30
+EVAL_PERIOD = 1_000
+NUM_EXAMPLES = 0
+MAX_TOKENS = 8
+LEARNING_RATE = 0.01
+DROPOUT_RATE = 0.0
+DTYPE = 'float32'
+VOCAB_SIZE = 512
+config.OptimizerConfig.name = 'adamw'
+config.ModelConfig:
+  emb_dim = 32
+  num_heads = 2
+  head_dim = 8
+  mlp_dim = 32
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+config.DataConfig.num_data_shards = 4
+"""
+
+
+def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
+    texts = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
+    texts = [text.strip() for text in texts if len(text.strip()) > 10][:400]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<pad>", "<unk>", "</s>"], initial_alphabet=letters, show_progress=False
+    )
+    tokenizer.train_from_iterator([*texts, "short long " * 50], trainer)
+    tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    tokenizer.save(str(tmp_path / "bpe.json"))
+    rows = [{"inputs": text, "targets": "long" if len(text) > 40 else "short"} for text in texts]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.gin").write_text(CLASSES_GIN)
+    run, folder = tmp_path / "run", tmp_path / "run" / "huggingface" / "step_30"
+    files_of_run = {"CORPUS": tmp_path / "rows.jsonl", "VOCABULARY": tmp_path / "bpe.json", "MODEL_DIR": run}
+    given = [f"--gin.{name}={path}" for name, path in files_of_run.items()]
+    train(*flags.parse_args([f"--gin_file={tmp_path / 'run.gin'}", *given]))
+    export(run, "--formats=pytorch")
+    for name in ("config", "generation_config"):
+        assert json.loads((folder / f"{name}.json").read_text())["eos_token_id"] == 2
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_vocabulary(str(tmp_path / "bpe.json"))
+    assert theirs.eos_token_id == ours.eos_id == 2
+    for text in texts:
+        assert theirs(text).input_ids == [*ours.encode(text), 2]
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == text
+    (tmp_path / "in.txt").write_text("\n".join(texts[:20]))
+    read_back = [f"--checkpoint={folder}", f"--gin.VOCABULARY={folder / 'tokenizer.json'}"]
+    places = [f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}"]
+    infer.run([f"--gin_file={run / 'config.gin'}", *read_back, *places])
+    written = (tmp_path / "out.txt").read_text().splitlines()
+    assert set(written) <= {"short", "long"}, "it has learnt what to write, and to end it"
+    assert f"vocabulary in {tmp_path / 'back'}/tokenizer.json" in import_folder(str(folder), tmp_path / "back")
+    assert load_vocabulary(str(tmp_path / "back" / "tokenizer.json")).encode(texts[0]) == ours.encode(texts[0])
+    model, _ = check.load_in_transformers(folder)
+    encoded = theirs(texts[:20], padding=True, truncation=True, max_length=32, return_tensors="pt")
+    tokens = model.generate(**encoded, max_new_tokens=8, do_sample=False)
+    assert theirs.batch_decode(tokens, skip_special_tokens=True) == written
+
+
+@pytest.mark.parametrize("formats", ["pytorch", "flax"])
+def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(check, "has_transformers", lambda: False)  # ours must find it alone
+    write_run(tmp_path / "run", config_of("t5_1_1"))
+    write = getattr(files, f"write_{formats}")
+
+    def damaged(directory, arrays, *rest):
+        name = "decoder/layers_1/mlp/wo/kernel"
+        write(directory, {**arrays, name: arrays[name] * 1.01}, *rest)
+
+    monkeypatch.setattr(files, f"write_{formats}", damaged)
+    arguments = ["export", str(tmp_path / "run"), str(tmp_path / "out"), f"--formats={formats}"]
+    assert program.exit_code(huggingface.run, arguments) == 2
+    told = capsys.readouterr()
+    assert "does not give the source's numbers" in told.err and "FAILED" in told.out
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5.failed"]
+    assert "FAILED" in (tmp_path / "out" / "step_5.failed" / "README.md").read_text()
+    monkeypatch.setattr(files, f"write_{formats}", write)
+    export(tmp_path / "run", tmp_path / "out", f"--formats={formats}")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5"]
+
+
+def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
+    config = config_of("t5_1_1", vocab_size=1024)
+    arrays = arrays_of(config)
+    files.write_configs(tmp_path, config, "float32")
+    files.write_pytorch(tmp_path, arrays, config)
+    files.write_tokenizer(tmp_path, str(vocabulary), 100)
+    text = "The module <extra_id_0> a file and <extra_id_1> it."
+    ids = np.array([*load_vocabulary(str(vocabulary)).encode(text), 1])
+    sentinels = np.array(sentinel_ids(load_vocabulary(str(vocabulary)), 100))
+    assert masked_text(ids, sentinels, load_vocabulary(str(vocabulary))) == text
+    ours = greedy(Network(config), check.parameters(arrays), ids[None], 12, 1024)
+    expected = join_infill(ids, np.asarray(ours)[0], sentinels, load_vocabulary(str(vocabulary)))
+    assert infill.fill(tmp_path, [text], 12) == [expected]
+
+
+def test_greedy_text_that_goes_astray_fails():
+    config = config_of("t5_1_1")
+    arrays = arrays_of(config)
+    proof = check.Proof(arrays, config, None)
+    tokens = np.array(proof._tokens)
+    assert proof._figures("same", proof._logits, tokens, 1e-4).passed
+    np.testing.assert_array_equal(proof._greedy(proof._followed), tokens)
+    other = proof._followed.copy()
+    other[1, 2] *= -1  # the text parts there, as it would if it were written on token by token
+    parted = proof._greedy(other)
+    assert (parted[:, :2] == tokens[:, :2]).all() and parted[1, 2] == other[1, 2].argmax() != tokens[1, 2]
+    assert not proof._figures("parted", proof._logits, parted, 1e-4).passed
+    tokens[0, 3] = (tokens[0, 3] + 7) % 200 + 2
+    figures = proof._figures("other text", proof._logits, tokens, 1e-4)
+    assert not figures.passed and figures.texts_equal == 1
+    assert not proof._figures("no number", proof._logits * np.nan, proof._tokens, 1e-4).passed
+
+
+def test_without_torch_the_own_reader_is_used_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(check, "has_transformers", lambda: False)
+    write_run(tmp_path / "run", config_of("t5_1_1"))
+    export(tmp_path / "run", "--formats=pytorch")
+    assert "torch and transformers are not installed" in capsys.readouterr().out
+
+
+def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch):
+    config = config_of("t5_1_1")
+    run, out = tmp_path / "run", tmp_path / "out"
+    write_run(run, config)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    def refused(message, *flags):
+        with pytest.raises(ConfigError, match=message):
+            export(*flags)
+
+    refused("holds no checkpoint", tmp_path)
+    refused("no checkpoint at step 7", run, out, "--steps=7")
+    refused("give latest, all, or numbers", run, out, "--steps=x")
+    refused("give pytorch, flax", run, out, "--formats=onnx")
+    refused("give float32 or bfloat16", run, out, "--dtype=int8")
+    refused("set HF_TOKEN", run, out, "--push=me/model")
+    refused("give user/name", run, out, "--push=model")
+    refused("has 900 ids.*model 256 rows", run, out, f"--vocabulary={vocabulary}")
+    (tmp_path / "other.gin").write_text(network_gin(dataclasses.replace(config, num_decoder_layers=3)))
+    refused("lacks decoder/layers_2/", run, out, f"--config={tmp_path}/other.gin")
+    (tmp_path / "other.gin").write_text(network_gin(dataclasses.replace(config, mlp_dim=32)))
+    refused("as \\(64, 96\\), and its configuration makes it \\(64, 32\\)", run, out, f"--config={tmp_path}/other.gin")
+    refused("as .*, and its configuration makes it", run, out, "--config=gin/models/t5_1_1/tiny.gin")
+    write_run(tmp_path / "second", config)
+    export(run, out, "--no-check")
+    refused("made from another run, run", tmp_path / "second", out)
+    (out / "thesis.tex").write_text("")
+    refused("holds thesis.tex, which is no conversion's", run, out)
+    (legacy / "config.gin").unlink()
+    refused("has no config.gin", legacy)
+    (legacy / "config.gin").write_text("network.T5Config.emb_dim = 128")
+    refused("gives no T5Config.head_dim", legacy)
+    (legacy / "config.gin").write_text(T5X_GIN)
+    shutil.rmtree(legacy / "checkpoint_3" / "target.decoder.layers_0.mlp.wo.kernel")
+    refused("target/decoder/layers_0/mlp/wo/kernel", legacy)
+    state = run / "checkpoints" / "5" / "state"
+    store = ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{state}/"}}).result()
+    name = "params.encoder.layers.mlp.wo.kernel/"
+    store.delete_range(ts.KvStore.KeyRange(f"{name}0", f"{name}1")).result()
+    refused("params/encoder/layers/mlp/wo/kernel has 0 of its 1 pieces", run, tmp_path / "new")
+    store.delete_range(ts.KvStore.KeyRange(name, f"{name}~")).result()
+    refused("lacks encoder/layers_0/mlp/wo/kernel", run, tmp_path / "new")
+    for file in state.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    refused("run/checkpoints/5/state cannot be read", run, tmp_path / "new")
+
+
+def test_import_refuses_what_is_no_t5(tmp_path):
+    with pytest.raises(ConfigError, match="no folder of transformers'"):
+        import_folder(tmp_path, tmp_path / "out")
+    files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
+    files.write_pytorch(tmp_path, arrays_of(config_of("t5_1_1")), config_of("t5_1_1"))
+    with pytest.raises(ConfigError, match="is not empty"):
+        import_folder(tmp_path, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bart"}')
+    with pytest.raises(ConfigError, match="only t5, mt5, umt5, llama and gpt2"):
+        import_folder(tmp_path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="only a linear second one"):
+        files.config_json(config_of("t5_1_1", mlp_activations=("gelu", "gelu")))
+
+
+def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
+    """As examples/scalable_t5 has it: layers on axis 1, heads apart, a bias in every layer."""
+    config = config_of("umt5")
+    arrays = arrays_of(config)
+    tree = {"state/step": np.int32(4)}
+    for name, array in stack_layers(arrays).items():
+        if "/layers/" in name:
+            side, array = name.split("/")[0], np.moveaxis(array, 0, 1)
+            if name.endswith(("query/kernel", "key/kernel", "value/kernel")):
+                array = array.reshape(*array.shape[:2], config.num_heads, config.head_dim)
+            elif name.endswith("out/kernel"):
+                array = array.reshape(config.num_heads, config.head_dim, *array.shape[1:]).swapaxes(1, 2)
+            name = name.replace("/layers/", f"/{side}/")
+        tree[f"target/{name}"] = array
+    t5x.write_legacy(tmp_path / "run", 4, tree)
+    values = {name: value for name, value in vars(config).items() if name != "relative_bias_per_layer"}
+    lines = [f"network.T5Config.{name} = {value!r}" for name, value in values.items()]
+    (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
+    export(tmp_path / "run", tmp_path / "out", "--no-check")
+    equal(T5xView(tmp_path / "out" / "step_4", config), arrays)
+    about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
+    assert about["model_type"] == "umt5"

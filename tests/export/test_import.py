@@ -1,0 +1,244 @@
+"""Weights from elsewhere as a starting point: legacy pickles, flax's files, models of the hub; and their upload."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+
+from limba.cli import program
+from limba.cli.use import huggingface
+from limba.config import CheckpointConfig, ConfigError, DataConfig, MeshConfig, OptimizerConfig
+from limba.export import push
+from limba.export.from_huggingface import import_folder
+from limba.formats import hub
+from limba.formats import huggingface_files as files
+from limba.formats.huggingface import SafetensorsFolder, T5xView
+from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.model import Network
+from limba.training.checkpoint import Checkpoints
+from limba.training.initial_checkpoint import load_initial
+from limba.training.optimizer import make_optimizer
+from limba.training.state import abstract_state
+from tests import tiny
+from tests.export.runs import arrays_of
+from tests.export.test_export import config_of, equal
+from tests.http_server import ModelHubHandler, serving, status, truncated
+
+CONFIG = config_of("t5_1_1")
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return arrays_of(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def folder(arrays, tmp_path_factory):
+    """A folder of transformers' with all three forms of the weights."""
+    path = tmp_path_factory.mktemp("model")
+    files.write_configs(path, CONFIG, "float32")
+    files.write_pytorch(path, arrays, CONFIG)
+    files.write_flax(path, arrays, CONFIG)
+    stored = SafetensorsFolder(path)
+    torch.save({name: torch.tensor(stored[name]) for name in stored}, path / "pytorch_model.bin")
+    (path / "spiece.model").write_bytes(b"a vocabulary")
+    (path / "tf_model.h5").write_bytes(b"never read")
+    return path
+
+
+def only(folder, form, to):
+    """A copy of the folder with one form of the weights."""
+    shutil.copytree(folder, to)
+    for name in {"model.safetensors", "flax_model.msgpack", "pytorch_model.bin"} - {form}:
+        (to / name).unlink()
+    return to
+
+
+@functools.cache
+def prepared(optimizer="adafactor"):
+    """Shapes of a state, and one that is full of ones but for its step."""
+    chain = make_optimizer(OptimizerConfig(name=optimizer), 10)
+    abstract = abstract_state(Network(CONFIG), chain, tiny.mesh_of(MeshConfig(), 1))
+    ones = jax.tree.map(lambda leaf: jax.device_put(np.ones(leaf.shape, leaf.dtype), leaf.sharding), abstract)
+    return abstract, ones.replace(step=ones.step * 0)
+
+
+def start_from(path, optimizer="adafactor", reset_step=False):
+    abstract, fresh = prepared(optimizer)
+    return load_initial(str(path), abstract, CONFIG, fresh, reset_step), fresh
+
+
+@pytest.fixture
+def hub_server(folder, tmp_path, monkeypatch):
+    """A hub of this machine's with two models, which the library asks instead of its own."""
+    shutil.copytree(folder, tmp_path / "hub" / "me" / "t5" / "main")
+    only(folder, "pytorch_model.bin", tmp_path / "hub" / "me" / "private-t5" / "v1")
+    (tmp_path / "hub" / "me" / "gated-t5" / "main").mkdir(parents=True)
+    (tmp_path / "hub" / "me" / "empty" / "main").mkdir(parents=True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serving(tmp_path / "hub", handler=ModelHubHandler) as server:
+        endpoint = server.url("").removesuffix("/client/")
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "flax_model.msgpack", "pytorch_model.bin"])
+def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_path, capsys):
+    source = only(folder, form, tmp_path / "source")
+    (tmp_path / "out.importing" / "checkpoints").mkdir(parents=True)  # one that was broken off
+    huggingface.run(["import", str(source), str(tmp_path / "out")])
+    assert f"INITIAL_CHECKPOINT_PATH={tmp_path}/out" in capsys.readouterr().out
+    equal(LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "0"), arrays)
+    assert (tmp_path / "out" / "spiece.model").read_bytes() == b"a vocabulary"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):
+    source = only(folder, "pytorch_model.bin", tmp_path / "source")
+    weights = torch.load(source / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="run `python -m convert.huggingface import"):
+        start_from(source)
+    names = sorted(weights)  # two files and an index, in half precision, one of them of before PyTorch 1.6
+    torch.save({name: weights[name].bfloat16() for name in names[::2]}, source / "pytorch_model-00001-of-00002.bin")
+    torch.save(
+        {name: weights[name].bfloat16() for name in names[1::2]},
+        source / "pytorch_model-00002-of-00002.bin",
+        _use_new_zipfile_serialization=False,
+    )
+    places = {name: f"pytorch_model-0000{i % 2 + 1}-of-00002.bin" for i, name in enumerate(names)}
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    (source / "pytorch_model.bin").unlink()
+    import_folder(str(source), tmp_path / "half")
+    imported = LimbaCheckpoint(tmp_path / "half" / "checkpoints" / "0")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(imported[name], torch.tensor(array).bfloat16().float().numpy())
+
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    (source / "pytorch_model.bin.index.json").unlink()
+    torch.save({**weights, "shared.weight": Harmful()}, source / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="holds more than tensors"):
+        import_folder(str(source), tmp_path / "out")
+    assert not (tmp_path / "harm").exists()
+    (source / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-5000])
+    with pytest.raises(ConfigError, match="cannot be read as PyTorch's"):
+        import_folder(str(source), tmp_path / "out")
+    torch.save([1, 2], source / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="holds no table of tensors"):
+        import_folder(str(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_arrays_that_are_not_the_configurations(folder, tmp_path):
+    for form in ("model.safetensors", "flax_model.msgpack"):
+        source = only(folder, form, tmp_path / form)
+        about = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps({**about, "d_ff": 32}))
+        with pytest.raises(ConfigError, match=r"mlp/wi_0/kernel as \(64, 96\), .*\(64, 32\); its config.json"):
+            import_folder(str(source), tmp_path / "out")
+        (source / "config.json").write_text(json.dumps(about))
+        (source / form).write_bytes((source / form).read_bytes()[:-100])
+        with pytest.raises(ConfigError, match="is cut short|cannot be read as flax's"):
+            import_folder(str(source), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypatch, caplog):
+    hub_server.fail("me/t5/main/model.safetensors", truncated)
+    state, _ = start_from("me/t5")
+    np.testing.assert_array_equal(state.params["token_embedder"]["embedding"], arrays["token_embedder/embedding"])
+    sent = {name.rpartition("/")[2] for client, name in hub_server.bytes_sent if client == "hub"}
+    assert sent == {
+        "config.json", "generation_config.json", "spiece.model", "model.safetensors",
+    }  # fmt: skip
+    monkeypatch.setenv("HF_TOKEN", "good")
+    import_folder("me/private-t5@v1", tmp_path / "private")
+    equal(LimbaCheckpoint(tmp_path / "private" / "checkpoints" / "0"), arrays)
+    (tmp_path / "me" / "t5").mkdir(parents=True)
+    with monkeypatch.context() as inside:  # what lies at a path of that name goes first
+        inside.chdir(tmp_path)
+        with pytest.raises(ConfigError, match="holds no checkpoints of Limba's"):
+            start_from("me/t5")
+    hub_server.server_close()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert T5xView(hub.download("me/t5"), CONFIG).keys() == arrays.keys()
+    assert "cannot be asked for me/t5" in caplog.text
+
+
+def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
+    def refused(source, message):
+        with pytest.raises(ConfigError, match=message):
+            start_from(source)
+        assert program.exit_code(huggingface.run, ["import", source, str(tmp_path / "out")]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+    refused("me/absent", "no local path, and the hub has no model of that name, or a private one.*HF_TOKEN")
+    refused("me/private-t5@v1", "or a private one")
+    refused("me/gated-t5", "accept its terms|accept them")
+    refused("me/t5@v2", "has no revision v2")
+    refused("me/empty", "has no model.safetensors, flax_model.msgpack or pytorch_model.bin")
+    refused("me--/t5", "no name that the hub allows")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused("me/t5", "cannot be asked for it .*check the network")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    refused("me/t5", "cannot be asked for it")
+    refused("nothing-here", "holds no checkpoints|no folder of transformers'")
+
+
+def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp_path):
+    import_folder(str(folder), tmp_path / "imported")
+    state, fresh = start_from(tmp_path / "imported", "adamw")  # of step 0: no average is lost
+    kernel = state.params["encoder"]["layers"]["mlp"]["wo"]["kernel"]
+    np.testing.assert_array_equal(kernel[1], arrays["encoder/layers_1/mlp/wo/kernel"])
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, fresh.opt_state)
+
+    trained = state.replace(step=jax.numpy.full_like(state.step, 7))
+    with Checkpoints(str(tmp_path / "run"), CheckpointConfig(), DataConfig("t", {"inputs": 1}, batch_size=1)) as kept:
+        kept.save(7, trained, {})
+    assert int(start_from(tmp_path / "run", "adamw")[0].step) == 7
+    with pytest.raises(ConfigError, match="another optimizer's: .*RESET_STEP=True"):
+        start_from(tmp_path / "run")
+    reset, fresh = start_from(tmp_path / "run", reset_step=True)
+    assert int(reset.step) == 0
+    jax.tree.map(np.testing.assert_array_equal, reset.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, reset.opt_state, fresh.opt_state)
+    wider = dataclasses.replace(CONFIG, mlp_dim=32)
+    with pytest.raises(ConfigError, match="another network's"):
+        other = abstract_state(Network(wider), make_optimizer(OptimizerConfig(), 10), tiny.mesh_of(MeshConfig(), 1))
+        load_initial(str(tmp_path / "run"), other, wider, fresh, True)
+
+
+def test_uploads_go_on_where_they_were_broken_off(hub_server, folder, tmp_path, monkeypatch, capsys):
+    folders = {}
+    for step in (9, 10):
+        folders[step] = only(folder, "model.safetensors", tmp_path / f"step_{step}")
+        (folders[step] / "README.md").write_text(f"step {step}")
+    monkeypatch.setenv("HF_TOKEN", "bad")
+    with pytest.raises(ConfigError, match="does not take HF_TOKEN .Invalid user token"):
+        push.check_target("me/new", dry_run=False)
+    monkeypatch.setenv("HF_TOKEN", "good")
+    push.check_target("me/new", dry_run=False)
+    hub_server.fail("/api/models/me/new/commit/step_10", status(400), methods=("POST",))
+    with pytest.raises(ConfigError, match="The upload to me/new failed .*run the command again"):
+        push.push("me/new", folders, dry_run=False)
+    first = hub_server.bytes_sent["commit", "step_9"]
+    push.push("me/new", folders, dry_run=False)
+    assert hub_server.bytes_sent["commit", "step_9"] == first  # nothing is sent twice
+    assert capsys.readouterr().out.count("uploaded to me/new, revision step_9") == 2
+    for revision, step in (("step_9", 9), ("step_10", 10), ("main", 10)):
+        there = hub_server.folder / "me" / "new" / revision
+        assert (there / "README.md").read_text() == f"step {step}"
+        assert (there / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

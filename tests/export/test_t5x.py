@@ -1,0 +1,86 @@
+"""Ours to T5X's form and back, Adafactor's state included; what a checkpoint holds, listed and written out."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from limba.cli import program
+from limba.cli.use import t5x as command
+from limba.config import CheckpointConfig, ConfigError, DataConfig, MeshConfig, OptimizerConfig
+from limba.formats import t5x
+from limba.model import Network
+from limba.training.checkpoint import Checkpoints
+from limba.training.initial_checkpoint import load_initial
+from limba.training.optimizer import make_optimizer
+from limba.training.state import abstract_state
+from tests import tiny
+from tests.formats.test_t5x import CONFIG, GOLDEN
+
+
+def saved(directory, optimizer="adafactor") -> Path:
+    """The golden T5X checkpoint as a run of ours."""
+    chain = make_optimizer(OptimizerConfig(name=optimizer), 10)
+    abstract = abstract_state(Network(CONFIG), chain, tiny.mesh_of(MeshConfig(fsdp=2), 2))
+    fresh = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), abstract)
+    state = load_initial(str(GOLDEN / "t5x_legacy"), abstract, CONFIG, fresh, False)
+    data = DataConfig("imported", {"inputs": 1}, batch_size=1)
+    with Checkpoints(str(directory), CheckpointConfig(), data) as checkpoints:
+        checkpoints.save(3, state, {})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return saved(tmp_path_factory.mktemp("ours"))
+
+
+def test_t5x_to_ours_to_t5x_is_bit_identical(run, tmp_path, capsys):
+    command.run(["export", str(run), str(tmp_path)])
+    assert "with Adafactor's state" in capsys.readouterr().out
+    before, after = t5x.open_checkpoint(GOLDEN / "t5x_legacy" / "checkpoint_3"), t5x.open_checkpoint(
+        tmp_path / "checkpoint_3"
+    )  # fmt: skip
+    after.check_whole()
+    assert before.keys() == after.keys() and after.step == 3
+    for name in before:
+        assert before.describe(name) == after.describe(name), name
+        assert before[name].tobytes() == after[name].tobytes(), name
+
+
+def test_inspect_lists_and_writes_all(run, tmp_path, capsys):
+    listings = []
+    for number, path in enumerate((run, run / "checkpoints" / "3", GOLDEN / "t5x_legacy" / "checkpoint_3")):
+        command.run(["inspect", str(path), f"--npz={tmp_path}/{number}.npz"])
+        lines = capsys.readouterr().out.splitlines()
+        listings.append([line for line in lines if line.startswith(("state/", "target/"))])
+        assert "step 3, " in lines[-2]
+    assert listings[0] == listings[1] == listings[2]
+    assert "target/encoder/layers_1/mlp/wi_0/kernel  [128, 32]  float32" in listings[0]
+    assert "state/param_states/decoder/logits_dense/kernel/v_row  [128]  float32" in listings[0]
+    with np.load(tmp_path / "0.npz") as ours, np.load(tmp_path / "2.npz") as theirs:
+        assert sorted(ours.files) == sorted(theirs.files) and len(ours.files) == len(listings[0])
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours.files)
+
+
+def test_another_optimizer_has_no_state_there(tmp_path, capsys):
+    command.run(["export", str(saved(tmp_path / "run", "adamw")), str(tmp_path)])
+    assert "without an optimizer's state" in capsys.readouterr().out
+    written = t5x.open_checkpoint(tmp_path / "checkpoint_3")
+    assert {name.split("/")[0] for name in written} == {"target", "state"} and written.step == 3
+    assert [name for name in written if name.startswith("state/")] == ["state/step"]
+
+
+def test_bad_choices(run, tmp_path, capsys):
+    with pytest.raises(ConfigError, match="holds no checkpoint of Limba's"):
+        command.run(["export", str(tmp_path), str(tmp_path / "out")])
+    with pytest.raises(ConfigError, match="no checkpoint at step 4"):
+        command.run(["export", str(run), str(tmp_path), "--step=4"])
+    with pytest.raises(ConfigError, match="is no T5X checkpoint"):
+        command.run(["inspect", str(tmp_path)])
+    shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", tmp_path / "checkpoint_3")
+    assert program.exit_code(command.run, ["export", str(run), str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert program.exit_code(command.run, ["look"]) == 2

@@ -1,0 +1,122 @@
+"""Search over networks whose best texts can be found by trying all."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from limba.config import ConfigError, GenerationConfig
+from limba.inference import search as decoding
+
+EOS, V = 1, 6
+TABLE = np.random.default_rng(3).normal(0, 2, (V, V)).astype(np.float32)
+LOG = np.asarray(jax.nn.log_softmax(TABLE, axis=-1))
+FREE = jnp.zeros(V, bool)
+
+
+def step(cache, last, position):
+    """The next token depends on the last; the cache remembers every token, as a real one does."""
+    assert cache.shape[decoding.CACHE_BATCH_AXIS] == last.shape[0]
+    cache = jax.lax.dynamic_update_index_in_dim(cache, last[None], position, axis=2)
+    remembered = jnp.take_along_axis(cache[0], jnp.broadcast_to(position, (last.shape[0], 1)), axis=1)[:, 0]
+    return jnp.asarray(TABLE)[remembered], cache
+
+
+def write(config, prompt, banned=FREE, seed=0):
+    prompt = jnp.asarray(prompt, jnp.int32)
+    cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
+    keys = jax.random.split(jax.random.key(seed), len(prompt))
+    run = jax.jit(lambda c, p, b, k: decoding.generate(step, c, p, b, config, eos_id=EOS, keys=k))
+    return run(cache, prompt, banned, keys)
+
+
+def texts(first, length):
+    """All texts behind a token, ended or of full length, with their log probabilities."""
+    for ids in itertools.product(range(V), repeat=length):
+        ids = list(ids)
+        if EOS in ids[:-1]:
+            if any(ids[ids.index(EOS) + 1 :]):
+                continue
+            ids = ids[: ids.index(EOS) + 1]
+        yield ids, float(sum(LOG[a, b] for a, b in zip([first, *ids], ids, strict=False)))
+
+
+def test_beams_find_the_best_texts():
+    """As wide as the tree, beams miss nothing: the best of all texts by log probability over length."""
+    config = GenerationConfig(max_tokens=3, num_beams=V * V, num_samples=4, early_stopping="never")
+    found = write(config, [[2], [5]])
+    for row, first in enumerate((2, 5)):
+        ranked = sorted(texts(first, 3), key=lambda each: -each[1] / len(each[0]))[:4]
+        expected = [np.pad(ids, (0, 3 - len(ids))).tolist() for ids, _ in ranked]
+        assert found.tokens[row].tolist() == expected
+        np.testing.assert_allclose(found.scores[row], [score / len(ids) for ids, score in ranked], rtol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_and_stops():
+    found = write(GenerationConfig(max_tokens=8), [[3], [4]])
+    for row, last in enumerate((3, 4)):
+        expected = []
+        while len(expected) < 8 and EOS not in expected:
+            last = int(TABLE[last].argmax())
+            expected.append(last)
+        assert found.tokens[row, 0].tolist() == expected + [0] * (8 - len(expected))
+        log = sum(LOG[a, b] for a, b in zip([(3, 4)[row], *expected], expected, strict=False))
+        np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
+
+
+def test_banned_ids_and_repeated_ngrams_are_not_written():
+    banned = jnp.asarray(decoding.banned_mask(V, V - 1, [EOS, 3]))
+    assert banned.tolist() == [False, True, False, True, False, True]
+    for beams in (1, 3):
+        free = GenerationConfig(max_tokens=5, num_beams=beams)
+        blocked = dataclasses.replace(free, no_repeat_ngram_size=2)
+        for config, repeats in ((free, True), (blocked, False)):  # a walk over three ids can go on for five
+            tokens = write(config, [[-1, 2], [0, 4]], banned).tokens[:, 0]
+            assert set(np.unique(tokens)) <= {0, 2, 4}
+            pairs = [
+                list(itertools.pairwise([*start, *row]))
+                for start, row in zip([[2], [0, 4]], tokens.tolist(), strict=True)
+            ]
+            assert any(len(each) > len(set(each)) for each in pairs) == repeats
+
+
+def test_draws_follow_the_probabilities_and_the_input_alone():
+    config = GenerationConfig(max_tokens=1, sample=True, num_samples=4000, temperature=1.5)
+    drawn = np.asarray(write(config, [[2]]).tokens[0, :, 0])
+    expected = np.asarray(jax.nn.softmax(TABLE[2] / 1.5))
+    np.testing.assert_allclose(np.bincount(drawn, minlength=V) / 4000, expected, atol=0.03)
+    order = np.argsort(-TABLE[2])
+    top_k = write(dataclasses.replace(config, top_k=2), [[2]]).tokens[0, :, 0]
+    assert set(np.unique(top_k)) == set(order[:2].tolist())
+    needed = int(np.searchsorted(np.cumsum(expected[order]), 0.8)) + 1
+    top_p = write(dataclasses.replace(config, top_p=0.8), [[2]]).tokens[0, :, 0]
+    assert set(np.unique(top_p)) == set(order[:needed].tolist())
+
+    longer = GenerationConfig(max_tokens=5, sample=True, num_samples=2)
+    pair = write(longer, [[2], [4]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    alone = decoding.generate(
+        step, jnp.zeros((1, 1, 5), jnp.int32), jnp.array([[4]], jnp.int32), FREE, longer, eos_id=EOS, keys=keys[1:]
+    )
+    assert pair.tokens[1].tolist() == alone.tokens[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("choices", "word"),
+    [
+        ({"sample": True, "num_beams": 4}, "num_beams"),
+        ({"num_samples": 2}, "num_samples"),
+        ({"top_k": 5}, "sample"),
+        ({"sample": True, "top_p": 1.5}, "top_p"),
+        ({"early_stopping": "always"}, "early_stopping"),
+        ({"sample": True, "temperature": 0}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"banned_ids": (-1,)}, "banned_ids"),
+    ],
+)
+def test_choices_that_cannot_work_are_named(choices, word):
+    with pytest.raises(ConfigError, match=word):
+        GenerationConfig(**choices)

@@ -1,0 +1,109 @@
+"""Properties of the network that no reference is needed for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from limba.model import Network
+from limba.model.layers import Embed
+from limba.training.state import create_state
+from tests import tiny
+
+KEY = jax.random.key(3)
+
+
+def logits(config, batch, dropout_key=None):
+    model = Network(config)
+    return np.asarray(jax.jit(model.apply)(tiny.parameters(config), batch, dropout_key))
+
+
+def test_first_loss_is_about_ln_v() -> None:
+    losses, _ = tiny.train(steps=1, create=create_state)
+    assert abs(losses[0] - np.log(tiny.MODEL.vocab_size)) < 1.0
+
+
+def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
+    batch = tiny.batch()
+    expected = logits(tiny.model(dropout_rate=0.3), batch, jax.random.key(1))
+    for changes in ({"scan_layers": False}, {"remat": "full"}, {"remat": "minimal", "scan_layers": False}):
+        other = logits(tiny.model(dropout_rate=0.3, **changes), batch, jax.random.key(1))
+        np.testing.assert_allclose(other, expected, atol=2e-5)
+    assert np.abs(logits(tiny.MODEL, batch) - expected).max() > 0.1  # dropout does something
+
+
+def test_padding_changes_nothing() -> None:
+    batch = tiny.batch()
+    longer = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in batch.items()}
+    real = batch["decoder_target_tokens"] > 0
+    np.testing.assert_allclose(
+        logits(tiny.MODEL, longer)[:, : real.shape[1]][real], logits(tiny.MODEL, batch)[real], atol=1e-5
+    )
+
+
+def test_decoder_is_causal() -> None:
+    batch = tiny.batch()
+    changed = {name: array.copy() for name, array in batch.items()}
+    changed["decoder_input_tokens"][1, 6] = 99
+    difference = np.abs(logits(tiny.MODEL, changed) - logits(tiny.MODEL, batch))[1].max(axis=-1)
+    assert (difference[:6] == 0).all() and (difference[6:] > 0).all()
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_packed_equals_unpacked(per_layer: bool) -> None:
+    config = tiny.model(relative_bias_per_layer=per_layer)
+    rows = tiny.batch(2, inputs=12, targets=5)
+    rows = {name: np.maximum(array, 1) if name.endswith("tokens") else array for name, array in rows.items()}
+    rows["decoder_input_tokens"][:, 0] = 0
+    packed = {name: array.reshape(1, -1) for name, array in rows.items()}
+    packed["encoder_segment_ids"] = np.repeat([[1, 2]], 12, axis=1).astype(np.int32)
+    packed["decoder_segment_ids"] = np.repeat([[1, 2]], 5, axis=1).astype(np.int32)
+    together = logits(config, packed).reshape(2, 5, -1)
+    np.testing.assert_allclose(together, logits(config, rows), atol=1e-5)
+
+
+def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
+    model = Network(tiny.model(dtype="bfloat16"))
+    params = tiny.parameters(model.config)
+    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(model.init, KEY))} == {jnp.dtype("float32")}
+    ours = jax.jit(model.apply)(params, tiny.batch())
+    assert ours.dtype == jnp.float32
+    assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
+
+
+def test_embedding_of_two_inputs_has_the_gradient_of_two_gathers() -> None:
+    embed = Embed(11, 4, jnp.dtype("float32"))
+    first, second = jnp.array([[1, 2, 2], [0, 1, 10]]), jnp.array([[2, 5], [1, 1]])
+    params = embed.init(KEY, first)
+
+    def together(params, sign):
+        x, y = embed.apply(params, first, second, method=Embed.both)
+        return jnp.sum(jnp.sin(x)) + sign * jnp.sum(jnp.square(y))
+
+    def apart(params, sign):
+        return jnp.sum(jnp.sin(embed.apply(params, first))) + sign * jnp.sum(jnp.square(embed.apply(params, second)))
+
+    for ours, expected in zip(
+        jax.tree.leaves(jax.value_and_grad(together)(params, -2.0)),
+        jax.tree.leaves(jax.value_and_grad(apart)(params, -2.0)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_initial_values_have_t5x_standard_deviations() -> None:
+    d, width, inner = 256, 64, 512
+    config = tiny.model(vocab_size=1024, emb_dim=d, num_heads=8, head_dim=width, mlp_dim=1024)
+    params = jax.jit(Network(config).init)(KEY)
+    layers = params["encoder"]["layers"]
+    expected = {
+        "embedding": (params["token_embedder"]["embedding"], 1.0),
+        "query": (layers["attention"]["query"]["kernel"], (d * width) ** -0.5),
+        "key": (layers["attention"]["key"]["kernel"], d**-0.5),
+        "out": (layers["attention"]["out"]["kernel"], inner**-0.5),
+        "wi_0": (layers["mlp"]["wi_0"]["kernel"], d**-0.5),
+        "wo": (layers["mlp"]["wo"]["kernel"], 1024**-0.5),
+        "logits": (params["decoder"]["logits_dense"]["kernel"], d**-0.5),
+    }
+    for name, (array, deviation) in expected.items():
+        assert abs(np.std(array) / deviation - 1) < 0.02, name

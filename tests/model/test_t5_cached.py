@@ -1,0 +1,94 @@
+"""Cached decoding writes transformers' own text, greedy and by beams, and gives the whole decoder's logits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from limba.config import GenerationConfig, MeshConfig
+from limba.inference import generate as infer
+from limba.inference import search as decoding
+from limba.model import Network
+from tests import tiny
+from tests.model.test_huggingface import copied_parameters, our_config, reference_model
+
+ROWS, LENGTH = 6, 17
+FREE = jnp.asarray(decoding.banned_mask(256, 256))
+
+
+def inputs_of(seed: int) -> np.ndarray:
+    inputs = np.random.default_rng(seed).integers(2, 256, (ROWS, LENGTH)).astype(np.int32)
+    inputs[1, 9:] = 0
+    inputs[2, 3:] = 0
+    return inputs
+
+
+@pytest.mark.parametrize("family", ["t5_1_0", "t5_1_1", "umt5"])
+def test_text_equals_transformers(family: str) -> None:
+    reference, config = reference_model(family), our_config(family)
+    with torch.no_grad():  # sharper, so that texts differ, and with some that end
+        head = reference.lm_head.weight
+        head.mul_(3.0 if family == "t5_1_0" else 6.0)
+        head[1] *= 4.0 if family == "t5_1_0" else 1.8
+    params, model, inputs = copied_parameters(reference, config), Network(config), inputs_of(0)
+    searches = {
+        "umt5": [{"max_tokens": LENGTH}],
+        "t5_1_0": [
+            {"max_tokens": LENGTH},
+            {"max_tokens": LENGTH, "num_beams": 3, "length_penalty": 0.7, "early_stopping": True},
+        ],
+        "t5_1_1": [{"max_tokens": 10, "num_beams": 4, "num_samples": 2, "no_repeat_ngram_size": 2}],
+    }
+    ended = 0
+    for search in searches[family]:
+        ours = infer.generate(model, params, jnp.asarray(inputs), FREE, GenerationConfig(**search))
+        names = {"max_tokens": "max_new_tokens", "num_samples": "num_return_sequences"}
+        with torch.no_grad():
+            theirs = reference.generate(
+                input_ids=torch.tensor(inputs.astype(np.int64)),
+                attention_mask=torch.tensor(inputs > 0).long(),
+                do_sample=False,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+                eos_token_id=1,
+                **{names.get(name, name): value for name, value in search.items()},
+            ).numpy()[:, 1:]
+        theirs = np.pad(theirs, ((0, 0), (0, search["max_tokens"] - theirs.shape[1])))
+        # Behind the end of a beam transformers pads with 1, since it takes 0 for no padding id.
+        theirs[np.cumsum(np.cumsum(theirs == 1, axis=1), axis=1) > 1] = 0
+        np.testing.assert_array_equal(ours.tokens.reshape(theirs.shape), theirs)
+        ended += int((theirs == 1).any(axis=1).sum())
+    assert ended
+
+
+@pytest.mark.parametrize(("family", "platform"), [("t5_1_0", "cpu"), ("umt5", "tpu")])
+def test_logits_equal_the_whole_decoders(family: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scanned as on a TPU and unrolled as on a CPU; two texts per input share its memory."""
+    reference, config = reference_model(family), our_config(family)
+    params, inputs, length = copied_parameters(reference, config), inputs_of(1), 12
+    targets = np.random.default_rng(2).integers(2, 256, (2 * ROWS, length)).astype(np.int32)
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    batch = {
+        "encoder_input_tokens": np.repeat(inputs, 2, axis=0),
+        "decoder_input_tokens": shifted,
+        "decoder_target_tokens": targets,
+    }
+    model = Network(config, tiny.mesh_of(MeshConfig(), 1))  # attention goes by the mesh's platform
+    expected = np.asarray(jax.jit(model.apply)(params, batch))
+
+    monkeypatch.setattr("limba.model.t5_cached.jax.default_backend", lambda: platform)
+
+    @jax.jit
+    def all_steps(params: dict, inputs: jax.Array) -> jax.Array:
+        step, cache = model.cached_decoder(params, inputs, length)
+        cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=decoding.CACHE_BATCH_AXIS), cache)
+
+        def one(cache, xs):
+            logits, cache = step(cache, *xs)
+            return cache, logits
+
+        _, logits = jax.lax.scan(one, cache, (jnp.asarray(shifted.T), jnp.arange(length)))
+        return jnp.swapaxes(logits, 0, 1)
+
+    np.testing.assert_allclose(np.asarray(all_steps(params, inputs)), expected, atol=2e-5)
