@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks import compiled_gpu
 from limba.cli import program
-from limba.config import ConfigError, ModelConfig, environment
+from limba.config import InputError, ModelConfig, environment
 
 # Name on the cloud: libtpu's topology, its further choices, peak TFLOP/s of a device, its clock in GHz.
 MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
@@ -84,13 +84,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.batch, args.inputs, args.targets, args.microbatches) < 1 or args.batch % args.microbatches:
-        raise ConfigError(
+        raise InputError(
             "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     unknown = next((field for field in args.field if field.partition("=")[0] not in fields or "=" not in field), None)
     if unknown:
-        raise ConfigError(f"--field={unknown} is no NAME=VALUE of ModelConfig, which has {', '.join(sorted(fields))}.")
+        raise InputError(f"--field={unknown} is no NAME=VALUE of ModelConfig, which has {', '.join(sorted(fields))}.")
     return args
 
 
@@ -107,7 +107,7 @@ def topology_devices(name: str) -> Any:
             platform="tpu", topology_name=topology, **({"num_slices": 1, **choices} if choices else {})
         )
     except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
-        raise ConfigError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh tpu") from error
+        raise InputError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh tpu") from error
     return np.array(description.devices)
 
 
@@ -117,7 +117,7 @@ def _simulated_devices(number: int) -> Any:
     import numpy as np
 
     if len(jax.devices()) < number:
-        raise ConfigError(
+        raise InputError(
             f"{number} devices are asked for and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives {len(jax.devices())};"
             " unset it."
         )
@@ -151,7 +151,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
     groups, parts = sizes[0] * sizes[1], args.microbatches
     if args.batch % (groups * parts):
-        raise ConfigError(
+        raise InputError(
             f"--batch={args.batch} does not divide into {parts} micro-batches over {groups} groups of devices; give a"
             " multiple of their product."
         )

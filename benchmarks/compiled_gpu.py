@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 
 class Card(NamedTuple):
@@ -54,7 +54,7 @@ def _toolkit() -> Path:
     for folder in wheels.submodule_search_locations if wheels else ():
         for found in Path(folder).glob("*/nvvm/libdevice"):
             return found.parents[1]
-    raise ConfigError(
+    raise InputError(
         "No compiler for NVIDIA's cards here; install it, without a card, with: bash launch/setup.sh cuda12"
     )
 
@@ -82,7 +82,7 @@ def topology_devices(name: str, dump: str) -> Any:
             platform="cuda", topology_name=card_name, target_config=text, topology=f"1x1x{number}"
         )
     except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
-        raise ConfigError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh cuda12") from error
+        raise InputError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh cuda12") from error
     return np.array(description.devices)
 
 

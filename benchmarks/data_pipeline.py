@@ -25,7 +25,7 @@ import numpy as np
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 LENGTHS = {"inputs": 512, "targets": 114}
 RAW_TOKENS = 568
@@ -89,7 +89,7 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iter
 def _t5_file(checkout: str | None) -> Path:
     path = Path(checkout or "", "t5/data/preprocessors.py")
     if not checkout or not path.is_file():
-        raise ConfigError(
+        raise InputError(
             f"{path} is not there; give --t5=CHECKOUT of google-research/text-to-text-transfer-transformer."
         )
     return path
@@ -147,7 +147,7 @@ def _in_fresh_process(arguments: Sequence[str], cores: int | None = None) -> dic
         command = ["taskset", "-c", ",".join(map(str, range(cores))), *command]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
-        raise ConfigError(f"The measurement {' '.join(arguments)} failed: {finished.stderr.strip()[-300:]}")
+        raise InputError(f"The measurement {' '.join(arguments)} failed: {finished.stderr.strip()[-300:]}")
     return json.loads(finished.stdout.splitlines()[-1])
 
 
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--processes", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if min(args.megabytes, args.documents, args.shards, args.processes) <= 0:
-        raise ConfigError("Megabytes, documents, shards and processes must be above 0.")
+        raise InputError("Megabytes, documents, shards and processes must be above 0.")
     if args.t5 or args.only == "seqio":
         _t5_file(args.t5)
     with environment.quiet_imports():

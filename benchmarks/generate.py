@@ -24,7 +24,7 @@ import numpy as np
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
 BEAMS = {"num_beams": 4, "length_penalty": 0.8, "early_stopping": True}
@@ -145,7 +145,7 @@ def _run(args: argparse.Namespace, peer: str) -> float:
     command += [f"--{name}={getattr(args, name)}" for name in names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])["seconds"]
 
 
@@ -165,10 +165,10 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     names = ("rounds", "repeats", "batch", "inputs", "tokens", "beams", "num")
     if min(getattr(args, name) for name in names) < 1:
-        raise ConfigError("Rounds, repeats, batch, inputs, tokens, beams and num must be whole numbers above 0.")
+        raise InputError("Rounds, repeats, batch, inputs, tokens, beams and num must be whole numbers above 0.")
     if args.folder:
         if not args.texts:
-            raise ConfigError("--folder compares on real text; give --texts=FILE.jsonl too.")
+            raise InputError("--folder compares on real text; give --texts=FILE.jsonl too.")
         for name, equal in compare(args).items():
             print(f"{name}: {equal} of {args.num} texts equal, token for token")
         return

@@ -26,7 +26,7 @@ from typing import Any
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
@@ -104,7 +104,7 @@ def _finish(started: list[subprocess.Popen]) -> None:
     outputs = [process.communicate(timeout=1200)[0] for process in started]
     bad = next((out for process, out in zip(started, outputs, strict=True) if process.returncode), None)
     if bad is not None:
-        raise ConfigError(f"A run ended by itself, with {bad.strip()[-500:]!r}.")
+        raise InputError(f"A run ended by itself, with {bad.strip()[-500:]!r}.")
 
 
 def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Path, moments: random.Random) -> bool:
@@ -119,7 +119,7 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
         if time.monotonic() > deadline:
             for process in started:
                 process.kill()
-            raise ConfigError(f"The run in {directory} made no step in {MINUTES} minutes.")
+            raise InputError(f"The run in {directory} made no step in {MINUTES} minutes.")
         time.sleep(0.05)
     time.sleep(moments.uniform(0.0, 4.0))
     alive = [process for process in started if process.poll() is None]
@@ -149,7 +149,7 @@ def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: 
         wrong = [place for place, hashes in found.items() if hashes != expected.get(place, hashes)]
         missing = [place for place in expected if place[1] <= steps and place not in found]
         if wrong or missing:
-            raise ConfigError(f"Of {len(expected)} batches {len(wrong)} differ and {len(missing)} are missing.")
+            raise InputError(f"Of {len(expected)} batches {len(wrong)} differ and {len(missing)} are missing.")
         losses, again = _losses(whole), _losses(killed)
         return {
             "kills": kills,
@@ -201,9 +201,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--corpus", help="files of text; Python's language reference where it is not given")
     args = parser.parse_args(argv)
     if args.times < 0 or args.steps < 1:
-        raise ConfigError("Kills and steps must be whole numbers, steps above 0.")
+        raise InputError("Kills and steps must be whole numbers, steps above 0.")
     if set(args.hosts.split(",")) - {"1", "2", "4"}:
-        raise ConfigError(f"--hosts is {args.hosts!r}; give some of 1,2,4.")
+        raise InputError(f"--hosts is {args.hosts!r}; give some of 1,2,4.")
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, ModelConfig, environment
+from limba.config import InputError, ModelConfig, environment
 
 LEARNING_RATE = 1e-2
 
@@ -149,7 +149,7 @@ def _run(module: str, args: argparse.Namespace, *more: str) -> float:
     command = [sys.executable, "-m", module, *shape, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])["seconds_per_step"]
 
 
@@ -170,16 +170,16 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.rounds, args.steps, args.batch, args.inputs, args.targets) < 1:
-        raise ConfigError("Rounds, steps, batch and lengths must be whole numbers above 0.")
+        raise InputError("Rounds, steps, batch and lengths must be whole numbers above 0.")
     if args.t5x and not (Path(args.t5x) / "t5x/examples/t5/network.py").is_file():
-        raise ConfigError(f"--t5x={args.t5x} is no checkout of T5X: it has no t5x/examples/t5/network.py.")
+        raise InputError(f"--t5x={args.t5x} is no checkout of T5X: it has no t5x/examples/t5/network.py.")
     if args.only:
         print(json.dumps({"seconds_per_step": time_t5x(args) if args.only == "t5x" else time_torch(args)}))
         return
     peers = {"t5x": ["--only=t5x", f"--t5x={args.t5x}"]} if args.t5x else {}
     peers |= {"torch": ["--only=torch", *(["--compile"] if args.compile else [])]} if args.torch else {}
     if not peers:
-        raise ConfigError("No peer is named; give --t5x=CHECKOUT, --torch, or both.")
+        raise InputError("No peer is named; give --t5x=CHECKOUT, --torch, or both.")
     seconds: dict[str, list[float]] = {"limba": [], **{name: [] for name in peers}}
     for _ in range(args.rounds):
         seconds["limba"].append(_run("benchmarks.train_step", args, f"--remat={args.remat}"))

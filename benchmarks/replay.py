@@ -21,7 +21,7 @@ import numpy as np
 
 from limba.cli import program
 from limba.config import (
-    ConfigError,
+    InputError,
     LossConfig,
     MeshConfig,
     ModelConfig,
@@ -58,7 +58,7 @@ def optimizer_config(recorded: dict) -> OptimizerConfig:
         return float(found[1].rstrip(".")) if found else default
 
     if "adafactor" not in rule.lower() or "rsqrt_decay" not in rate:
-        raise ConfigError(f"{rule} at {rate} is not replayed here; give a recording of Adafactor at rsqrt_decay.")
+        raise InputError(f"{rule} at {rate} is not replayed here; give a recording of Adafactor at rsqrt_decay.")
     schedule = ScheduleConfig(
         base_learning_rate=number(rate, "base", 1.0), warmup_steps=int(number(rate, "warmup", 10_000))
     )
@@ -89,7 +89,7 @@ def replay(
     params = jax.tree.map(jnp.asarray, unflatten(stack_layers(init)))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if jax.tree.structure(shapes) != jax.tree.structure(params):
-        raise ConfigError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
+        raise InputError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
     loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     for ending in (".json", ".npz"):
         if not Path(args.golden + ending).is_file():
-            raise ConfigError(f"{args.golden}{ending} is not there; give the path of the pair without its ending.")
+            raise InputError(f"{args.golden}{ending} is not there; give the path of the pair without its ending.")
     choices = {"attention": args.attention, "logits": args.logits}
     print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches, **choices), indent=1))
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, ModelConfig, environment
+from limba.config import InputError, ModelConfig, environment
 
 
 def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.batch, args.inputs, args.targets, args.steps, args.microbatches) < 1 or args.batch % args.microbatches:
-        raise ConfigError(
+        raise InputError(
             "Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
 

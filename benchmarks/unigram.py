@@ -17,7 +17,7 @@ import numpy as np
 
 from limba.cli import program
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 
 def main(argv: Sequence[str]) -> None:
@@ -26,14 +26,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--batches", type=int, default=200, help="of the training stream")
     arguments = parser.parse_args(argv)
     if arguments.batches < 1:
-        raise ConfigError(f"--batches is {arguments.batches}; give a whole number above 0.")
+        raise InputError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
         from limba.cli.use import sources
         from limba.data import streams, validation
         from limba.training.logging import read_metrics
     source = sources.open_source(arguments.model_dir, None)
     if source.run is None:
-        raise ConfigError(f"{arguments.model_dir} is no run of Limba's, whose text could be counted; give a MODEL_DIR.")
+        raise InputError(f"{arguments.model_dir} is no run of Limba's, whose text could be counted; give a MODEL_DIR.")
     for module in source.modules:
         importlib.import_module(module)
     config = source.run.data

@@ -21,7 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, NonFiniteError, RunConfig
+from limba.config import ConfigError, InputError, NonFiniteError, RunConfig
 from limba.data import streams, validation
 from limba.data.reader_processes import ReaderProcesses, open_stream
 from limba.data.vocabulary.load import check_vocabulary
@@ -51,7 +51,7 @@ FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still
 
 
 def train(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
-    """Trains until `train_steps` or SIGTERM, going on from MODEL_DIR's newest checkpoint if there is one.
+    """Trains until `train_steps` or SIGTERM, going on from model_dir's newest checkpoint if there is one.
 
     Returns {"step", "interrupted", "train": last figures, "validation": …, "text": …}. Raises
     ConfigError for what cannot work, before anything is compiled, and NonFiniteError.
@@ -91,8 +91,8 @@ def train(config: RunConfig, operative_config: str = "") -> Mapping[str, Any]:
             state = create_state(model, optimizer, mesh, config.random_seed, config.mesh.shard_update)
         start = int(state.step)
         if start > config.train_steps or (restored is None and start == config.train_steps):
-            raise ConfigError(
-                f"The checkpoint is at step {start} and TRAIN_STEPS is {config.train_steps}; set it higher."
+            raise InputError(
+                f"The checkpoint is at step {start} and RunConfig.train_steps is {config.train_steps}; set it higher."
             )
 
         evaluate = loss_evaluation(config, task, lengths, model, sharding)
@@ -180,7 +180,7 @@ class _Loop:
             metrics.say(
                 f"Nothing was traced: that begins at a start's step {FIRST_TRACED}, and it made {step - start}."
             )
-        if saved != step and step > start:  # the corpus ended before TRAIN_STEPS
+        if saved != step and step > start:  # the corpus ended before train_steps
             if recent:
                 self._log(recent, waited, began)
             self._evaluate(step, state)
@@ -304,7 +304,7 @@ def _sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _pinned(task: streams.Provider, model_dir: str) -> streams.Provider:
-    """Returns the task with its hub data sets at the commits that this run began with, kept in MODEL_DIR.
+    """Returns the task with its hub data sets at the commits that this run began with, kept in model_dir.
 
     A data set that changes during a run would otherwise change under a saved position.
     """
@@ -326,17 +326,19 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
     rows, parts = config.data.batch_size, config.num_microbatches
     if rows % (num_groups * parts):
         raise ConfigError(
-            f"BATCH_SIZE {rows} does not divide into NUM_MICROBATCHES {parts} parts over {num_groups} groups of devices"
-            " (the mesh's data x fsdp); make it a multiple of their product."
+            "DataConfig.batch_size",
+            f"{rows} does not divide into RunConfig.num_microbatches {parts} parts over {num_groups} groups of devices"
+            " (the mesh's data x fsdp); make it a multiple of their product.",
         )
 
 
 def _check_reductions(config: RunConfig, mesh: Mesh) -> None:
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
-            f"RunConfig.gradient_reduce_dtype is {config.gradient_reduce_dtype!r}, which needs all parameters on every"
+            "RunConfig.gradient_reduce_dtype",
+            f"is {config.gradient_reduce_dtype!r}, which needs all parameters on every"
             f" device, and the mesh has fsdp {mesh.shape['fsdp']} and model {mesh.shape['model']}; set it to 'auto',"
-            " or both of these to 1."
+            " or both of these to 1.",
         )
 
 
@@ -348,7 +350,9 @@ def _check_writable(model_dir: str) -> None:
         probe.unlink()
     except Exception as error:  # a bucket's client has errors of its own
         reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConfigError(f"MODEL_DIR {model_dir} cannot be written ({reason}); give a directory that can.") from error
+        raise ConfigError(
+            "RunConfig.model_dir", f"{model_dir} cannot be written ({reason}); give a directory that can."
+        ) from error
 
 
 def _write_down(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import compiled_gpu
 from benchmarks.compiled_program import costs_of_program, cycles_of_schedule
-from limba.config import ConfigError
+from limba.config import InputError
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
@@ -105,7 +105,7 @@ def test_a_step_compiles_for_a_tpu_pod() -> None:
 
 def test_without_nvidia_s_compiler_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_gpu.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="No compiler for NVIDIA's cards.*setup.sh cuda12"):
+    with pytest.raises(InputError, match="No compiler for NVIDIA's cards.*setup.sh cuda12"):
         compiled_gpu.topology_devices("h200-1", "unused")
 
 

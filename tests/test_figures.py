@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import compiled, data_pipeline, generate, kill, peers, train_step, unigram
 from limba.cli.flags import model_config
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.training.flops import flops_per_sequence
 
 GFLOPS = {  # at 512/114, training
@@ -53,6 +53,6 @@ def test_examples_in_docstrings(module: str) -> None:
     ],
 )
 def test_bad_arguments_of_benchmarks_are_sentences(program, flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         program.main(flags)
     assert message in str(caught.value)

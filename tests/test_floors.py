@@ -6,6 +6,7 @@ The floors follow from the folders: nothing is listed here but the folders of `l
 import ast
 import graphlib
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ SHIPPED = [path for path in SOURCES if "tests" not in path.relative_to(ROOT).par
 def module_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
+
+ENGINE = [path for path in SHIPPED if path.relative_to(ROOT).parts[:1] == ("limba",) and "cli" not in path.parts]
+TEXT_TOKENS = (tokenize.STRING, tokenize.COMMENT)
 
 MODULES = {module_of(path): path for path in SHIPPED}
 
@@ -100,6 +104,28 @@ def test_no_string_names_a_module_of_a_higher_floor() -> None:
         names = re.findall(r"""["'](?:python -m )?((?:limba|launch|convert|benchmarks)(?:\.\w+)+)["']""", text)
         named = [name for name in names if floor(name) is not None]
         assert own is None or all(floor(name) <= own for name in named), f"{path} names {named}"
+
+
+def spelt(path: Path) -> list[str]:
+    """Returns a file's strings, docstrings and comments."""
+    with path.open("rb") as file:
+        return [token.string for token in tokenize.tokenize(file.readline) if token.type in TEXT_TOKENS]
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_engine_knows_neither_flags_nor_macros(path: Path) -> None:
+    macros = {
+        name
+        for file in (ROOT / "gin" / "runs").glob("*.gin")
+        for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
+    }
+    for text in spelt(path):
+        flags = [flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z_]+", text) if not flag.startswith("--xla")]
+        assert not flags, f"{path} spells the flag {flags[0]}: {text[:100]}"
+        assert not (found := macros & set(re.findall(r"\b[A-Z][A-Z_]+\b", text))), (
+            f"{path} spells {found}: {text[:100]}"
+        )
+        assert "python -m" not in text, f"{path} spells a command: {text[:100]}"
 
 
 def test_folders_are_small_and_say_what_they_hold() -> None:

@@ -26,7 +26,7 @@ import gin
 
 from limba import config
 from limba.cli import from_json, gin_checks, gin_files
-from limba.config import ConfigError, RunConfig
+from limba.config import InputError, RunConfig
 
 ROOT = gin_checks.ROOT
 FLAGS = ("--gin_file", "--json", "--gin_search_paths", "--gin.NAME", "--profile", "--help")
@@ -62,7 +62,7 @@ class _Arguments:
             self.help = True
         elif name == "profile":
             if equals and not (value.isdecimal() and int(value) > 0):
-                raise ConfigError(f"--profile={value} is no number of steps; write --profile, or such as --profile=5.")
+                raise InputError(f"--profile={value} is no number of steps; write --profile, or such as --profile=5.")
             self.profile_steps = int(value) if equals else PROFILE_STEPS
         elif name.startswith("gin."):
             self.overrides.append(argument.lstrip("-").removeprefix("gin."))
@@ -70,7 +70,7 @@ class _Arguments:
             if not equals:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else ""
             if not value:
-                raise ConfigError(f"--{name} has no value; write --{name}=PATH.")
+                raise InputError(f"--{name} has no value; write --{name}=PATH.")
             if name == "gin_file":
                 self.files.append(value)
             elif name == "json":
@@ -80,7 +80,7 @@ class _Arguments:
         else:
             near = gin_checks.did_you_mean(f"--{name}", FLAGS).rstrip(".?")
             hint = f"; write --gin.{argument}" if equals and not argument.startswith("-") else near
-            raise ConfigError(f"The argument {argument} is not known{hint}; --help lists what there is.")
+            raise InputError(f"The argument {argument} is not known{hint}; --help lists what there is.")
 
     def all_search_paths(self) -> list[Path]:
         return [*self.search_paths, Path.cwd(), ROOT, ROOT / "gin"]
@@ -111,8 +111,8 @@ def build(text: str) -> RunConfig:
     gin.finalize()
     try:
         return gin.get_configurable(config.RunConfig)()
-    except ConfigError as error:
-        raise ConfigError(str(error).partition("\n  In call to configurable")[0]) from None
+    except InputError as error:
+        raise InputError(str(error).partition("\n  In call to configurable")[0]) from None
 
 
 def model_config(gin_file: str, overrides: Sequence[str]) -> config.ModelConfig:
@@ -159,10 +159,10 @@ def parse_args(argv: Sequence[str]) -> tuple[RunConfig, str]:
         raise SystemExit(0)
     if arguments.json is not None:
         if arguments.files:
-            raise ConfigError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
+            raise InputError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
         arguments.files.append(from_json.gin_file(arguments.json, _num_devices))
     if not arguments.files:
-        raise ConfigError("No gin file is given; add one, such as --gin_file=gin/ro_t5x_base.gin, or see --help.")
+        raise InputError("No gin file is given; add one, such as --gin_file=gin/ro_t5x_base.gin, or see --help.")
     source = gin_files.read(arguments.files, arguments.overrides, arguments.all_search_paths())
     gin_checks.check(source)
     run = build(source.text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.gin_checks import did_you_mean
-from limba.config import ConfigError, ModelConfig
+from limba.config import InputError, ModelConfig
 
 # What has no counterpart here because there is nothing to choose.
 WITHOUT_MEANING = (
@@ -80,7 +80,7 @@ class _Translation:
     def set(self, name: str, value: Any, key: str) -> None:
         before = self.bindings.get(name)
         if before is not None and before[0] != value:
-            raise ConfigError(f"{self.place} gives both {before[1]} and {key}, and not the same; leave one out.")
+            raise InputError(f"{self.place} gives both {before[1]} and {key}, and not the same; leave one out.")
         self.bindings[name] = (value, key)
 
     def get(self, *keys: str) -> tuple[Any, str]:
@@ -102,7 +102,7 @@ def gin_file(path: str, num_devices: Callable[[], int]) -> str:
         translation.bindings.setdefault(name, (value, f"{key}, as the scripts have it"))
     output, key = translation.get("output_dir")
     if output is None:
-        raise ConfigError(f"{path} has no output_dir; give the directory for checkpoints and logs.")
+        raise InputError(f"{path} has no output_dir; give the directory for checkpoints and logs.")
     translation.set("MODEL_DIR", output, key)
     _model(translation)
     _corpus(translation)
@@ -121,21 +121,21 @@ def _values(path: str) -> dict[str, Any]:
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--json={path} cannot be read as JSON ({error}); give a JSON object.") from error
+        raise InputError(f"--json={path} cannot be read as JSON ({error}); give a JSON object.") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"--json={path} holds no JSON object; give one of keys and values.")
+        raise InputError(f"--json={path} holds no JSON object; give one of keys and values.")
     kinds = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS}
     for key, value in values.items():
         if key in WITHOUT_MEANING or value is None:
             continue
         if key not in kinds:
-            raise ConfigError(f"{path} has the key {key!r}, which is not known{did_you_mean(key, kinds)}")
+            raise InputError(f"{path} has the key {key!r}, which is not known{did_you_mean(key, kinds)}")
         kind = kinds[key]
         fits = isinstance(value, int | float if kind is float else kind) and (
             kind is bool or not isinstance(value, bool)
         )
         if not fits:
-            raise ConfigError(f"{path} gives {key} {value!r}; give {KINDS[kind]}.")
+            raise InputError(f"{path} gives {key} {value!r}; give {KINDS[kind]}.")
     return values
 
 
@@ -154,7 +154,7 @@ def _model(translation: _Translation) -> None:
     start, start_key = translation.get("model_name_or_path")
     sizes, key = translation.get("config_name", "model_name_or_path")
     if sizes is None:
-        raise ConfigError(
+        raise InputError(
             f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
         )
     folder = _folder(sizes, weights=sizes == start)
@@ -169,21 +169,19 @@ def _model(translation: _Translation) -> None:
         translation.set("INITIAL_CHECKPOINT_PATH", start, start_key)
     precision, key = translation.get("mixed_precision", "dtype")
     if translation.values.get("fp16") or precision in ("fp16", "float16"):
-        raise ConfigError(
+        raise InputError(
             f"{translation.place} asks for float16, which T5 does not survive; ask for bf16, or for float32."
         )
     known = {"no": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16", None: "float32"}
     if precision not in known:
-        raise ConfigError(f"{translation.place} gives {key} {precision!r}; give no, bf16 or float32.")
+        raise InputError(f"{translation.place} gives {key} {precision!r}; give no, bf16 or float32.")
     dtype = "bfloat16" if translation.values.get("bf16") else known[precision]
     translation.set("DTYPE", dtype, "bf16" if translation.values.get("bf16") else key)
     if translation.values.get("gradient_checkpointing"):
         translation.set("REMAT", "full", "gradient_checkpointing")
     tokenizer, key = translation.get("tokenizer_name", "model_name_or_path")
     if tokenizer is None:
-        raise ConfigError(
-            f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one."
-        )
+        raise InputError(f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one.")
     translation.set("VOCABULARY", _vocabulary(tokenizer, key), key)
 
 
@@ -206,7 +204,7 @@ def _vocabulary(name: str, key: str) -> str:
     for file in ("spiece.model", "tokenizer.json"):
         if (folder / file).is_file():
             return str(folder / file)
-    raise ConfigError(
+    raise InputError(
         f"{key} {name} holds neither spiece.model nor tokenizer.json; give the tokenizer's folder or file."
     )
 
@@ -217,7 +215,7 @@ def _corpus(translation: _Translation) -> None:
     dataset, dataset_key = translation.get("dataset_name")
     if (train is None) == (dataset is None):
         given = "both" if train else "neither"
-        raise ConfigError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
+        raise InputError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
     if dataset is not None:
         # The hub keeps every data set as parquet on a branch of its own.
         folder = f"hf://datasets/{dataset}@~parquet/{translation.values.get('dataset_config_name') or 'default'}"
@@ -233,12 +231,12 @@ def _optimizer(translation: _Translation) -> None:
         # By T5X's rule it would be a share of the weights per step; the Flax script's Adafactor does not take it.
         translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor does not take")
     elif name is not None and not name.startswith("adamw"):
-        raise ConfigError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
+        raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
     schedule, key = translation.get("lr_scheduler_type")
     if schedule is None:
         return
     if schedule not in SCHEDULES:
-        raise ConfigError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(SCHEDULES)}.")
+        raise InputError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(SCHEDULES)}.")
     translation.set("config.ScheduleConfig.name", SCHEDULES[schedule], key)
     if SCHEDULES[schedule] == "factors":
         factors = "constant" if schedule == "constant" else "constant * linear_warmup"
@@ -263,7 +261,7 @@ def _length_of_run(translation: _Translation) -> None:
     epochs, key = translation.get("num_train_epochs")
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
-        raise ConfigError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+        raise InputError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
     steps = int(epochs * steps_per_epoch(translation.bindings)) + 1
     translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):
@@ -295,7 +293,7 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
         if num_bytes > BYTES_COUNTED:
             break
     if not tokens:
-        raise ConfigError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
+        raise InputError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
     return tokens * len(units) / num_read / raw / choices["BATCH_SIZE"]
 
 
@@ -318,5 +316,5 @@ def _written(translation: _Translation, output: str) -> str:
         path = folder / "from_json.gin"
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
+        raise InputError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
     return os.fspath(path.resolve())

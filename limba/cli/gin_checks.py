@@ -16,7 +16,7 @@ from pathlib import Path
 
 from limba import config
 from limba.cli.gin_files import REQUIRED, Binding, Macro, Reference, Source
-from limba.config import ConfigError
+from limba.config import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "config.RunConfig"
@@ -46,7 +46,7 @@ def _leaves(value: object) -> Iterator[Reference | Macro]:
 
 def _check_class(name: str, place: str) -> None:
     if name not in CLASSES:
-        raise ConfigError(f"{place} names {name}, which is not a class of limba/config/{did_you_mean(name, CLASSES)}")
+        raise InputError(f"{place} names {name}, which is not a class of limba/config/{did_you_mean(name, CLASSES)}")
 
 
 def _check_names(source: Source) -> None:
@@ -55,7 +55,7 @@ def _check_names(source: Source) -> None:
             _check_class(binding.owner, binding.place)
             fields = [entry.name for entry in dataclasses.fields(CLASSES[binding.owner])]
             if binding.field not in fields:
-                raise ConfigError(
+                raise InputError(
                     f"{binding.place} sets {binding.field}, which is not a field of {binding.owner}"
                     f"{did_you_mean(binding.field, fields)}"
                 )
@@ -63,7 +63,7 @@ def _check_names(source: Source) -> None:
             if isinstance(leaf, Reference):
                 _check_class(leaf.name, binding.place)
                 if not leaf.called:
-                    raise ConfigError(f"{binding.place} gives {leaf}, which makes nothing; write {leaf}() instead.")
+                    raise InputError(f"{binding.place} gives {leaf}, which makes nothing; write {leaf}() instead.")
 
 
 def _check_macros_are_used(source: Source) -> None:
@@ -71,7 +71,7 @@ def _check_macros_are_used(source: Source) -> None:
     for binding in source.bindings:
         if not binding.field and binding.name not in used:
             near = did_you_mean(binding.name, used)
-            raise ConfigError(f"{binding.place} sets {binding.name}, which nothing uses{near}")
+            raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}")
 
 
 def _check_modules(source: Source) -> None:
@@ -82,7 +82,7 @@ def _check_modules(source: Source) -> None:
             found = False
         if not found:
             choices = [f"tasks.{path.stem}" for path in sorted((ROOT / "tasks").glob("[!_]*.py"))]
-            raise ConfigError(f"{place} imports {module}, which is not there{did_you_mean(module, choices)}")
+            raise InputError(f"{place} imports {module}, which is not there{did_you_mean(module, choices)}")
 
 
 class _Graph:
@@ -125,7 +125,7 @@ class _Graph:
         value = binding.value
         if isinstance(value, Macro) and value != REQUIRED:
             if value.name in inside:
-                raise ConfigError(f"{binding.place} makes {value.name} out of itself; give it a value instead.")
+                raise InputError(f"{binding.place} makes {value.name} out of itself; give it a value instead.")
             return self.resolve(self.macros[value.name], (*inside, value.name))
         if isinstance(value, Mapping):
             pairs = ((self._part(binding, k, inside), self._part(binding, v, inside)) for k, v in value.items())
@@ -145,7 +145,7 @@ def _check_required(graph: _Graph) -> None:
             if graph.macros[name].value == REQUIRED:
                 missing.append(name)
         elif asked_by is not None:
-            raise ConfigError(
+            raise InputError(
                 f"{asked_by.place} uses %{name}, which nothing sets{did_you_mean(name, graph.macros).rstrip('.?')}"
                 f"; add {name} = VALUE, or --gin.{name}=VALUE."
             )
@@ -153,7 +153,7 @@ def _check_required(graph: _Graph) -> None:
         name, *others = missing
         about = graph.macros[name].comment
         also = f" ({', '.join(others)} too)" if others else ""
-        raise ConfigError(
+        raise InputError(
             f"{name} is not set{also}: {about or 'it has no default'}; "
             f"add --gin.{name}=VALUE to the command, or {name} = VALUE to the gin file."
         )
@@ -166,7 +166,7 @@ def _check_required(graph: _Graph) -> None:
                 include = {RUN: "gin/runs/pretrain.gin", "config.ModelConfig": "gin/models/t5_1_1/small.gin"}.get(owner)
                 mend = f"include a file such as {include}" if include else "set it"
                 name = f"{owner}.{entry.name}"
-                raise ConfigError(f"Nothing sets {name}; {mend}, or add --gin.{name}=VALUE.")
+                raise InputError(f"Nothing sets {name}; {mend}, or add --gin.{name}=VALUE.")
 
 
 def _check_bindings_are_reached(graph: _Graph) -> None:
@@ -174,7 +174,7 @@ def _check_bindings_are_reached(graph: _Graph) -> None:
         scopes = [reached for reached, name in graph.reached if name == owner]
         if not any(not scope or f"{reached}/".startswith(f"{scope}/") for reached in scopes):
             choices = [f"{s}/{o}" if s else o for s, o in graph.reached]
-            raise ConfigError(
+            raise InputError(
                 f"{binding.place} sets a field of {scope}{'/' if scope else ''}{owner}, which the run does not use; "
                 f"it uses {', '.join(sorted(choices))}."
             )
@@ -218,7 +218,7 @@ def _check_kinds(graph: _Graph) -> None:
         for name, binding in graph.bindings_of(scope, owner).items():
             value, place = graph.resolve(binding)
             if not _fits(value, hints[name]):
-                raise ConfigError(f"{place} gives {value!r} for {owner}.{name}, which takes {_in_words(hints[name])}.")
+                raise InputError(f"{place} gives {value!r} for {owner}.{name}, which takes {_in_words(hints[name])}.")
 
 
 def check(source: Source) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gin import config_parser
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 HEADER = "from __gin__ import dynamic_registration\nfrom limba import config\n"
 NAMES_OF_GIN = "__gin__."
@@ -92,7 +92,7 @@ def _statements(text: str, place: str) -> Iterator[config_parser.BindingStatemen
         reason = str(error.args[0]).splitlines()[0].rstrip(".")
         line = getattr(error, "lineno", None)
         where = f"{place} line {line}" if line and "\n" in text else place
-        raise ConfigError(f"{where} is not gin: {reason}.") from None
+        raise InputError(f"{where} is not gin: {reason}.") from None
 
 
 def _comment(line: str) -> str:
@@ -106,18 +106,18 @@ def find(name: str, search_paths: Sequence[Path], wanted_by: str) -> Path:
         if path.is_file():
             return path
     folders = ", ".join(dict.fromkeys(str(path.parent if path.is_absolute() else path) for path in places))
-    raise ConfigError(f"{wanted_by} names the gin file {name}, which is not there; looked for it in {folders}.")
+    raise InputError(f"{wanted_by} names the gin file {name}, which is not there; looked for it in {folders}.")
 
 
 def _read_file(source: Source, name: str, search_paths: Sequence[Path], wanted_by: str, above: tuple[Path, ...]) -> str:
     """Adds a file's statements to `source` and returns its text with the includes put in."""
     path = find(name, search_paths, wanted_by).resolve()
     if path in above:
-        raise ConfigError(f"{wanted_by} includes {name}, which includes itself; take one of the includes out.")
+        raise InputError(f"{wanted_by} includes {name}, which includes itself; take one of the includes out.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The gin file {name} cannot be read: {error}.") from None
+        raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     lines = text.split("\n")  # as gin counts lines; splitlines knows more kinds
     for statement in _statements(text + "\n", name):
         number = statement.location.line_num
@@ -159,13 +159,13 @@ def _read_override(source: Source, override: str) -> None:
     name, equals, value = override.partition("=")
     place = f"--gin.{name}"
     if not equals:
-        raise ConfigError(f"{place} has no value; write {place}=VALUE.")
+        raise InputError(f"{place} has no value; write {place}=VALUE.")
     if value[:1] in ("'", '"') and (len(value) < 2 or value[-1] != value[0]):
-        raise ConfigError(f"{place} has a quotation mark that is not closed in {value}; close it or leave both out.")
+        raise InputError(f"{place} has a quotation mark that is not closed in {value}; close it or leave both out.")
     text = f"{name} = {literal(value)}\n"
     for statement in _statements(text, place):
         if not isinstance(statement, config_parser.BindingStatement):
-            raise ConfigError(f"{place} is not a name that a value can be given to.")
+            raise InputError(f"{place} is not a name that a value can be given to.")
         _add(source, statement, place, "")
     source.text += text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from limba.config import ConfigError, NonFiniteError
+from limba.config import InputError, NonFiniteError
 
 
 def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
@@ -13,7 +13,7 @@ def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -
     loss that is no longer a number."""
     try:
         program(argv)
-    except (ConfigError, NonFiniteError) as error:
+    except (InputError, NonFiniteError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 3
+        return 2 if isinstance(error, InputError) else 3
     return 0

@@ -4,7 +4,7 @@ Floor 0: imports the standard library only.
 """
 
 from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
-from limba.config.errors import ConfigError, NonFiniteError
+from limba.config.errors import ConfigError, InputError, NonFiniteError
 from limba.config.generation import GenerationConfig
 from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
@@ -19,6 +19,7 @@ __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "GenerationConfig",
+    "InputError",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",

@@ -65,18 +65,21 @@ class DataConfig:
     def __post_init__(self) -> None:
         require(
             isinstance(self.mixture_or_task_name, str) and bool(self.mixture_or_task_name),
-            f"MIXTURE_OR_TASK_NAME is {self.mixture_or_task_name!r}; give the name of a registered task.",
+            "DataConfig.mixture_or_task_name",
+            f"is {self.mixture_or_task_name!r}; give the name of a registered task.",
         )
         lengths = self.task_feature_lengths
         require(
             isinstance(lengths, Mapping) and bool(lengths) and set(lengths) <= {"inputs", "targets"},
-            f"TASK_FEATURE_LENGTHS is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
+            "DataConfig.task_feature_lengths",
+            f"is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
             " for a decoder-only model.",
         )
         for name, length in lengths.items():
             require(
                 isinstance(length, int) and not isinstance(length, bool) and length > 0,
-                f"TASK_FEATURE_LENGTHS gives {length!r} for {name!r}; give a whole number above 0.",
+                "DataConfig.task_feature_lengths",
+                f"gives {length!r} for {name!r}; give a whole number above 0.",
             )
         positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
@@ -84,13 +87,15 @@ class DataConfig:
         density, span = self.noise_density, self.mean_noise_span_length
         require(
             (density is None or 0 < density < 1) and (span is None or span >= 1),
-            f"DataConfig.noise_density is {density!r} and mean_noise_span_length {span!r}; give a share between 0 and 1"
+            "DataConfig.noise_density",
+            f"is {density!r} and mean_noise_span_length {span!r}; give a share between 0 and 1"
             " and a mean of 1 or more.",
         )
         if self.sequence_length is not None and self.objective is not None:
             require(
                 self.objective in SEQUENCE_OBJECTIVES,
-                f"OBJECTIVE is {self.objective!r} and TASK_FEATURE_LENGTHS {dict(lengths)}, without inputs; choose one"
+                "DataConfig.objective",
+                f"is {self.objective!r} and DataConfig.task_feature_lengths {dict(lengths)}, without inputs; choose one"
                 f" of {', '.join(SEQUENCE_OBJECTIVES)}, or give {{'inputs': 512}}.",
             )
         self._check_vocabulary()
@@ -100,8 +105,8 @@ class DataConfig:
         positive(self, "num_data_shards", "num_reader_processes")
         require(
             self.batch_size % self.num_data_shards == 0,
-            f"BATCH_SIZE {self.batch_size} does not divide by num_data_shards {self.num_data_shards};"
-            " make it a multiple.",
+            "DataConfig.batch_size",
+            f"{self.batch_size} does not divide by num_data_shards {self.num_data_shards}; make it a multiple.",
         )
 
     def _check_vocabulary(self) -> None:
@@ -109,46 +114,55 @@ class DataConfig:
             positive(self, "new_vocabulary_size")
             require(
                 self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
-                f"DataConfig.new_vocabulary_size is {self.new_vocabulary_size} with extra_ids {self.extra_ids} and"
+                "DataConfig.new_vocabulary_size",
+                f"is {self.new_vocabulary_size} with extra_ids {self.extra_ids} and"
                 f" vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not 'byte'.",
             )
         require(
             0 < self.new_vocabulary_coverage <= 1,
-            f"DataConfig.new_vocabulary_coverage is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
+            "DataConfig.new_vocabulary_coverage",
+            f"is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
         )
-        require(self.extra_ids >= 0, f"DataConfig.extra_ids is {self.extra_ids}; give 0 or more.")
+        require(self.extra_ids >= 0, "DataConfig.extra_ids", f"is {self.extra_ids}; give 0 or more.")
 
     def _check_corpus(self) -> None:
-        require(isinstance(self.pack, bool), f"DataConfig.pack is {self.pack!r}; give True or False.")
+        require(isinstance(self.pack, bool), "DataConfig.pack", f"is {self.pack!r}; give True or False.")
         require(
             isinstance(self.shuffle_buffer, int) and self.shuffle_buffer >= 0,
-            f"DataConfig.shuffle_buffer is {self.shuffle_buffer!r}; give a number of rows, or 0 for none.",
+            "DataConfig.shuffle_buffer",
+            f"is {self.shuffle_buffer!r}; give a number of rows, or 0 for none.",
         )
         require(
             self.cache_dir is None or self.data_files is None,
-            "DataConfig.cache_dir holds a task's cache and data_files are another corpus; leave one of them out.",
+            "DataConfig.cache_dir",
+            "holds a task's cache and data_files are another corpus; leave one of them out.",
         )
         require(
             isinstance(self.seed, int) and self.seed >= 0,
-            f"DataConfig.seed is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
+            "DataConfig.seed",
+            f"is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
         )
         require(
             0 <= self.validation_percent < 100,
-            f"DataConfig.validation_percent is {self.validation_percent!r}; give a percentage from 0 to below 100.",
+            "DataConfig.validation_percent",
+            f"is {self.validation_percent!r}; give a percentage from 0 to below 100.",
         )
         require(
             self.data_files is not None or self.column == "text",
-            f"DataConfig.column is {self.column!r} and there are no data_files it could be of; set CORPUS too.",
+            "DataConfig.column",
+            f"is {self.column!r} and there are no data_files it could be of; set DataConfig.data_files too.",
         )
         if self.num_epochs is not None:
             positive(self, "num_epochs")
         require(
             self.mixture_temperature is None or self.mixture_temperature >= 1,
-            f"DataConfig.mixture_temperature is {self.mixture_temperature!r}; give 1 (by size) or more, or None.",
+            "DataConfig.mixture_temperature",
+            f"is {self.mixture_temperature!r}; give 1 (by size) or more, or None.",
         )
         require(
             isinstance(self.read_timeout_seconds, int | float) and 0 < self.read_timeout_seconds < math.inf,
-            f"DataConfig.read_timeout_seconds is {self.read_timeout_seconds!r}; give a number above 0.",
+            "DataConfig.read_timeout_seconds",
+            f"is {self.read_timeout_seconds!r}; give a number above 0.",
         )
         positive(self, "read_attempts")
         one_of(self, "on_read_failure", READ_FAILURES)

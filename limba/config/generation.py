@@ -33,38 +33,45 @@ class GenerationConfig:
         positive(self, "max_tokens", "num_beams", "num_samples")
         require(
             not (self.sample and self.num_beams > 1),
-            f"GenerationConfig has sample and num_beams {self.num_beams}; draw with num_beams 1, or search without.",
+            "GenerationConfig.sample",
+            f"is True with num_beams {self.num_beams}; draw with num_beams 1, or search without.",
         )
         require(
             self.sample or self.num_samples <= self.num_beams,
-            f"GenerationConfig.num_samples is {self.num_samples}, more than num_beams {self.num_beams} gives; raise"
-            " num_beams, or set sample.",
+            "GenerationConfig.num_samples",
+            f"is {self.num_samples}, more than num_beams {self.num_beams} gives; raise num_beams, or set sample.",
         )
         require(
             self.early_stopping in (True, False, "never"),
-            f"GenerationConfig.early_stopping is {self.early_stopping!r}; give True, False or 'never'.",
+            "GenerationConfig.early_stopping",
+            f"is {self.early_stopping!r}; give True, False or 'never'.",
         )
         require(
             self.temperature > 0,
-            f"GenerationConfig.temperature is {self.temperature!r}; give a number above 0 (greedy is sample False).",
+            "GenerationConfig.temperature",
+            f"is {self.temperature!r}; give a number above 0 (greedy is sample False).",
         )
         if self.top_k is not None:
             positive(self, "top_k")
         require(
             self.top_p is None or 0 < self.top_p <= 1,
-            f"GenerationConfig.top_p is {self.top_p!r}; give a probability above 0, at most 1, or None.",
+            "GenerationConfig.top_p",
+            f"is {self.top_p!r}; give a probability above 0, at most 1, or None.",
         )
         unused = self.temperature != 1.0 or self.top_k is not None or self.top_p is not None
         require(
             self.sample or not unused,
-            "GenerationConfig has a temperature, top_k or top_p, which only drawing uses; set sample to True.",
+            "GenerationConfig.sample",
+            "is False, and temperature, top_k and top_p are only for sampling; set sample to True.",
         )
         for name, value in (("no_repeat_ngram_size", self.no_repeat_ngram_size), ("seed", self.seed)):
             require(
                 isinstance(value, int) and value >= 0,
-                f"GenerationConfig.{name} is {value!r}; give a whole number, 0 or more.",
+                f"GenerationConfig.{name}",
+                f"is {value!r}; give a whole number, 0 or more.",
             )
         require(
             all(isinstance(i, int) and i >= 0 for i in self.banned_ids),
-            f"GenerationConfig.banned_ids is {self.banned_ids!r}; give token ids, 0 or more.",
+            "GenerationConfig.banned_ids",
+            f"is {self.banned_ids!r}; give token ids, 0 or more.",
         )

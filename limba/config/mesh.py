@@ -22,16 +22,19 @@ class MeshConfig:
         positive(self, "fsdp", "model")
         require(
             not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),
-            f"MeshConfig.auto chooses the sizes, and data {self.data}, fsdp {self.fsdp}, model {self.model} are given;"
+            "MeshConfig.auto",
+            f"chooses the sizes, and data {self.data}, fsdp {self.fsdp}, model {self.model} are given;"
             " leave one of both out.",
         )
         require(
             self.memory_gib is None or (self.auto and self.memory_gib > 0),
-            f"MeshConfig.memory_gib is {self.memory_gib!r}; give a number above 0, and set auto, which it is for.",
+            "MeshConfig.memory_gib",
+            f"is {self.memory_gib!r}; give a number above 0, and set auto, which it is for.",
         )
         require(
             self.data == -1 or self.data > 0,
-            f"MeshConfig.data is {self.data!r}; give a whole number above 0, or -1 for all devices that are left.",
+            "MeshConfig.data",
+            f"is {self.data!r}; give a whole number above 0, or -1 for all devices that are left.",
         )
 
     def sizes(self, num_devices: int) -> tuple[int, int, int]:
@@ -40,7 +43,8 @@ class MeshConfig:
         data = num_devices // rest if self.data == -1 else self.data
         require(
             data * rest == num_devices,
-            f"A mesh of data {self.data} x fsdp {self.fsdp} x model {self.model} does not fit {num_devices} devices; "
+            "MeshConfig.data",
+            f"{self.data} x fsdp {self.fsdp} x model {self.model} does not fit {num_devices} devices; "
             "change MeshConfig so that the product equals the number of devices.",
         )
         return data, self.fsdp, self.model

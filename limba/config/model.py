@@ -57,21 +57,25 @@ class ModelConfig:
         positive(self, *sizes, *encoder, "num_relpos_buckets", "relpos_max_distance")
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
-            f"ModelConfig.num_relpos_buckets is {self.num_relpos_buckets} and relpos_max_distance"
+            "ModelConfig.num_relpos_buckets",
+            f"is {self.num_relpos_buckets} and relpos_max_distance"
             f" {self.relpos_max_distance}; give at least 4 buckets and a distance above half of them.",
         )
         for activation in self.mlp_activations:
             require(
                 activation in ACTIVATIONS,
-                f"ModelConfig.mlp_activations holds {activation!r}; choose from {', '.join(ACTIVATIONS)}.",
+                "ModelConfig.mlp_activations",
+                f"holds {activation!r}; choose from {', '.join(ACTIVATIONS)}.",
             )
         require(
             len(self.mlp_activations) in (1, 2),
-            f"ModelConfig.mlp_activations has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
+            "ModelConfig.mlp_activations",
+            f"has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
         )
         require(
             0.0 <= self.dropout_rate < 1.0,
-            f"ModelConfig.dropout_rate is {self.dropout_rate!r}; give a share from 0 up to, not including, 1.",
+            "ModelConfig.dropout_rate",
+            f"is {self.dropout_rate!r}; give a share from 0 up to, not including, 1.",
         )
         one_of(self, "dtype", DTYPES)
         one_of(self, "remat", REMAT_POLICIES)
@@ -86,41 +90,49 @@ class ModelConfig:
                 value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
-                    f"ModelConfig.{name} is {value!r}, which an encoder-decoder, being a T5, has not; leave it"
+                    f"ModelConfig.{name}",
+                    f"is {value!r}, which an encoder-decoder, being a T5, has not; leave it"
                     f" {default!r}, or set num_encoder_layers to 0.",
                 )
             return
         require(
             self.positions != "relative",
-            "ModelConfig.positions is 'relative' and num_encoder_layers 0; choose rotary, learned or sinusoidal.",
+            "ModelConfig.positions",
+            "is 'relative' and num_encoder_layers 0; choose rotary, learned or sinusoidal.",
         )
         require(
             self.attention != "pallas",
-            "ModelConfig.attention is 'pallas' and num_encoder_layers 0; that kernel is an encoder-decoder's:"
+            "ModelConfig.attention",
+            "is 'pallas' and num_encoder_layers 0; that kernel is an encoder-decoder's:"
             " choose auto, einsum or memory_efficient.",
         )
         for part in self.biases:
             require(
                 part in BIASED_PARTS,
-                f"ModelConfig.biases holds {part!r}; choose from {', '.join(BIASED_PARTS)}.",
+                "ModelConfig.biases",
+                f"holds {part!r}; choose from {', '.join(BIASED_PARTS)}.",
             )
         require(
             not (self.logits_via_embedding and "logits" in self.biases),
-            "ModelConfig.biases holds 'logits' and logits_via_embedding is True; a tied head has no bias.",
+            "ModelConfig.biases",
+            "holds 'logits' and logits_via_embedding is True; a tied head has no bias.",
         )
         if self.num_kv_heads is not None:
             positive(self, "num_kv_heads")
         require(
             self.num_heads % self.kv_heads == 0,
-            f"ModelConfig.num_heads {self.num_heads} does not divide by num_kv_heads {self.num_kv_heads};"
-            " make it a multiple.",
+            "ModelConfig.num_heads",
+            f"{self.num_heads} does not divide by num_kv_heads {self.num_kv_heads}; make it a multiple.",
         )
         require(
             self.positions != "rotary" or self.head_dim % 2 == 0,
-            f"ModelConfig.head_dim is {self.head_dim}, and rotary positions turn pairs; give an even one.",
+            "ModelConfig.head_dim",
+            f"is {self.head_dim}, and rotary positions turn pairs; give an even one.",
         )
         require(
-            self.rotary_base > 1, f"ModelConfig.rotary_base is {self.rotary_base!r}; give a number above 1, as 10000.0."
+            self.rotary_base > 1,
+            "ModelConfig.rotary_base",
+            f"is {self.rotary_base!r}; give a number above 1, as 10000.0.",
         )
 
     @property

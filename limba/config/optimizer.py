@@ -30,10 +30,11 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         one_of(self, "logits", LOGITS)
-        require(self.z_loss >= 0, f"LossConfig.z_loss is {self.z_loss!r}; give 0 or more.")
+        require(self.z_loss >= 0, "LossConfig.z_loss", f"is {self.z_loss!r}; give 0 or more.")
         require(
             0 <= self.label_smoothing < 1,
-            f"LossConfig.label_smoothing is {self.label_smoothing!r}; give a share from 0 up to, not including, 1.",
+            "LossConfig.label_smoothing",
+            f"is {self.label_smoothing!r}; give a share from 0 up to, not including, 1.",
         )
 
 
@@ -57,18 +58,20 @@ class ScheduleConfig:
         one_of(self, "name", SCHEDULES)
         require(
             self.base_learning_rate > 0,
-            f"ScheduleConfig.base_learning_rate is {self.base_learning_rate!r}; give a number above 0.",
+            "ScheduleConfig.base_learning_rate",
+            f"is {self.base_learning_rate!r}; give a number above 0.",
         )
-        require(self.warmup_steps >= 0, f"ScheduleConfig.warmup_steps is {self.warmup_steps!r}; give 0 or more.")
+        require(self.warmup_steps >= 0, "ScheduleConfig.warmup_steps", f"is {self.warmup_steps!r}; give 0 or more.")
         positive(self, "steps_per_decay", "steps_per_cycle")
         if self.decay_steps is not None:
             positive(self, "decay_steps")
         for name in ("final_learning_rate", "min_learning_rate"):
-            require(getattr(self, name) >= 0, f"ScheduleConfig.{name} is {getattr(self, name)!r}; give 0 or more.")
+            require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
         for factor in self.factor_names:
             require(
                 factor in SCHEDULE_FACTORS,
-                f"ScheduleConfig.factors holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
+                "ScheduleConfig.factors",
+                f"holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
             )
 
     @property
@@ -103,13 +106,16 @@ class OptimizerConfig:
         one_of(self, "name", OPTIMIZERS)
         for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon"):
             value = getattr(self, name)
-            require(value >= 0, f"OptimizerConfig.{name} is {value!r}; give 0 or more.")
+            require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
         for name in ("clip_global_norm", "clipping_threshold"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"OptimizerConfig.{name} is {value!r}; give a number above 0, or None.")
+            require(
+                value is None or value > 0, f"OptimizerConfig.{name}", f"is {value!r}; give a number above 0, or None."
+            )
         for name in ("beta1", "beta2", "momentum"):
             value = getattr(self, name)
             require(
                 value is None or 0 <= value < 1,
-                f"OptimizerConfig.{name} is {value!r}; give a number from 0 up to, not including, 1.",
+                f"OptimizerConfig.{name}",
+                f"is {value!r}; give a number from 0 up to, not including, 1.",
             )

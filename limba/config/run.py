@@ -26,7 +26,7 @@ class CheckpointConfig:
 
     every_steps: int = 10_000
     keep: int | None = 5  # the newest ones; None keeps all
-    best_metric: str | None = None  # of the evaluations: 'loss', 'chrf', …; its best step is kept in MODEL_DIR/best
+    best_metric: str | None = None  # of the evaluations: 'loss', 'chrf', …; its best step is kept in model_dir/best
     best_mode: str = "max"  # or min
 
     def __post_init__(self) -> None:
@@ -34,7 +34,8 @@ class CheckpointConfig:
         one_of(self, "best_mode", ("max", "min"))
         require(
             self.keep is None or self.keep > 0,
-            f"CheckpointConfig.keep is {self.keep!r}; give a number above 0, or None for all.",
+            "CheckpointConfig.keep",
+            f"is {self.keep!r}; give a number above 0, or None for all.",
         )
 
 
@@ -59,7 +60,8 @@ class EvaluationConfig:
             positive(self, "num_batches")
         require(
             isinstance(self.num_examples, int) and self.num_examples >= 0,
-            f"EvaluationConfig.num_examples is {self.num_examples!r}; give a whole number, 0 or more.",
+            "EvaluationConfig.num_examples",
+            f"is {self.num_examples!r}; give a whole number, 0 or more.",
         )
         if self.patience is not None:
             positive(self, "patience")
@@ -87,18 +89,20 @@ class RunConfig:
     log_every_steps: int = 100
     random_seed: int = 0
     random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
-    profile_steps: int = 0  # so many steps, from the third on, are traced into MODEL_DIR/profile
+    profile_steps: int = 0  # so many steps, from the third on, are traced into model_dir/profile
 
     def __post_init__(self) -> None:
         one_of(self, "random_bits", RANDOM_BITS)
         one_of(self, "gradient_reduce_dtype", REDUCTIONS)
         require(
             isinstance(self.profile_steps, int) and self.profile_steps >= 0,
-            f"RunConfig.profile_steps is {self.profile_steps!r}; give a whole number, 0 or more.",
+            "RunConfig.profile_steps",
+            f"is {self.profile_steps!r}; give a whole number, 0 or more.",
         )
         require(
             isinstance(self.model_dir, str) and bool(self.model_dir),
-            f"MODEL_DIR is {self.model_dir!r}; give a directory or a gs:// path.",
+            "RunConfig.model_dir",
+            f"is {self.model_dir!r}; give a directory or a gs:// path.",
         )
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
@@ -106,21 +110,21 @@ class RunConfig:
         self._check_sides()
         require(
             self.loss.logits != "chunked" or "logits" not in self.model.biases,
-            "LossConfig.logits is 'chunked' and ModelConfig.biases holds 'logits', which chunks do without; choose"
-            " whole or auto.",
+            "LossConfig.logits",
+            "is 'chunked' and ModelConfig.biases holds 'logits', which chunks do without; choose whole or auto.",
         )
         if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
             data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
             object.__setattr__(self, "data", data)
         require(
             self.evaluation.patience is None or self.checkpoint.best_metric is not None,
-            "EvaluationConfig.patience waits for a better CheckpointConfig.best_metric, which is None; name one, such"
-            " as 'loss'.",
+            "EvaluationConfig.patience",
+            "waits for a better CheckpointConfig.best_metric, which is None; name one, such as 'loss'.",
         )
         require(
             self.data.batch_size % self.num_microbatches == 0,
-            f"BATCH_SIZE {self.data.batch_size} does not divide by num_microbatches {self.num_microbatches};"
-            " make it a multiple.",
+            "DataConfig.batch_size",
+            f"{self.data.batch_size} does not divide by num_microbatches {self.num_microbatches}; make it a multiple.",
         )
 
     def _check_sides(self) -> None:
@@ -129,22 +133,26 @@ class RunConfig:
         if not model.is_decoder_only:
             require(
                 self.data.objective != "causal_lm",
-                "OBJECTIVE is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
+                "DataConfig.objective",
+                "is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
                 " prefix_lm or lm_adaptation, or include a file of gin/models/lm.",
             )
             require(
                 length is None,
-                f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model has an encoder; give"
+                "DataConfig.task_feature_lengths",
+                f"is {dict(self.data.task_feature_lengths)!r}, and the model has an encoder; give"
                 " {'inputs': 512}, or with 'targets' too.",
             )
             return
         require(
             length is not None,
-            f"TASK_FEATURE_LENGTHS is {dict(self.data.task_feature_lengths)!r}, and the model is a decoder alone, which"
+            "DataConfig.task_feature_lengths",
+            f"is {dict(self.data.task_feature_lengths)!r}, and the model is a decoder alone, which"
             " reads one sequence; give {'targets': 256}.",
         )
         require(
             model.positions != "learned" or length is None or length <= model.max_length,
-            f"TASK_FEATURE_LENGTHS gives rows of {length} tokens and the model has {model.max_length} learned"
+            "DataConfig.task_feature_lengths",
+            f"gives rows of {length} tokens and the model has {model.max_length} learned"
             " positions; set ModelConfig.max_length.",
         )

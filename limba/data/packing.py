@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 FEATURES = ("inputs", "targets")
 OPEN_ROWS = 16  # of a shard, waiting for an example that still fits; they are part of the saved position
@@ -30,7 +30,7 @@ def batched(
     spec = dataset.element_spec
     for name in lengths:
         if name not in spec or spec[name].shape.rank != 1:
-            raise ConfigError(f"The task's preprocessors give no token vector {name!r}; add the step that makes it.")
+            raise InputError(f"The task's preprocessors give no token vector {name!r}; add the step that makes it.")
     if packed:
         return pack(dataset, lengths).batch(num_rows, drop_remainder=whole)
     if not _is_cut(spec, lengths):

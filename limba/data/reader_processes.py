@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data import streams
 from limba.data.tasks import Provider, has_exact_positions, pinned_revisions
 
@@ -87,7 +87,7 @@ class ReaderProcesses:
         except (EOFError, OSError) as error:
             shards = list(self._shards[number :: len(self._processes)])
             code = self._processes[number].wait(SECONDS_TO_END)
-            raise ConfigError(
+            raise InputError(
                 f"The process that read data shards {shards} has ended ({code}); it says why above, or was killed, as"
                 " where memory runs out: lower DataConfig.num_reader_processes, and start again."
             ) from error
@@ -193,7 +193,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return call()
     except StopIteration:
         return None
-    except ConfigError as error:
+    except InputError as error:
         return error
     except Exception as error:
         logger.exception("A process that reads text failed:")

@@ -25,7 +25,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError, DataConfig
+from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choose import derive_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import batched, model_features
@@ -101,7 +101,7 @@ def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataCo
             shard_info=seqio.ShardInfo(shard, num_shards) if by_source else None,
         )
     except (ValueError, NotImplementedError) as error:
-        raise ConfigError(
+        raise InputError(
             f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); mend the task, or give it a source of"
             " limba.data.sources or records (TfdsSource reads TFDS's ArrayRecord)."
         ) from error
@@ -291,7 +291,7 @@ class TrainStream:
         """Goes on behind the given positions; ConfigError where one is missing or belongs to other data."""
         missing = sorted(set(self._iterators) - set(positions))
         if missing:
-            raise ConfigError(
+            raise InputError(
                 f"The checkpoint holds no data position for shard {missing[0]}; set num_data_shards as it was."
             )
         about = {shard: self._about(shard, positions[shard]) for shard in self._iterators}
@@ -319,9 +319,10 @@ class TrainStream:
         about.setdefault("format", 1)
         for name, now in {**self._identity(shard), "exact": self._exact}.items():
             if name in about and about[name] != now:  # what a position of before does not tell is not known
-                raise ConfigError(
+                raise InputError(
                     f"The data position was saved with {name} {about.get(name)!r} and this run has {now!r}; set it "
-                    "back, or start a new MODEL_DIR with INITIAL_CHECKPOINT_PATH to begin the data anew."
+                    "back, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path to begin "
+                    "the data anew."
                 )
         return about
 
@@ -378,11 +379,11 @@ def shards_of_this_process(sharding: jax.sharding.Sharding, config: DataConfig) 
     if len(rows) != len(shards) * rows_per_shard:
         starts = [row for row in rows if row - 1 not in rows]
         whole = int(np.gcd.reduce([*starts, len(rows), config.batch_size]))
-        raise ConfigError(
+        raise InputError(
             f"num_data_shards {config.num_data_shards} gives shards of {rows_per_shard} rows, which the "
             "processes' devices cut; "
             f"set DataConfig.num_data_shards to {config.batch_size // whole} or a multiple of it that divides "
-            "BATCH_SIZE."
+            "DataConfig.batch_size."
         )
     return shards
 
@@ -392,8 +393,8 @@ def _local_rows(sharding: jax.sharding.Sharding, num_rows: int) -> list[int]:
         indices = sharding.addressable_devices_indices_map((num_rows, 1))
     except ValueError as error:
         raise ConfigError(
-            f"BATCH_SIZE {num_rows} does not divide over the mesh's data and fsdp axes; "
-            "make it a multiple of their product."
+            "DataConfig.batch_size",
+            f"{num_rows} does not divide over the mesh's data and fsdp axes; make it a multiple of their product.",
         ) from error
     return sorted({row for index in indices.values() for row in range(*index[0].indices(num_rows))})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import seqio
 
-from limba.config import ConfigError, DataConfig
+from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choose import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import with_prefix
 from limba.data.packing import FEATURES
@@ -34,7 +34,7 @@ def resolve_task(config: DataConfig) -> Provider:
         # Tasks that each read columns of their own may share a corpus: the two ways of a translation.
         have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
         if config.data_files is not None and not (have_columns and config.column == "text"):
-            raise ConfigError(
+            raise InputError(
                 f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out."
             )
         # The rates are taken here: replaced tasks are others to the mixture.
@@ -45,13 +45,14 @@ def resolve_task(config: DataConfig) -> Provider:
             parts = [(task, _tempered_rate(task, config)) for task in replaced.values()]
         first, *others = [part.output_features["targets"].vocabulary for part, _ in parts]
         if any(other != first for other in others):
-            raise ConfigError(
-                f"The tasks of mixture {name} have different vocabularies; set VOCABULARY, which replaces them all."
+            raise InputError(
+                f"The tasks of mixture {name} have different vocabularies; set DataConfig.vocabulary, which "
+                "replaces them all."
             )
         return seqio.Mixture(name, parts)
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     close = difflib.get_close_matches(name, known, n=3) or known[:10]
-    raise ConfigError(
+    raise InputError(
         f"No task or mixture is called {name!r}; "
         f"did you mean {', '.join(close) or 'one of a module that is not imported'}? "
         "The name must be registered by a module of tasks/ that the gin file imports, or --module names."
@@ -61,7 +62,7 @@ def resolve_task(config: DataConfig) -> Provider:
 def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
     missing = [feature for feature in FEATURES if feature not in task.output_features]
     if missing:
-        raise ConfigError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
+        raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
     if config.vocabulary is not None:
         vocabulary = load_vocabulary(config.vocabulary, config.extra_ids)
         features = {
@@ -93,14 +94,17 @@ def _column_of(task: seqio.Task, config: DataConfig) -> Column:
     own = getattr(task.source, "column", "text")
     if not isinstance(own, Mapping):
         if isinstance(config.column, Mapping):
-            raise ConfigError(f"COLUMN is {dict(config.column)!r}, and task {task.name} reads one column; name one.")
+            raise ConfigError(
+                "DataConfig.column", f"is {dict(config.column)!r}, and task {task.name} reads one column; name one."
+            )
         return config.column
     if config.column == "text":
         return own
     if not isinstance(config.column, Mapping) or set(config.column) != set(own):
         raise ConfigError(
-            f"COLUMN is {config.column!r}, and task {task.name} reads {len(own)} columns; give a dictionary such as"
-            f" {dict(own)!r}."
+            "DataConfig.column",
+            f"is {config.column!r}, and task {task.name} reads {len(own)} columns; give a dictionary such as"
+            f" {dict(own)!r}.",
         )
     return {name: config.column[name] for name in own}
 
@@ -116,7 +120,7 @@ def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
     try:
         return mixture.get_rate(task)
     except (TypeError, ValueError) as error:  # seqio's functions of num_examples: nobody has counted these
-        raise ConfigError(
+        raise InputError(
             f"The rate of {task.name} in mixture {mixture.name} cannot be had ({error}): its examples are not counted;"
             " set DataConfig.mixture_temperature, which goes by bytes, or register numbers."
         ) from error
@@ -125,7 +129,7 @@ def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
 def _tempered_rate(task: seqio.Task, config: DataConfig) -> float:
     """Returns size^(1/T), the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
     if not isinstance(task.source, UnitSource):
-        raise ConfigError(
+        raise InputError(
             f"Task {task.name} does not tell its corpus's size, which mixture_temperature goes by; "
             "leave mixture_temperature out and register the mixture with rates."
         )
@@ -172,7 +176,7 @@ def check_sources(task: Provider, config: DataConfig) -> None:
             part.source.check(config.train_split)
             part.source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
-            raise ConfigError(
+            raise InputError(
                 f"Task {part.name} has no split {config.train_split!r}; "
                 f"it has {', '.join(part.splits)}: set train_split."
             )

@@ -24,7 +24,7 @@ NUM_SAMPLED = 10  # evaluations whose samples are shown
 
 
 def summary(config: RunConfig) -> str:
-    """Returns first and last figures of the run in MODEL_DIR, from its metrics, and what it wrote by step."""
+    """Returns first and last figures of the run in model_dir, from its metrics, and what it wrote by step."""
     records = read_metrics(config.model_dir)
     train = [record for record in records if record["kind"] == "train"]
     held_out = [record for record in records if record["kind"] == "validation"]
@@ -81,7 +81,7 @@ def _seconds(train: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def plot_loss(config: RunConfig) -> epath.Path:
-    """Draws training and held-out loss over steps; returns MODEL_DIR/loss.png."""
+    """Draws training and held-out loss over steps; returns model_dir/loss.png."""
     import matplotlib
 
     matplotlib.use("Agg")

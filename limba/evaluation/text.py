@@ -20,7 +20,7 @@ import seqio
 from etils import epath
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
-from limba.config import ConfigError, RunConfig
+from limba.config import InputError, RunConfig
 from limba.data import streams, validation
 from limba.data.objectives.supervised import is_supervised, text_of
 from limba.data.packing import FEATURES
@@ -53,7 +53,7 @@ class TextEvaluation:
         self.tasks: list[seqio.Task] = parts if config.evaluation.num_examples else []
         for part in self.tasks:
             if any(metric.model_output_type not in OUTPUTS for metric in part.metric_objs):
-                raise ConfigError(
+                raise InputError(
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
         self._examples = {
@@ -66,7 +66,7 @@ class TextEvaluation:
             self._writer = Writer(model, mesh, vocabulary, config.generation, config.data.batch_size)
 
     def __call__(self, params: Any, step: int) -> Figures:
-        """Returns metric -> figure; with several tasks task/metric. Texts go to MODEL_DIR/evaluations."""
+        """Returns metric -> figure; with several tasks task/metric. Texts go to model_dir/evaluations."""
         return self._joined({part.name: self._judge(part, params, step) for part in self.tasks})
 
     def copied(self) -> Figures:

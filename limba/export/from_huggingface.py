@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import AxisType
 from orbax.checkpoint import type_handlers
 
-from limba.config import ConfigError, DataConfig, ModelConfig, OptimizerConfig
+from limba.config import DataConfig, InputError, ModelConfig, OptimizerConfig
 from limba.formats import hub, huggingface
 from limba.formats.huggingface_files import check_arrays
 from limba.model import Network
@@ -46,7 +46,7 @@ def import_folder(source: str, out: Path) -> str:
     something in it.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty; name a new directory.")
+        raise InputError(f"{out} is not empty; name a new directory.")
     folder = _local(source)
     model = huggingface.model_config(folder)
     arrays = _arrays(folder, model)
@@ -63,7 +63,7 @@ def import_folder(source: str, out: Path) -> str:
     if out.exists():
         out.rmdir()
     writing.rename(out)
-    return f"{sentence}; start from it with INITIAL_CHECKPOINT_PATH={out}."
+    return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."
 
 
 def _local(source: str) -> Path:
@@ -72,7 +72,7 @@ def _local(source: str) -> Path:
     if not folder.exists() and hub.is_id(source):
         folder = hub.download(source)
     if not huggingface.is_huggingface(folder):
-        raise ConfigError(
+        raise InputError(
             f"{source} is no folder of transformers' (config.json with model.safetensors, flax_model.msgpack or"
             " pytorch_model.bin); name one, or a model of the hub as user/name."
         )

@@ -10,21 +10,21 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import errors
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 
 def check_target(target: str, dry_run: bool) -> None:
     """Raises ConfigError for a name the hub has not, and without a token that it takes, before any work is done."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
-        raise ConfigError(f"--push is {target}; give user/name.")
+        raise InputError(f"--push is {target}; give user/name.")
     if dry_run:
         return
     if not os.environ.get("HF_TOKEN"):
-        raise ConfigError("--push needs a token: set HF_TOKEN to one of yours with write access, or add --dry-run.")
+        raise InputError("--push needs a token: set HF_TOKEN to one of yours with write access, or add --dry-run.")
     try:
         _hub().whoami()
     except (errors.HTTPError, OSError) as error:
-        raise ConfigError(
+        raise InputError(
             f"The hub does not take HF_TOKEN ({_reason(error)}); set it to a token of yours with write access, or check"
             " the network."
         ) from error
@@ -53,7 +53,7 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
             )
             print(f"step {step:,}: uploaded to {target}, revision {revision}", flush=True)
     except (errors.HTTPError, OSError) as error:
-        raise ConfigError(
+        raise InputError(
             f"The upload to {target} failed ({_reason(error)}); run the command again, what is there is not sent twice."
         ) from error
 

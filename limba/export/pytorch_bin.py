@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 _ZIP = b"PK\x03\x04"  # what the files of PyTorch 1.6 and later begin with
 
@@ -51,7 +51,7 @@ def _tensors(path: Path) -> dict[str, Any]:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError(
+        raise InputError(
             f"{path} is read with torch, which is not installed; add it (pip install torch), or take model.safetensors."
         ) from error
     try:
@@ -59,13 +59,13 @@ def _tensors(path: Path) -> dict[str, Any]:
             is_mapped = file.read(len(_ZIP)) == _ZIP
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except pickle.UnpicklingError as error:
-        raise ConfigError(
+        raise InputError(
             f"{path} holds more than tensors, which could run code here, or is damaged; it is not opened: take"
             " model.safetensors, or a copy from whom you trust."
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         reason = str(error).strip().split("\n")[0][:160]
-        raise ConfigError(f"{path} cannot be read as PyTorch's ({reason}); copy it anew.") from error
+        raise InputError(f"{path} cannot be read as PyTorch's ({reason}); copy it anew.") from error
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise ConfigError(f"{path} holds no table of tensors; give the pytorch_model.bin of a T5.")
+        raise InputError(f"{path} holds no table of tensors; give the pytorch_model.bin of a T5.")
     return dict(found)

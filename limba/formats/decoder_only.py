@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import ConfigError, ModelConfig
+from limba.config import InputError, ModelConfig
 
 Arrays = Mapping[str, np.ndarray]
 Rows = list[tuple[str, str, bool]]  # our name (or one of `written`'s), PyTorch's, whether transposed between them
@@ -35,7 +35,7 @@ def kind(config: ModelConfig) -> str:
 
     def fits(condition: bool, what: str, name: str) -> None:
         if not condition:
-            raise ConfigError(f"The network cannot be written for transformers: its {name} class {what}.")
+            raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
 
     if config.positions == "rotary":
         fits(config.norm == "rms", "has RMS norms, and ModelConfig.norm is 'layer'", "Llama")
@@ -202,7 +202,7 @@ def read(stored: Arrays, config: ModelConfig, where: str) -> Arrays:
     if missing or extra:
         what = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which the network has not"
         more = max(len(missing), len(extra)) - 1
-        raise ConfigError(f"{where} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file.")
+        raise InputError(f"{where} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file.")
 
     def make(name: str) -> np.ndarray:
         match = re.fullmatch(r"(.*/self_attention)/(query|key|value)/(kernel|bias)", name)
@@ -289,7 +289,7 @@ def model_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         activation = names.get(about.get("hidden_act", "silu"))
         rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise ConfigError("The Llama's rotary positions are scaled (rope_scaling), which is not read here.")
+            raise InputError("The Llama's rotary positions are scaled (rope_scaling), which is not read here.")
         heads = about["num_attention_heads"]
         fields = {
             "emb_dim": about["hidden_size"],
@@ -306,5 +306,5 @@ def model_fields(about: Mapping[str, Any]) -> dict[str, Any]:
             "layer_norm_epsilon": about.get("rms_norm_eps", 1e-6),
         }
     if activation is None:
-        raise ConfigError("The activation of config.json is none that is known here; relu, gelu (tanh) and silu are.")
+        raise InputError("The activation of config.json is none that is known here; relu, gelu (tanh) and silu are.")
     return {**common, **fields}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.formats.huggingface import WEIGHTS
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def download(text: str, weights: bool = True) -> Path:
 
     match = _ID.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text} is no hub id; give user/name or user/name@revision.")
+        raise InputError(f"{text} is no hub id; give user/name or user/name@revision.")
     name, revision, token = match["name"], match["revision"], os.environ.get("HF_TOKEN") or None
     try:
         try:
@@ -54,21 +54,21 @@ def download(text: str, weights: bool = True) -> Path:
             )
             logger.warning("The hub cannot be asked for %s (%s): %s is taken.", name, _reason(error), folder)
     except errors.GatedRepoError as error:
-        raise ConfigError(
+        raise InputError(
             f"The hub's {name} is given only to those who accept its terms; accept them on its page, and set"
             " HF_TOKEN to a token of yours."
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise ConfigError(
+        raise InputError(
             f"{name} is no local path, and the hub has no model of that name, or a private one; check it, or set"
             " HF_TOKEN to a token that may read it."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise ConfigError(f"The hub's {name} has no revision {revision}; give a branch or a commit of its.") from error
+        raise InputError(f"The hub's {name} has no revision {revision}; give a branch or a commit of its.") from error
     except errors.HFValidationError as error:
-        raise ConfigError(f"{text} is no local path and no name that the hub allows; check it.") from error
+        raise InputError(f"{text} is no local path and no name that the hub allows; check it.") from error
     except (errors.HTTPError, OSError) as error:
-        raise ConfigError(
+        raise InputError(
             f"{text} is no local path, and the hub cannot be asked for it ({_reason(error.__context__ or error)});"
             " check the network, or give a local folder."
         ) from error
@@ -82,7 +82,7 @@ def _wanted(text: str, names: Iterable[str]) -> list[str]:
         weights = [name for name in sorted(names) if form.fullmatch(name)]
         if weights:
             return [*(name for name in _BESIDE if name in names), *weights]
-    raise ConfigError(
+    raise InputError(
         f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another model, or"
         " one of its revisions, as user/name@revision."
     )

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import tensorstore as ts
 
-from limba.config import ConfigError, ModelConfig
+from limba.config import InputError, ModelConfig
 from limba.formats import decoder_only
 from limba.formats.t5x import decode_extension, joined
 
@@ -127,15 +127,15 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
                 header = json.loads(file.read(length))
                 start, size = 8 + length, path.stat().st_size
         except (OSError, ValueError, MemoryError, OverflowError) as error:
-            raise ConfigError(f"{path} cannot be read as safetensors ({error}); copy it anew.") from error
+            raise InputError(f"{path} cannot be read as safetensors ({error}); copy it anew.") from error
         for name, about in header.items():
             if name == "__metadata__":
                 continue
             first, last = about["data_offsets"]
             if start + last > size:
-                raise ConfigError(f"{path} is cut short: {name} ends beyond it; copy it anew.")
+                raise InputError(f"{path} is cut short: {name} ends beyond it; copy it anew.")
             if about["dtype"] not in _TYPES:
-                raise ConfigError(f"{path} holds {name} as {about['dtype']}; save it as float32 or bfloat16.")
+                raise InputError(f"{path} holds {name} as {about['dtype']}; save it as float32 or bfloat16.")
             self._places[name] = (path, _TYPES[about["dtype"]], tuple(about["shape"]), start + first, last - first)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -174,14 +174,14 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
     try:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
+        raise InputError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
     kind = about.get("model_type")
     if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
-        raise ConfigError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
+        raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
     try:
         fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about)
     except KeyError as error:
-        raise ConfigError(f"{path} has no {error}; give the config.json of a model of transformers'.") from error
+        raise InputError(f"{path} has no {error}; give the config.json of a model of transformers'.") from error
     return ModelConfig(**{**fields, "dtype": "float32", **choices})
 
 
@@ -221,7 +221,7 @@ class T5xView(Mapping[str, np.ndarray]):
         self.path = Path(directory)
         form = weights_form(self.path)
         if stored is None and flax is None and form == "bin":
-            raise ConfigError(
+            raise InputError(
                 f"{self.path} holds its weights only as pytorch_model.bin, a pickle, which training does not open; run"
                 f" `python -m convert.huggingface import {self.path} OUT` (it needs torch), and name OUT instead."
             )
@@ -243,7 +243,7 @@ class T5xView(Mapping[str, np.ndarray]):
         if missing or extra:
             what = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which the network has not"
             more = max(len(missing), len(extra)) - 1
-            raise ConfigError(
+            raise InputError(
                 f"{self.path} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file."
             )
 
@@ -279,9 +279,9 @@ class FlaxFile(Mapping[str, np.ndarray]):
         except (OSError, ValueError, msgpack.UnpackException) as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: Exception) -> ConfigError:
+    def _unreadable(self, error: Exception) -> InputError:
         reason = str(error) or "it ends too early"
-        return ConfigError(f"{self.path} cannot be read as flax's msgpack ({reason}); copy it anew.")
+        return InputError(f"{self.path} cannot be read as flax's msgpack ({reason}); copy it anew.")
 
     def _index(self, unpacker: msgpack.Unpacker, peek: BinaryIO, path: str) -> None:
         """Notes where each array of a map lies, without reading it."""

@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import tensorstore as ts
 
-from limba.config import ConfigError, ModelConfig
+from limba.config import InputError, ModelConfig
 from limba.formats import decoder_only
 from limba.formats.huggingface import FILE_BYTES, Row, flax_name, rows
 from limba.formats.names import unflatten
@@ -56,9 +56,9 @@ def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, whe
     for name in [*wanted, *shapes]:
         if name not in shapes or name not in wanted:
             what = "lacks" if name not in shapes else "holds, and its configuration has not,"
-            raise ConfigError(f"{where} {what} {name}; {mend}.")
+            raise InputError(f"{where} {what} {name}; {mend}.")
         if shapes[name] != wanted[name]:
-            raise ConfigError(
+            raise InputError(
                 f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {mend}."
             )
 
@@ -74,7 +74,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
         return decoder_only.config_json(config, dtype, eos_id)
     first, *gate = config.mlp_activations
     if gate and gate != ["linear"]:
-        raise ConfigError(
+        raise InputError(
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
             " such a model cannot be written for it."
         )

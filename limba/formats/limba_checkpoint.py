@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from etils import epath
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.formats.t5x import StoredTree, orbax_leaves
 
 _PARAMETERS = "params/"
@@ -46,7 +46,7 @@ class LimbaCheckpoint(Mapping[str, np.ndarray]):
                 continue
             there, wanted = self.stored.pieces(name)
             if there < wanted:
-                raise ConfigError(f"{self.path} is cut short: {name} has {there} of its {wanted} pieces; copy it anew.")
+                raise InputError(f"{self.path} is cut short: {name} has {there} of its {wanted} pieces; copy it anew.")
             short = name.removeprefix(_PARAMETERS)
             if "/layers/" not in short:
                 self._places[short] = (name, None)

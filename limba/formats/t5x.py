@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore as ts
 from etils import epath
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
 SCALAR_EXTENSION = 3
@@ -40,7 +40,7 @@ class StoredTree(Mapping[str, np.ndarray]):
             return leaf
         try:
             return np.asarray(self._opened(name).read().result())
-        except ConfigError:
+        except InputError:
             raise
         except (ValueError, OSError) as error:
             raise _unreadable(self.path, name, error) from error
@@ -76,7 +76,7 @@ class StoredTree(Mapping[str, np.ndarray]):
         with ThreadPoolExecutor(16) as pool:
             for name, (there, wanted) in zip(outside, pool.map(self.pieces, outside), strict=True):
                 if there < wanted and (there or name.startswith("target/")):
-                    raise ConfigError(
+                    raise InputError(
                         f"{self.path} is cut short: {name} has {there} of its {wanted} pieces; copy it anew."
                     )
 
@@ -115,14 +115,14 @@ def open_checkpoint(path: str | epath.Path) -> StoredTree:
         return StoredTree(path, _legacy_leaves(path))
     if (path / "state" / "manifest.ocdbt").exists():
         return StoredTree(path, orbax_leaves(path / "state"))
-    raise ConfigError(
+    raise InputError(
         f"{path} is no T5X checkpoint (neither a file 'checkpoint' nor state/manifest.ocdbt); give a checkpoint_<step>."
     )
 
 
-def _unreadable(path: epath.Path, name: str, error: Exception) -> ConfigError:
+def _unreadable(path: epath.Path, name: str, error: Exception) -> InputError:
     reason = str(error).strip().split("\n")[0][:160]
-    return ConfigError(f"{path} cannot be read at {name} ({reason}); copy the checkpoint anew.")
+    return InputError(f"{path} cannot be read at {name} ({reason}); copy the checkpoint anew.")
 
 
 def key_value_store(path: epath.Path | str) -> dict[str, str]:
@@ -162,7 +162,7 @@ def _legacy_leaves(path: epath.Path) -> dict[str, Any]:
         tree = content["optimizer"]
         parts = {"target": tree["target"], "state": tree["state"]}
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise ConfigError(
+        raise InputError(
             f"{path / 'checkpoint'} is no T5X checkpoint's index ({type(error).__name__}: {error}); copy it anew."
         ) from error
     leaves: dict[str, Any] = {}
@@ -190,10 +190,10 @@ def orbax_leaves(path: epath.Path) -> dict[str, Any]:
     try:
         keys = ts.KvStore.open(base).result().list().result()
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as Orbax's store ({error}); copy the checkpoint anew.") from error
+        raise InputError(f"{path} cannot be read as Orbax's store ({error}); copy the checkpoint anew.") from error
     names = sorted(key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray"))
     if not names:
-        raise ConfigError(f"{path} holds no arrays; copy the checkpoint anew.")
+        raise InputError(f"{path} holds no arrays; copy the checkpoint anew.")
     return {name.replace(".", "/"): {"driver": "zarr", "kvstore": {**base, "path": name + "/"}} for name in names}
 
 
@@ -214,7 +214,7 @@ def write_legacy(
     directory = epath.Path(directory)
     final = directory / f"checkpoint_{step}"
     if final.exists():
-        raise ConfigError(f"{final} is there already; remove it, or give another directory.")
+        raise InputError(f"{final} is there already; remove it, or give another directory.")
     writing = directory / f"checkpoint_{step}.tmp-{int(time.time())}"
     writing.mkdir(parents=True)
     root: dict[str, Any] = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}}}

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Bool, Int, Key
 
-from limba.config import ConfigError, EvaluationConfig, GenerationConfig
+from limba.config import EvaluationConfig, GenerationConfig, InputError
 from limba.data.vocabulary.load import num_sentinels
 from limba.inference import search as decoding
 from limba.model import Network
@@ -46,7 +46,7 @@ def continuations(
     width = -(-max(map(len, ids)) // PROMPT_STEP) * PROMPT_STEP
     most = model.config.max_length
     if model.config.positions == "learned" and max(map(len, ids)) + config.max_tokens > most:
-        raise ConfigError(
+        raise InputError(
             f"The prompt has {max(map(len, ids))} tokens and {config.max_tokens} shall follow; the model has {most}"
             " positions: give a shorter prompt, or fewer tokens."
         )

@@ -15,7 +15,7 @@ import fsspec
 import zstandard
 from tqdm import tqdm
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 
@@ -37,17 +37,17 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
     try:
         with io.TextIOWrapper(unpacked(remote.open_file(path, POLICY), suffix), encoding="utf-8") as file:
             yield from _records(file, path, fields, is_json)
-    except ConfigError:
+    except InputError:
         raise
     except FileNotFoundError:
-        raise ConfigError(f"--input={path} is not there; give a .txt or .jsonl file (also .gz), or stdin.") from None
+        raise InputError(f"--input={path} is not there; give a .txt or .jsonl file (also .gz), or stdin.") from None
     except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError) as error:
-        raise ConfigError(f"--input={path} cannot be read ({remote.reason_of(error)}); check the file.") from error
+        raise InputError(f"--input={path} cannot be read ({remote.reason_of(error)}); check the file.") from error
 
 
 def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> Iterator[Record]:
     if len(fields) > 1 and not is_json:
-        raise ConfigError(f"{place} has no fields {', '.join(fields)}; give a .jsonl file.")
+        raise InputError(f"{place} has no fields {', '.join(fields)}; give a .jsonl file.")
     try:
         for number, line in enumerate(file, 1):
             if not is_json:
@@ -56,13 +56,13 @@ def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> 
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"{place} line {number} is not JSON ({error}); mend the line.") from None
+                raise InputError(f"{place} line {number} is not JSON ({error}); mend the line.") from None
             for field in fields:
                 if not isinstance(record, Mapping) or not isinstance(record.get(field), str):
-                    raise ConfigError(f"{place} line {number} has no text in field {field!r}; name another one.")
+                    raise InputError(f"{place} line {number} has no text in field {field!r}; name another one.")
             yield dict(record)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{place} is not UTF-8 ({error.reason}); convert it, for instance with iconv.") from None
+        raise InputError(f"{place} is not UTF-8 ({error.reason}); convert it, for instance with iconv.") from None
 
 
 class Output:
@@ -88,7 +88,7 @@ class Output:
                 parts = _Parts(system, place)
                 self.num_done = parts.goes_on(path, about, writes)
                 self._parts = parts if writes else None
-        except ConfigError:
+        except InputError:
             raise
         except (OSError, ImportError, ValueError) as error:
             raise _unwritable(path, error) from error
@@ -209,11 +209,11 @@ def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> N
     made = json.loads(before) if before else None
     if made != about:
         changed = next((name for name in about if not made or made.get(name) != about[name]), "it")
-        raise ConfigError(f"--output={path} is there, made with another {changed}; give another path, or delete it.")
+        raise InputError(f"--output={path} is there, made with another {changed}; give another path, or delete it.")
 
 
-def _unwritable(path: str, error: Exception) -> ConfigError:
-    return ConfigError(f"--output={path} cannot be written ({remote.reason_of(error)}); give another path.")
+def _unwritable(path: str, error: Exception) -> InputError:
+    return InputError(f"--output={path} cannot be written ({remote.reason_of(error)}); give another path.")
 
 
 def process(

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from limba.config import ConfigError, GenerationConfig, LossConfig
+from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.streams import model_features, place_batch
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.inference import search as decoding
@@ -78,7 +78,7 @@ class Writer:
     def __init__(self, model: Network, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
         groups = mesh.shape["data"] * mesh.shape["fsdp"]
         if num_rows % groups:
-            raise ConfigError(
+            raise InputError(
                 f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
             )
         self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
@@ -192,7 +192,7 @@ def encode(text: str, vocabulary: Any, length: int) -> np.ndarray:
     for place, part in enumerate(SENTINEL.split(text)):  # its one group: every second part is a number
         if place % 2:
             if int(part) >= len(sentinels):
-                raise ConfigError(f"A text holds <extra_id_{part}>, and the vocabulary {len(sentinels)} sentinels.")
+                raise InputError(f"A text holds <extra_id_{part}>, and the vocabulary {len(sentinels)} sentinels.")
             ids.append(sentinels[int(part)])
         elif part.strip():
             ids += vocabulary.encode(part)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.config.environment import is_tpu_vm
 
 
@@ -27,12 +27,12 @@ def join_hosts() -> None:
         return
     if len(given) < len(names):
         missing = ", ".join(name for name in names if name not in given)
-        raise ConfigError(f"{', '.join(given)} is set and {missing} is not; set all three, or none.")
+        raise InputError(f"{', '.join(given)} is set and {missing} is not; set all three, or none.")
     address, number, index = (os.environ[name] for name in names)
     if not re.fullmatch(r".+:\d+", address):
-        raise ConfigError(f"COORDINATOR_ADDRESS is {address}; give HOST:PORT of the first process.")
+        raise InputError(f"COORDINATOR_ADDRESS is {address}; give HOST:PORT of the first process.")
     if not (number.isdigit() and index.isdigit() and int(index) < int(number)):
-        raise ConfigError(
+        raise InputError(
             f"PROCESS_ID is {index} and NUM_PROCESSES {number}; give whole numbers, the id below the number."
         )
     if platforms == "cpu":
@@ -45,7 +45,7 @@ def _join(initialize: Callable[[], None]) -> None:
         initialize()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ConfigError(
+        raise InputError(
             f"The processes of this run cannot join ({reason}); start the command on every worker, or set"
             " COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID."
         ) from error

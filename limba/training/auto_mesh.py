@@ -17,7 +17,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, MeshConfig, RunConfig
+from limba.config import InputError, MeshConfig, RunConfig
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.training.optimizer import make_optimizer, make_schedule
@@ -31,7 +31,7 @@ USABLE = 0.95  # of a device's memory: evaluation and the next batch want some, 
 def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> tuple[Mesh, Callable | None]:
     """Returns the mesh for this run's step, and the compiled step where one had to be compiled to find out.
 
-    The choice is kept in MODEL_DIR/mesh.json, and taken again as long as the devices and what is trained on them are
+    The choice is kept in model_dir/mesh.json, and taken again as long as the devices and what is trained on them are
     the same. `feature_shapes` are those of a global batch. Raises ConfigError where no mesh fits, or where the
     devices tell no limit and `MeshConfig.memory_gib` gives none.
     """
@@ -52,9 +52,10 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
         if fits:
             _keep(config.model_dir, sizes, size, about)
             return mesh, compiled
-    raise ConfigError(
+    raise InputError(
         f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB, the nearest takes"
-        f" {least / 2**30:.3g}; set REMAT to full, raise NUM_MICROBATCHES, or take a smaller BATCH_SIZE."
+        f" {least / 2**30:.3g}; set ModelConfig.remat to full, raise RunConfig.num_microbatches, or take a "
+        "smaller DataConfig.batch_size."
     )
 
 
@@ -119,7 +120,7 @@ def _limit(mesh: MeshConfig) -> int:
         here = mesh.memory_gib * 2**30
     limit = int(_over_processes(here, min))
     if not limit:
-        raise ConfigError(
+        raise InputError(
             f"MeshConfig.auto: a {jax.devices()[0].device_kind} does not tell how much memory it has; set"
             " MeshConfig.memory_gib."
         )
@@ -148,7 +149,7 @@ def _path(model_dir: str) -> epath.Path:
 
 
 def _kept(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
-    """Returns what MODEL_DIR says, as the first process reads it."""
+    """Returns what model_dir says, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
     if jax.process_index() == 0 and _path(model_dir).exists():
         kept = json.loads(_path(model_dir).read_text())

@@ -14,7 +14,7 @@ from limba.training.state import TrainState
 
 
 class Best:
-    """MODEL_DIR/best: a checkpoint, as a run's, and best.json, from which a resumed run goes on counting."""
+    """model_dir/best: a checkpoint, as a run's, and best.json, from which a resumed run goes on counting."""
 
     def __init__(self, model_dir: str, config: CheckpointConfig, data: DataConfig, patience: int | None):
         self._config, self._data, self._patience = config, data, patience
@@ -32,8 +32,9 @@ class Best:
             return ""
         if name not in figures:
             raise ConfigError(
-                f"CheckpointConfig.best_metric is {name!r}, and the evaluation gives {', '.join(sorted(figures))}; name"
-                " one of them, and set EvaluationConfig.num_examples for those of text."
+                "CheckpointConfig.best_metric",
+                f"is {name!r}, and the evaluation gives {', '.join(sorted(figures))}; name"
+                " one of them, and set EvaluationConfig.num_examples for those of text.",
             )
         value, record = figures[name], self._record
         sign = 1 if self._config.best_mode == "max" else -1

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from limba.config import CheckpointConfig, ConfigError, DataConfig
+from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError
 from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
@@ -26,12 +26,13 @@ logger = logging.getLogger(__name__)
 
 # What to do where a checkpoint is not the run's: one that is gone on from, and one that is started from.
 RESUME_ADVICE = {
-    "params": "Give the gin file that it was trained with, or another MODEL_DIR.",
-    "opt_state": "Set OptimizerConfig as it was, or give another MODEL_DIR.",
+    "params": "Give the gin file that it was trained with, or another RunConfig.model_dir.",
+    "opt_state": "Set OptimizerConfig as it was, or give another RunConfig.model_dir.",
 }
 INITIAL_ADVICE = {
-    "params": "Give the gin file that it was trained with, or another INITIAL_CHECKPOINT_PATH.",
-    "opt_state": "Set OptimizerConfig as it was, or RESET_STEP=True, which begins with a fresh optimizer at step 0.",
+    "params": "Give the gin file that it was trained with, or another RunConfig.initial_checkpoint_path.",
+    "opt_state": "Set OptimizerConfig as it was, or RunConfig.reset_step=True, which begins with a fresh "
+    "optimizer at step 0.",
 }
 
 
@@ -84,9 +85,9 @@ class Checkpoints:
                 continue
             return restored["state"], self._positions(restored["data"], step)
         if steps:
-            raise ConfigError(
+            raise InputError(
                 f"None of the checkpoints {steps} in {self.directory} can be read; look at the .broken"
-                " directories there, or give another MODEL_DIR to start anew."
+                " directories there, or give another RunConfig.model_dir to start anew."
             )
         return None
 
@@ -97,10 +98,10 @@ class Checkpoints:
             ("num_data_shards", self._data.num_data_shards),
         ):
             if data[field] != now:
-                raise ConfigError(
+                raise InputError(
                     f"The checkpoint at step {step} in {self.directory} holds a data position for {field}"
-                    f" {data[field]!r}, and this run has {now!r}; set it back, or start a new MODEL_DIR with"
-                    f" INITIAL_CHECKPOINT_PATH={self.directory / str(step)} to begin the data anew."
+                    f" {data[field]!r}, and this run has {now!r}; set it back, or start a new RunConfig.model_dir with"
+                    f" RunConfig.initial_checkpoint_path={self.directory / str(step)} to begin the data anew."
                 )
         return {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
 
@@ -139,7 +140,7 @@ _PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTI
 
 def _is_damage(error: Exception) -> bool:
     """True for an error that proves files missing or spoilt; a store that fails today proves nothing."""
-    if isinstance(error, ConfigError) or any(word in str(error) for word in _PASSING):
+    if isinstance(error, InputError) or any(word in str(error) for word in _PASSING):
         return False
     return isinstance(error, FileNotFoundError | KeyError | ValueError | EOFError)
 
@@ -161,14 +162,17 @@ def limba_checkpoint_at(path: str) -> epath.Path:
     directory = root.parent if step is not None else root / "checkpoints"
     if not directory.exists():
         raise ConfigError(
-            f"INITIAL_CHECKPOINT_PATH {path} holds no checkpoints of Limba's (no directory {directory}),"
-            " none of T5X's and no folder of Hugging Face's, and is no hub id (user/name); give one of these."
+            "RunConfig.initial_checkpoint_path",
+            f"{path} holds no checkpoints of Limba's (no directory {directory}),"
+            " none of T5X's and no folder of Hugging Face's, and is no hub id (user/name); give one of these.",
         )
     with _manager(directory, None, create=False) as manager:
         steps = sorted(manager.all_steps())
     step = step if step is not None else max(steps, default=None)
     if step is None or step not in steps:
-        raise ConfigError(f"INITIAL_CHECKPOINT_PATH {path}: {directory} holds the steps {steps}; give one of them.")
+        raise ConfigError(
+            "RunConfig.initial_checkpoint_path", f"{path}: {directory} holds the steps {steps}; give one of them."
+        )
     return directory / str(step)
 
 
@@ -183,9 +187,9 @@ def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
             if not _is_damage(error):
                 raise
             reason = str(error).strip().split("\n")[0][:200]
-            raise ConfigError(
+            raise InputError(
                 f"The checkpoint at step {step} in {directory} cannot be read ({reason}); give another"
-                " INITIAL_CHECKPOINT_PATH."
+                " RunConfig.initial_checkpoint_path."
             ) from error
     return restored["state"]
 
@@ -215,7 +219,7 @@ def _check_arrays(
         ]
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            raise ConfigError(
+            raise InputError(
                 f"The checkpoint at step {step} in {directory} is another {owner}'s: {'; '.join(differing[:3])}{more}."
                 f" {advice[part]}"
             )

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, ModelConfig
+from limba.config import ConfigError, InputError, ModelConfig
 from limba.formats import hub, huggingface, t5x
 from limba.formats import limba_checkpoint as own
 from limba.model import Network
@@ -101,17 +101,19 @@ def _filled(
     if differing:
         where = "it lacks" if differing[0] in wanted else "it has, and the run's network has not,"
         raise ConfigError(
-            f"INITIAL_CHECKPOINT_PATH {path} is another network's: {where} {differing[0]}"
-            f"{f' and {len(differing) - 1} more' if len(differing) > 1 else ''}; include its own file of gin/models."
+            "RunConfig.initial_checkpoint_path",
+            f"{path} is another network's: {where} {differing[0]}"
+            f"{f' and {len(differing) - 1} more' if len(differing) > 1 else ''}; include its own file of gin/models.",
         )
 
     def read(name: str) -> np.ndarray:
         array = stored[names[name]]
         if array.shape != wanted[name]:
-            hint = "; set VOCAB_SIZE" if "embedding" in name or "logits" in name else ""
+            hint = "; set ModelConfig.vocab_size" if "embedding" in name or "logits" in name else ""
             raise ConfigError(
-                f"INITIAL_CHECKPOINT_PATH {path} is another network's: {name} is {array.shape} there and"
-                f" {wanted[name]} here{hint}; include its own file of gin/models."
+                "RunConfig.initial_checkpoint_path",
+                f"{path} is another network's: {name} is {array.shape} there and"
+                f" {wanted[name]} here{hint}; include its own file of gin/models.",
             )
         return array
 
@@ -177,7 +179,7 @@ def unscanned(stored: t5x.StoredTree, model: ModelConfig) -> Mapping[str, np.nda
     if not any(_SCANNED.search(name) for name in stored):
         return stored
     if not model.relative_bias_per_layer:
-        raise ConfigError(
+        raise InputError(
             f"{stored.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
             " include a file of gin/models/umt5."
         )

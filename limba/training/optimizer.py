@@ -34,8 +34,9 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
     for pattern in patterns:
         if not any(re.match(pattern, name) for name in names):
             raise ConfigError(
-                f"OptimizerConfig.frozen holds {pattern!r}, which no parameter's name begins with; names are such as"
-                f" {names[0]} and {names[-1]}."
+                "OptimizerConfig.frozen",
+                f"holds {pattern!r}, which no parameter's name begins with; names are such as"
+                f" {names[0]} and {names[-1]}.",
             )
     marks = [any(re.match(pattern, name) for pattern in patterns) for name in names]
     return jax.tree.structure(params).unflatten(marks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from limba.cli import flags
-from limba.config import ConfigError
+from limba.config import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = [
@@ -84,7 +84,7 @@ FILES = {
 
 
 def sentence_of(argv: list[str]) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         flags.parse_args(argv)
     return str(caught.value)
 

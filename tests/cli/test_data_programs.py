@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from limba.cli.data import inspect, prepare, task_flags
 from limba.cli.data import vocabulary as train_vocabulary
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data import tasks as providers
 from limba.data.vocabulary import train as vocabulary_training
 from limba.data.vocabulary.load import load_vocabulary
@@ -108,7 +108,7 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
 )
 def test_what_cannot_work_is_one_sentence(program, flags, message, corpus, tmp_path):
     flags = [flag.replace("CORPUS", str(corpus)).replace("NEW", str(tmp_path / "new")) for flag in flags]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         program.run(flags)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -130,9 +130,9 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     text = json.loads(corpus.read_text().splitlines()[5])["text"]
     assert ours.encode(text, add_special_tokens=False).ids == loaded.encode(text)
     before = output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()
-    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's; give .*/other.model a folder"):
+    with pytest.raises(InputError, match="tokenizer.json is another vocabulary's; give .*/other.model a folder"):
         train_vocabulary.run([*flags[:2], f"--output={output.parent}/other.model"])
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(InputError, match="is there already"):
         train_vocabulary.run(flags)
     assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
 
@@ -189,7 +189,7 @@ def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(cor
     vocabulary_training.ensure_vocabulary(config, trains=True)
     assert path.read_bytes() == vocabulary.read_bytes()
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 900
-    with pytest.raises(ConfigError, match="tokenizer.json is another vocabulary's"):
+    with pytest.raises(InputError, match="tokenizer.json is another vocabulary's"):
         vocabulary_training.ensure_vocabulary(
             dataclasses.replace(config, vocabulary=f"{tmp_path}/w.model"), trains=True
         )
@@ -199,17 +199,17 @@ def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
     output = tmp_path / "v.model"
     flags = [f"--files={corpus}", f"--output={output}"]
     monkeypatch.setenv("PROCESS_ID", "1")
-    with pytest.raises(ConfigError, match="Host 0 has not written .* --wait_seconds higher"):
+    with pytest.raises(InputError, match="Host 0 has not written .* --wait_seconds higher"):
         train_vocabulary.run([*flags, "--wait_seconds=0.05"])
     output.write_bytes(b"model")  # without its tokenizer.json it is not finished
-    with pytest.raises(ConfigError, match="Host 0 has not written"):
+    with pytest.raises(InputError, match="Host 0 has not written"):
         vocabulary_training.wait_for_vocabulary(str(output), 0.05, 0.01)
     threading.Timer(0.2, (tmp_path / "tokenizer.json").write_text, ("{}",)).start()
     vocabulary_training.wait_for_vocabulary(str(output), 30, 0.01)
     train_vocabulary.run(flags)
     assert "Host 0 has written" in capsys.readouterr().out
     monkeypatch.setenv("PROCESS_ID", "first")
-    with pytest.raises(ConfigError, match="PROCESS_ID is first"):
+    with pytest.raises(InputError, match="PROCESS_ID is first"):
         train_vocabulary.run(flags)
 
 

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from limba.cli.flags import parse_args
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.run import train
 
 SIZES = {
@@ -105,15 +105,15 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
     ],
 )
 def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, change: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         parse_args([argument(values | change, tmp_path)])
 
 
 def test_files_that_are_no_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
-    with pytest.raises(ConfigError, match="holds no JSON object"):
+    with pytest.raises(InputError, match="holds no JSON object"):
         parse_args([f"--json={tmp_path / 'a.json'}"])
-    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+    with pytest.raises(InputError, match="cannot be read as JSON"):
         parse_args([f"--json={tmp_path / 'none.json'}"])
-    with pytest.raises(ConfigError, match="give one"):
+    with pytest.raises(InputError, match="give one"):
         parse_args([f"--json={tmp_path / 'a.json'}", "--gin_file=gin/demo.gin"])

@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import OBJECTIVES as NAMES
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.objectives import ul2 as denoisers
 from limba.data.objectives import whole_words
 from limba.data.objectives.choose import OBJECTIVES, tokenize_documents
@@ -137,16 +137,16 @@ def test_modes_are_the_last_sentinels(vocabulary):
 
 
 def test_what_ul2_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match=r"needs 131 sentinels and the vocabulary has 100; set EXTRA_IDS to 131"):
+    with pytest.raises(InputError, match=r"needs 131 sentinels and the vocabulary has 100; set EXTRA_IDS to 131"):
         made("ul2", text(9), {"inputs": 512}, vocabulary=seqio.ByteVocabulary(100))
     made("ul2", text(9), {"inputs": 384}, vocabulary=seqio.ByteVocabulary(100))
-    with pytest.raises(ConfigError, match="mode tokens needs 3"):
+    with pytest.raises(InputError, match="mode tokens needs 3"):
         made("ul2", text(9), {"inputs": 64}, vocabulary=seqio.ByteVocabulary(2))
-    with pytest.raises(ConfigError, match=r"'targets' 256, and UL2 of 512 inputs needs 512"):
+    with pytest.raises(InputError, match=r"'targets' 256, and UL2 of 512 inputs needs 512"):
         made("ul2", text(9), {"inputs": 512, "targets": 256})
-    with pytest.raises(ConfigError, match="too short for UL2"):
+    with pytest.raises(InputError, match="too short for UL2"):
         made("ul2", text(9), {"inputs": 12})
-    with pytest.raises(ConfigError, match="not possible"):
+    with pytest.raises(InputError, match="not possible"):
         denoisers.Denoiser("Q", 3.0, 0.15)
 
 
@@ -198,7 +198,7 @@ def test_words_without_a_marker_are_cut_and_lost_nowhere():
     rows = list(made("whole_word_span_corruption", tokens, {"inputs": 64}).as_numpy_iterator())
     assert [token for row in rows for token in joined("whole_word_span_corruption", row)] == tokens.tolist()
     assert sum((row["targets"] == 100).sum() for row in rows) / 3000 == pytest.approx(0.15, rel=0.15)
-    with pytest.raises(ConfigError, match="mark where words begin"):
+    with pytest.raises(InputError, match="mark where words begin"):
         whole_words.begins_word(seqio.PassThroughVocabulary(300))
 
 
@@ -216,9 +216,9 @@ def test_splits_are_where_they_should_be():
     assert {len(row["targets"]) for row in causal} == {64}
     assert len(middle) == len(adapted) == len(causal) == 9
     assert set(causal[0]) == {"targets"}
-    with pytest.raises(ConfigError, match="choose one of random, middle"):
+    with pytest.raises(InputError, match="choose one of random, middle"):
         made("prefix_lm", text(9), {"inputs": 64}, split="end")
-    with pytest.raises(ConfigError, match=r"'targets' 32, and prefix LM of 64 inputs needs 64"):
+    with pytest.raises(InputError, match=r"'targets' 32, and prefix LM of 64 inputs needs 64"):
         made("prefix_lm", text(9), {"inputs": 64, "targets": 32})
 
 

@@ -9,7 +9,7 @@ import rich.console
 import seqio
 
 from limba.cli.data.task_flags import TaskRecipe
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.preparation.inspect import bins, figures, histogram, inspect_task, plot_lengths, show
 
 EVERYTHING = 10**9
@@ -100,20 +100,20 @@ def test_histogram_counts_each_document_once(tmp_path, corpus, vocabulary):
     picture = tmp_path / "lengths.png"
     plot_lengths(found, str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="picture cannot be written"):
+    with pytest.raises(InputError, match="picture cannot be written"):
         plot_lengths(found, str(tmp_path / "absent" / "lengths.png"))
 
 
 def test_what_cannot_be_looked_at_is_a_sentence(corpus, vocabulary, tmp_path):
     task = task_of(corpus, vocabulary)
-    with pytest.raises(ConfigError, match="no split 'test'"):
+    with pytest.raises(InputError, match="no split 'test'"):
         inspect_task(task, "test", 64, 1_000)
-    with pytest.raises(ConfigError, match="too short for span corruption"):
+    with pytest.raises(InputError, match="too short for span corruption"):
         inspect_task(task, "train", 2, 1_000)
     (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(ConfigError, match=r"/empty.txt holds no document"):
+    with pytest.raises(InputError, match=r"/empty.txt holds no document"):
         inspect_task(task_of(tmp_path / "empty.txt", vocabulary), "train", 64, 1_000)
-    with pytest.raises(ConfigError, match="one by one: demo_span_corruption"):
+    with pytest.raises(InputError, match="one by one: demo_span_corruption"):
         inspect_task(seqio.Mixture("both", [(task, 1.0)]), "train", 64, 1_000)
 
 
@@ -130,5 +130,5 @@ def test_other_sources_are_shown_too(tmp_path, vocabulary):
         ],
         output_features={"inputs": feature, "targets": feature},
     )
-    with pytest.raises(ConfigError, match="no split 'validation'"):
+    with pytest.raises(InputError, match="no split 'validation'"):
         inspect_task(legacy, "validation", 64, 1_000)

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import constants as hub_constants
 
-from limba.config import ConfigError, DataConfig
+from limba.config import ConfigError, DataConfig, InputError
 from limba.data.sources import readers, remote
 from limba.data.sources.files import FileSource
 from limba.data.sources.readers import ChunkReader, ReadPolicy
@@ -110,7 +110,7 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path, server, code):
     unit = units_at(server.url(name))[0]
     server.requests.clear()
     server.fail(name, status(code))
-    with pytest.raises(ConfigError, match="there is no such file" if code == 404 else f"HTTP {code}"):
+    with pytest.raises(InputError, match="there is no such file" if code == 404 else f"HTTP {code}"):
         ChunkReader("text", QUICK)(unit, 0)
     assert server.requests["GET", name] == 1
 
@@ -124,11 +124,11 @@ def test_listing_is_tried_again_and_never_takes_trouble_for_absence(tmp_path, se
         server.fail(path, TROUBLES[trouble], methods=both)
         assert [file.size for file in readers.list_files([address], policy)] == [(tmp_path / name).stat().st_size]
         server.fail(path, *[TROUBLES[trouble]] * 18, methods=both)
-        with pytest.raises(ConfigError, match="cannot be listed .*at the last of 4 attempts.*try again later"):
+        with pytest.raises(InputError, match="cannot be listed .*at the last of 4 attempts.*try again later"):
             readers.list_files([address], policy)
         server.mend()
     for address in (server.url("absent.jsonl"), server.url("absent/*.jsonl"), server.url("*.txt")):
-        with pytest.raises(ConfigError, match="matches no file"):
+        with pytest.raises(InputError, match="matches no file"):
             readers.list_files([address], policy)
 
 
@@ -136,7 +136,7 @@ def test_a_footer_that_does_not_come_is_never_skipped(tmp_path, server):
     name = write(tmp_path / "c.parquet").name
     files = readers.list_files([server.url(name)], SKIPPING)
     server.fail(name, *[status(503)] * 2)
-    with pytest.raises(ConfigError, match=r"The footer of .*c\.parquet cannot be read .*503.*try again later"):
+    with pytest.raises(InputError, match=r"The footer of .*c\.parquet cannot be read .*503.*try again later"):
         readers.list_units(files, SKIPPING)
 
 
@@ -189,7 +189,7 @@ def damaged(folder: Path, kind: str) -> tuple[Path, str]:
 @pytest.mark.parametrize("kind", ["json", ".jsonl.gz", ".jsonl.zst", "header", "page", "footer"])
 def test_damage_is_named_and_may_be_skipped(tmp_path, kind):
     path, message = damaged(tmp_path, kind)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         texts_at(str(path))
     reader = ChunkReader("text", SKIPPING)
     chunks = [chunk for unit in units_at(str(path), SKIPPING) for chunk in chunks_of(reader, unit)]
@@ -206,7 +206,7 @@ def test_damage_is_named_and_may_be_skipped(tmp_path, kind):
 def test_a_missing_column_is_a_wrong_choice_and_never_skipped(tmp_path):
     for suffix in (".jsonl", ".csv", ".parquet"):
         unit = units_at(str(write(tmp_path / f"d{suffix}")))[0]
-        with pytest.raises(ConfigError, match="no column 'body'"):
+        with pytest.raises(InputError, match="no column 'body'"):
             ChunkReader("body", SKIPPING)(unit, 0)
 
 
@@ -219,7 +219,7 @@ def test_a_server_without_ranges_or_sizes_is_read_from_the_beginning(tmp_path):
         server.fail(name, *[unmeasured] * 9, methods=("HEAD", "GET"))
         assert texts_at(server.url(name)) == TEXTS
         unit = readers.Unit(server.url(name), 100, 200)
-        with pytest.raises(ConfigError, match="does not give ranges"):
+        with pytest.raises(InputError, match="does not give ranges"):
             ChunkReader("text", QUICK)(unit, 0)
 
 
@@ -250,7 +250,7 @@ def test_buckets_and_the_hub_are_read_through_trouble(tmp_path, handler, trouble
             reader = ChunkReader("text", QUICK)
             assert [text.decode() for unit in units for chunk in chunks_of(reader, unit) for text in chunk] == TEXTS
         server.fail(names[0], *[status(403)] * 9)
-        with pytest.raises(ConfigError, match="403|Forbidden"):
+        with pytest.raises(InputError, match="403|Forbidden"):
             ChunkReader("text", QUICK)(units_at(f"{root}/{names[0]}")[0], 0)
         type(fsspec.core.url_to_fs(root)[0]).clear_instance_cache()
 
@@ -260,10 +260,10 @@ def test_buckets_and_the_hub_are_read_through_trouble(tmp_path, handler, trouble
     [("read_timeout_seconds", 0), ("read_timeout_seconds", "60"), ("read_attempts", 0), ("on_read_failure", "wait")],
 )
 def test_a_policy_that_cannot_work_is_refused(field, value):
-    with pytest.raises(ConfigError, match=f"DataConfig.{field} is {value!r}"):
+    with pytest.raises(InputError, match=f"DataConfig.{field} is {value!r}"):
         DataConfig("task", {"inputs": 512}, 8, **{field: value})
     if isinstance(value, str) is (field == "on_read_failure"):
-        with pytest.raises(ConfigError, match=f"ReadPolicy.{field.removeprefix('read_').replace('_read', '')} is"):
+        with pytest.raises(InputError, match=f"ReadPolicy.{field.removeprefix('read_').replace('_read', '')} is"):
             ReadPolicy(**{field.removeprefix("read_").replace("_read", ""): value})
 
 
@@ -274,7 +274,7 @@ def test_a_library_that_never_returns_is_left_behind(monkeypatch):
     unit = units_at("memory://never.txt")[0]
     monkeypatch.setattr(type(system), "cat_file", lambda *arguments, **options: time.sleep(3))
     started = time.monotonic()
-    with pytest.raises(ConfigError, match="not answered in full within 0.3 seconds"):
+    with pytest.raises(InputError, match="not answered in full within 0.3 seconds"):
         ChunkReader("text", SHORT)(unit, 0)
     assert time.monotonic() - started < 2
 

@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from limba.cli.flags import parse_args
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.objectives import choose as objectives
 from limba.data.objectives import spans as span_corruption
 from limba.data.sources.files import FileSource
@@ -120,13 +120,13 @@ def test_joining_gives_the_text_back(tokens):
 
 
 def test_lengths_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match=r"'targets' 28.*needs 29"):
+    with pytest.raises(InputError, match=r"'targets' 28.*needs 29"):
         corrupted(200, {"inputs": 128, "targets": 28})
-    with pytest.raises(ConfigError, match="too short"):
+    with pytest.raises(InputError, match="too short"):
         span_corruption.span_corruption_lengths(4)
-    with pytest.raises(ConfigError, match="sentinels"):
+    with pytest.raises(InputError, match="sentinels"):
         corrupted(200, {"inputs": 4096, "targets": 1000})
-    with pytest.raises(ConfigError, match="density"):
+    with pytest.raises(InputError, match="density"):
         span_corruption.span_corruption_lengths(128, noise_density=0.0)
 
 
@@ -149,9 +149,9 @@ def test_targets_follow_from_the_tasks_objective(caplog):
     assert "55 %" in caplog.text
     longer = functools.partial(objectives.span_corruption, mean_noise_span_length=8.0)
     assert objectives.derive_lengths(task(steps[0], longer), {"inputs": 512})["targets"] == 100
-    with pytest.raises(ConfigError, match="needs 114"):
+    with pytest.raises(InputError, match="needs 114"):
         objectives.derive_lengths(task(*steps), {"inputs": 512, "targets": 64})
-    with pytest.raises(ConfigError, match="add 'targets'"):
+    with pytest.raises(InputError, match="add 'targets'"):
         objectives.derive_lengths(task(), {"inputs": 512})
     assert objectives.derive_lengths(task(), {"inputs": 8, "targets": 9}) == {"inputs": 8, "targets": 9}
 
@@ -178,9 +178,9 @@ def test_the_objective_is_chosen_by_name():
     partial = functools.partial(objectives.span_corruption, mean_noise_span_length=8.0)
     again = objectives.with_objective(task(steps[0], partial), "span_corruption")
     assert objectives.derive_lengths(again, {"inputs": 512})["targets"] == 114
-    with pytest.raises(ConfigError, match=r"did you mean lm_adaptation\? It must be one of span_corruption, whole"):
+    with pytest.raises(InputError, match=r"did you mean lm_adaptation\? It must be one of span_corruption, whole"):
         objectives.with_objective(task(*steps), "lm_adaption")
-    with pytest.raises(ConfigError, match="has no objectives of limba.data.objectives"):
+    with pytest.raises(InputError, match="has no objectives of limba.data.objectives"):
         objectives.with_objective(task(), "ul2")
 
 
@@ -202,10 +202,10 @@ def test_lengths_follow_from_each_objective(name, lengths, derived, caplog):
     if name in ("ul2", "prefix_lm"):
         assert objectives.derive_lengths(chosen, {"inputs": 128, "targets": 256})["targets"] == 256
         assert "50 %" in caplog.text
-        with pytest.raises(ConfigError, match=r"'targets' 64, and .* of 128 inputs needs 12"):
+        with pytest.raises(InputError, match=r"'targets' 64, and .* of 128 inputs needs 12"):
             objectives.derive_lengths(chosen, {"inputs": 128, "targets": 64})
     if name == "lm_adaptation":
-        with pytest.raises(ConfigError, match="too short for a token and the end"):
+        with pytest.raises(InputError, match="too short for a token and the end"):
             objectives.derive_lengths(chosen, {"inputs": 128, "targets": 1})
 
 
@@ -220,9 +220,9 @@ def test_gin_chooses_objective_and_packing():
     assert data().objective == "ul2"
     assert data().pack is True
     assert data(OBJECTIVE="None", PACK="False").objective is None
-    with pytest.raises(ConfigError, match=r"choose one of span_corruption, whole_word"):
+    with pytest.raises(InputError, match=r"choose one of span_corruption, whole_word"):
         data(OBJECTIVE="ul3")
-    with pytest.raises(ConfigError, match="the model has an encoder"):
+    with pytest.raises(InputError, match="the model has an encoder"):
         data(OBJECTIVE="causal_lm")
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tasks.cc100
 import tasks.lm1b
 import tasks.wiki40b
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data import streams, validation
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
 from limba.data.packing import model_features
@@ -93,7 +93,7 @@ def test_a_packed_stream_ends_every_document_and_keeps_all_of_it(corpus):
 def test_objectives_with_an_encoder_are_refused():
     data = DataConfig("lm1b_causal_lm", {"targets": 64}, 8, "byte", 0, objective="prefix_lm")
     assert streams.derive_lengths(streams.resolve_task(data), {"targets": 64}) == {"inputs": 63, "targets": 63}
-    with pytest.raises(ConfigError, match="choose one of prefix_lm"):
+    with pytest.raises(InputError, match="choose one of prefix_lm"):
         DataConfig("lm1b_causal_lm", {"targets": 64}, 8, "byte", 0, objective="ul2")
 
 

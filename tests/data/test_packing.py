@@ -8,7 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError, DataConfig, LossConfig
+from limba.config import DataConfig, InputError, LossConfig
 from limba.data import streams, validation
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources.files import FileSource
@@ -64,7 +64,7 @@ def test_long_examples_are_cut_and_empty_ones_left_out():
     assert sorted(len(segments(row)) for row in rows) == [1, 1]
     assert sorted(int((row["inputs"] > 0).sum()) for row in rows) == [1, 48]
     assert list(pack(tf.data.Dataset.from_tensor_slices(columns).map(dict).take(0), LENGTHS)) == []
-    with pytest.raises(ConfigError, match="no token vector 'targets'"):
+    with pytest.raises(InputError, match="no token vector 'targets'"):
         batched(tf.data.Dataset.from_tensors({"inputs": [1]}), LENGTHS, 2, whole=True, packed=True)
 
 
@@ -154,7 +154,7 @@ def test_a_packed_stream_goes_on_exactly(config):
     np.testing.assert_array_equal(taken(again, 60), expected)
     again.close()
     plain = streams.TrainStream(task, lengths, dataclasses.replace(config, pack=False), [0, 1])
-    with pytest.raises(ConfigError, match="saved with pack True"):
+    with pytest.raises(InputError, match="saved with pack True"):
         plain.restore(positions)
     plain.close()
 

@@ -17,7 +17,7 @@ from array_record.python import array_record_module
 
 from limba.cli.data import prepare as launch_prepare
 from limba.cli.data.task_flags import TaskRecipe
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.preparation import prepare as prepare_module
 from limba.data.preparation.prepare import SETTINGS_FILE, Settings, prepare
 from limba.data.preparation.tfds import prepare_tfds
@@ -176,22 +176,22 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     output = str(tmp_path / "out")
     prepare(recipe_of(corpus), Settings(num_shards=2), output)
     for settings in (Settings(num_shards=3), Settings("validation", 2), Settings(num_shards=2, seed=1)):
-        with pytest.raises(ConfigError, match="was prepared with .* give another --output"):
+        with pytest.raises(InputError, match="was prepared with .* give another --output"):
             prepare(recipe_of(corpus), settings, output)
-    with pytest.raises(ConfigError, match="prepared with format 'array_record' and this is 'parquet'"):
+    with pytest.raises(InputError, match="prepared with format 'array_record' and this is 'parquet'"):
         prepare(recipe_of(corpus), Settings(num_shards=2, format="parquet"), output)
     other = tmp_path / "other.jsonl"
     other.write_text(corpus.read_text() * 2)
-    with pytest.raises(ConfigError, match="prepared with num_units"):
+    with pytest.raises(InputError, match="prepared with num_units"):
         prepare(recipe_of(other), Settings(num_shards=2), output)
-    with pytest.raises(ConfigError, match=r"prepared with validation_percent 1.0 and this is 2.0"):
+    with pytest.raises(InputError, match=r"prepared with validation_percent 1.0 and this is 2.0"):
         prepare(TaskRecipe(None, None, str(corpus), "text", "byte", 2.0), Settings(num_shards=2), output)
     titled = tmp_path / "titled.jsonl"
     titled.write_text('{"text": "a", "title": "b"}\n')
     few = Settings(num_shards=1)
     prepare(recipe_of(titled), few, str(tmp_path / "titled"))
     by_title = TaskRecipe(None, None, str(titled), "title", "byte", 1.0)
-    with pytest.raises(ConfigError, match="prepared with column 'text' and this is 'title'"):
+    with pytest.raises(InputError, match="prepared with column 'text' and this is 'title'"):
         prepare(by_title, few, str(tmp_path / "titled"))
     before = json.loads((tmp_path / "titled" / SETTINGS_FILE).read_text())
     del before["column"], before["validation_percent"]  # as folders of before have it
@@ -199,7 +199,7 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     assert prepare(by_title, few, str(tmp_path / "titled")).was_finished
     ids = Settings(num_shards=1, tokenize=True)
     prepare(recipe_of(corpus, vocabulary), ids, str(tmp_path / "ids"))
-    with pytest.raises(ConfigError, match="prepared with vocabulary 'sentencepiece"):
+    with pytest.raises(InputError, match="prepared with vocabulary 'sentencepiece"):
         prepare(recipe_of(corpus, "byte"), ids, str(tmp_path / "ids"))
     began = tmp_path / "began"  # without a shard: nothing is there that could be mixed
     began.mkdir()
@@ -207,33 +207,33 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     assert prepare(recipe_of(corpus), Settings(num_shards=2), str(began)).documents > 0
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "train-0.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"holds train-0.parquet, which has no prepared.json"):
+    with pytest.raises(InputError, match=r"holds train-0.parquet, which has no prepared.json"):
         prepare(recipe_of(corpus), Settings(), str(tmp_path / "foreign"))
 
 
 def test_bad_choices_are_sentences(corpus, tmp_path):
-    with pytest.raises(ConfigError, match="format 'tfrecord' is not known"):
+    with pytest.raises(InputError, match="format 'tfrecord' is not known"):
         Settings(format="tfrecord")
-    with pytest.raises(ConfigError, match="num_shards is 0"):
+    with pytest.raises(InputError, match="num_shards is 0"):
         Settings(num_shards=0)
-    with pytest.raises(ConfigError, match="workers is 0"):
+    with pytest.raises(InputError, match="workers is 0"):
         prepare(recipe_of(corpus), Settings(), str(tmp_path / "out"), workers=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(InputError, match="cannot be used"):
         prepare(recipe_of(corpus), Settings(), str(tmp_path / "file"))
     for content in ("", "\n\n"):
         (tmp_path / "empty.txt").write_text(content)
-        with pytest.raises(ConfigError, match=r"/empty.txt holds no document in split 'train'"):
+        with pytest.raises(InputError, match=r"/empty.txt holds no document in split 'train'"):
             prepare(recipe_of(tmp_path / "empty.txt"), Settings(), str(tmp_path / "none"))
         assert not (tmp_path / "none").exists()
     nothing_held_out = TaskRecipe(None, None, str(corpus), "text", "byte", 0.0)
-    with pytest.raises(ConfigError, match="'validation'; give more text, or set DataConfig.validation_percent above 0"):
+    with pytest.raises(InputError, match="'validation'; give more text, or set DataConfig.validation_percent above 0"):
         prepare(nothing_held_out, Settings("validation"), str(tmp_path / "none"))
     output = tmp_path / "locked"
     (output / "unfinished").mkdir(parents=True)
     with (output / "unfinished" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="Another process prepares"):
+        with pytest.raises(InputError, match="Another process prepares"):
             prepare(recipe_of(corpus), Settings(), str(output))
 
 
@@ -252,17 +252,17 @@ def test_a_tensorflow_data_set_becomes_array_record(tmp_path):
         def _generate_examples(self):
             raise AssertionError("the split has its examples")
 
-    with pytest.raises(ConfigError, match="set TFDS_DATA_DIR"):
+    with pytest.raises(InputError, match="set TFDS_DATA_DIR"):
         prepare_tfds("three_texts", None)
     sentence = prepare_tfds("three_texts", str(tmp_path))
     assert "train 3" in sentence
     (file,) = (tmp_path / "three_texts").rglob("*.array_record*")
     assert array_record_module.ArrayRecordReader(str(file)).num_records() == 3
     assert prepare_tfds("three_texts", str(tmp_path)) == sentence
-    with pytest.raises(ConfigError, match="cannot make 'no_such_data_set'"):
+    with pytest.raises(InputError, match="cannot make 'no_such_data_set'"):
         prepare_tfds("no_such_data_set", str(tmp_path))
     tfds.builder("three_texts", data_dir=str(tmp_path / "old"), file_format="tfrecord").download_and_prepare()
-    with pytest.raises(ConfigError, match="holds three_texts as tfrecord; delete it"):
+    with pytest.raises(InputError, match="holds three_texts as tfrecord; delete it"):
         prepare_tfds("three_texts", str(tmp_path / "old"))
 
 
@@ -277,11 +277,11 @@ def test_documents_become_a_tensorflow_data_set(corpus, tmp_path):
     written = json.loads((tmp_path / "cc100/ja/1.0.0/prepared.json").read_text())["documents"]
     assert len(train) + len(held_out) == written and abs(len(held_out) - 0.02 * written) < 2
     assert set(train) | set(held_out) <= set(texts) and written > 0.9 * len(texts)
-    with pytest.raises(ConfigError, match="with split 'train' and this is 'validation'; give another name to --tfds"):
+    with pytest.raises(InputError, match="with split 'train' and this is 'validation'; give another name to --tfds"):
         launch_prepare.run([*arguments, f"--data_dir={tmp_path}", "--num_shards=3", "--split=validation"])
-    with pytest.raises(ConfigError, match="has a wiki40b/ja of its own"):
+    with pytest.raises(InputError, match="has a wiki40b/ja of its own"):
         launch_prepare.run([*arguments[:-1], "--tfds=wiki40b/ja", f"--data_dir={tmp_path}"])
-    with pytest.raises(ConfigError, match="give small letters"):
+    with pytest.raises(InputError, match="give small letters"):
         launch_prepare.run([*arguments[:-1], "--tfds=../x", f"--data_dir={tmp_path}"])
-    with pytest.raises(ConfigError, match="not known to TFDS.*check the name, and TFDS_DATA_DIR"):
+    with pytest.raises(InputError, match="not known to TFDS.*check the name, and TFDS_DATA_DIR"):
         TfdsSource("cc100/ja", cc100.SLICES, data_dir=str(tmp_path / "none")).check("train")

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data import streams
 from limba.data.reader_processes import ReaderProcesses, Recipe, open_stream
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
@@ -34,7 +34,7 @@ def test_processes_give_what_one_does(once):
         assert not flat(apart.empty()).any()
 
         apart._processes[1].send_signal(signal.SIGKILL)
-        with pytest.raises(ConfigError, match=r"data shards \[1, 3\] has ended \(-9\).* lower DataConfig.num_reader"):
+        with pytest.raises(InputError, match=r"data shards \[1, 3\] has ended \(-9\).* lower DataConfig.num_reader"):
             next(apart)
         apart._connections[0].close()  # as when this process dies
         assert apart._processes[0].wait(20) == 0
@@ -44,6 +44,6 @@ def test_a_process_says_why_it_cannot_open_its_stream(once):
     unknown = dataclasses.replace(once, task_modules=())
     with (
         contextlib.closing(ReaderProcesses(Recipe(unknown, {"inputs": 64}, {}, (0, 1), 1))) as stream,
-        pytest.raises(ConfigError, match="No task or mixture is called 'demo_span_corruption'"),
+        pytest.raises(InputError, match="No task or mixture is called 'demo_span_corruption'"),
     ):
         next(stream)

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources import readers
 
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
@@ -85,7 +85,7 @@ def test_zstandard_of_several_frames_and_long_windows(tmp_path):
     path.write_bytes(b"".join(frames))
     assert read_all([readers.Unit(str(path))]) == TEXTS
     path.write_bytes(b"".join(frames)[:-5])
-    with pytest.raises(ConfigError, match="ends within a zstandard frame"):
+    with pytest.raises(InputError, match="ends within a zstandard frame"):
         read_all([readers.Unit(str(path))])
 
 
@@ -127,7 +127,7 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     def message(name: str, content: bytes, column: str = "text") -> str:
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(InputError) as caught:
             read_all(readers.list_units(readers.list_files([str(path)])), column)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -148,14 +148,14 @@ def test_bad_files_are_named_with_the_place(tmp_path):
     assert "parquet" in message("i.parquet", b"no parquet")
     assert "suffix" in message("j.doc", b"?")
     parquet = write(tmp_path / "k.parquet")
-    with pytest.raises(ConfigError, match="'id', 'text'"):
+    with pytest.raises(InputError, match="'id', 'text'"):
         read_all(readers.list_units(readers.list_files([str(parquet)])), "body")
 
 
 def test_paths_that_give_nothing_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="matches no file"):
+    with pytest.raises(InputError, match="matches no file"):
         readers.list_files([f"{tmp_path}/*.txt"])
-    with pytest.raises(ConfigError, match="matches no file"):
+    with pytest.raises(InputError, match="matches no file"):
         readers.list_files([f"{tmp_path}/absent.txt"])
-    with pytest.raises(ConfigError, match="is a directory"):
+    with pytest.raises(InputError, match="is a directory"):
         readers.list_files([str(tmp_path)])

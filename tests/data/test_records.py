@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data import streams
 from limba.data.objectives.choose import span_corruption, tokenize_documents
 from limba.data.sources.array_record import ArrayRecordSource, TfdsSource, permuted
@@ -130,7 +130,7 @@ def test_bad_records_are_said(records, tmp_path, column, files, message):
         import fsspec
 
         fsspec.filesystem("memory").pipe("/x/a.array_record", b"there")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         ArrayRecordSource(files.format(tmp_path), column=column).check("train")
 
 
@@ -191,11 +191,11 @@ def test_tfds_position_is_restored(prepared, tmp_path):
 
 
 def test_bad_tfds_choices_are_said(prepared):
-    with pytest.raises(ConfigError, match="not known to TFDS"):
+    with pytest.raises(InputError, match="not known to TFDS"):
         TfdsSource("documants", data_dir=prepared).check("train")
-    with pytest.raises(ConfigError, match="no feature 'body'; it has 'text', 'title'"):
+    with pytest.raises(InputError, match="no feature 'body'; it has 'text', 'title'"):
         TfdsSource("documents", column="body", data_dir=prepared).check("train")
-    with pytest.raises(ConfigError, match="no split 'test'; it has train"):
+    with pytest.raises(InputError, match="no split 'test'; it has train"):
         TfdsSource("documents", {"train": "test"}, data_dir=prepared).check("train")
-    with pytest.raises(ConfigError, match="not prepared in .* python -m launch.prepare --tfds=wiki40b/ro"):
+    with pytest.raises(InputError, match="not prepared in .* python -m launch.prepare --tfds=wiki40b/ro"):
         TfdsSource("wiki40b/ro", data_dir=prepared).check("train")

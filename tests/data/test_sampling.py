@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import seqio
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources.files import FileSource
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.report import fertility, fertility_table
@@ -69,10 +69,10 @@ def test_a_small_corpus_is_taken_whole_and_a_large_one_is_not_read_whole(numbere
 def test_what_has_no_text_is_refused(numbered):
     feature = seqio.Feature(seqio.ByteVocabulary())
     legacy = seqio.Task("legacy", seqio.TextLineDataSource({"train": str(numbered)}), {"targets": feature})
-    with pytest.raises(ConfigError, match="no units; give its files as --files"):
+    with pytest.raises(InputError, match="no units; give its files as --files"):
         text_source(legacy)
     source = FileSource(str(numbered), column="tokens")
-    with pytest.raises(ConfigError, match="tokens and no text"):
+    with pytest.raises(InputError, match="tokens and no text"):
         text_source(seqio.Task("ids", source, {"targets": feature}))
 
 

@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources import readers
 from limba.data.sources.files import FileSource, HubSource
 from tests.data.test_readers import TEXTS, write
@@ -100,7 +100,7 @@ def test_given_validation_files_are_taken(tmp_path):
     assert texts(source.documents("train", num_epochs=1, shuffle=False)) == TEXTS[:50]
     assert texts(source.documents("validation", num_epochs=1, shuffle=False)) == TEXTS[50:60]
     assert source.splits == ("train", "validation")
-    with pytest.raises(ConfigError, match="it has train, validation"):
+    with pytest.raises(InputError, match="it has train, validation"):
         source.check("test")
 
 
@@ -122,7 +122,7 @@ def test_hub_reads_a_local_directory(tmp_path):
 
 
 def test_hub_name_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(InputError, match="cannot be opened"):
         HubSource(str(tmp_path / "absent")).units("train")
 
 
@@ -138,12 +138,12 @@ def test_seqio_reads_it_as_any_source(tmp_path):
 def test_check_finds_bad_corpora(tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "blank.txt").write_text("\n\n \n")
-    with pytest.raises(ConfigError, match="no document"):
+    with pytest.raises(InputError, match="no document"):
         FileSource(f"{tmp_path}/empty.txt,{tmp_path}/blank.txt").check("train")
-    with pytest.raises(ConfigError, match="no column 'body'"):
+    with pytest.raises(InputError, match="no column 'body'"):
         FileSource(str(write(tmp_path / "c.jsonl")), column="body").check("train")
     (tmp_path / "late.txt").write_bytes(b"good\n" * 50_000 + b"\xff\n")
-    with pytest.raises(ConfigError, match="line 50001"):
+    with pytest.raises(InputError, match="line 50001"):
         FileSource(str(tmp_path / "late.txt")).check("train")
     FileSource(str(write(tmp_path / "c.txt"))).check("validation", may_be_empty=True)
 

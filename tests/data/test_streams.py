@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data import streams, validation
 from limba.data.objectives.choose import span_corruption, tokenize_documents
 from limba.data.reader_processes import open_stream
@@ -91,15 +91,15 @@ def test_a_fresh_process_goes_on_bit_for_bit(config, tmp_path):
 def test_positions_of_other_data_are_refused(config):
     _, _, stream = opened(config, [0, 1])
     positions = stream.positions()
-    with pytest.raises(ConfigError, match="shard 1"):
+    with pytest.raises(InputError, match="shard 1"):
         stream.restore({0: positions[0]})
-    with pytest.raises(ConfigError, match="shard"):
+    with pytest.raises(InputError, match="shard"):
         stream.restore({0: positions[1], 1: positions[0]})
     stream.close()
     changes = [("task_feature_lengths", {"inputs": 32}), ("validation_percent", 30.0), ("shuffle_buffer", 5)]
     for name, value in [*changes, ("train_split", "validation")]:
         _, _, other = opened(dataclasses.replace(config, **{name: value}), [0])
-        with pytest.raises(ConfigError, match=name):
+        with pytest.raises(InputError, match=name):
             other.restore(positions)
         other.close()
 
@@ -112,14 +112,14 @@ def test_positions_of_another_column_or_vocabulary_are_refused(config, tmp_path,
     positions = stream.positions()
     stream.close()
     _, _, other = opened(dataclasses.replace(english, column="id"), [0])
-    with pytest.raises(ConfigError, match=r"column \['en'\] and this run has \['id'\]"):
+    with pytest.raises(InputError, match=r"column \['en'\] and this run has \['id'\]"):
         other.restore(positions)
     other.close()
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.read_bytes())
     proto.pieces[-1].piece, proto.pieces[-2].piece = proto.pieces[-2].piece, proto.pieces[-1].piece
     (tmp_path / "other.model").write_bytes(proto.SerializeToString())
     _, _, other = opened(dataclasses.replace(english, vocabulary=str(tmp_path / "other.model")), [0])
-    with pytest.raises(ConfigError, match="vocabulary 'sentencepiece"):
+    with pytest.raises(InputError, match="vocabulary 'sentencepiece"):
         other.restore(positions)
     other.close()
 
@@ -203,7 +203,7 @@ class Sharded:
 def test_shards_of_a_process(config):
     assert streams.shards_of_this_process(Sharded(slice(0, 2), slice(2, 4)), config) == [0, 1]
     assert streams.shards_of_this_process(Sharded(slice(4, 8)), config) == [2, 3]
-    with pytest.raises(ConfigError, match="to 8 or a multiple"):
+    with pytest.raises(InputError, match="to 8 or a multiple"):
         streams.shards_of_this_process(Sharded(slice(1, 2), slice(6, 7)), config)
 
 
@@ -228,13 +228,13 @@ def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
 
 
 def test_unknown_names_and_bad_corpora_are_refused(config, tmp_path):
-    with pytest.raises(ConfigError, match="did you mean demo_span_corruption"):
+    with pytest.raises(InputError, match="did you mean demo_span_corruption"):
         streams.resolve_task(dataclasses.replace(config, mixture_or_task_name="demo_span_coruption"))
     absent = dataclasses.replace(config, data_files=f"{tmp_path}/*.txt")
-    with pytest.raises(ConfigError, match="matches no file"):
+    with pytest.raises(InputError, match="matches no file"):
         streams.check_sources(streams.resolve_task(absent), absent)
     absent = dataclasses.replace(config, vocabulary=str(tmp_path / "absent.model"))
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(InputError, match="not there"):
         streams.resolve_task(absent)
 
 
@@ -244,7 +244,7 @@ def test_a_bad_line_met_in_training_is_said_in_the_sources_words(config, tmp_pat
         file.write('{"other": 1}\n')
     bad = dataclasses.replace(config, data_files=str(path), batch_size=4, num_data_shards=1)
     _, _, stream = opened(bad, [0])
-    with pytest.raises(ConfigError, match="no column 'text'; it has 'other'"):
+    with pytest.raises(InputError, match="no column 'text'; it has 'other'"):
         taken(stream, 3000)
     stream.close()
 
@@ -280,12 +280,12 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
     again.restore(positions)
     np.testing.assert_array_equal(taken(again, 10), expected)
     again.close()
-    with pytest.raises(ConfigError, match="is a mixture"):
+    with pytest.raises(InputError, match="is a mixture"):
         streams.resolve_task(dataclasses.replace(mixed, data_files="c.txt"))
     by_examples = functools.partial(seqio.mixing_rate_num_examples, temperature=2.0)
     seqio.MixtureRegistry.add("by_examples", ["mixed_a", "mixed_b"], default_rate=by_examples)
     uncounted = dataclasses.replace(mixed, mixture_or_task_name="by_examples")
-    with pytest.raises(ConfigError, match="mixed_a in mixture by_examples cannot be had.*mixture_temperature"):
+    with pytest.raises(InputError, match="mixed_a in mixture by_examples cannot be had.*mixture_temperature"):
         streams.resolve_task(uncounted)
     rates = streams.resolve_task(dataclasses.replace(uncounted, mixture_temperature=2.0))
     assert rates.get_rate(rates.tasks[0]) == rates.get_rate(rates.tasks[1]) > 0
@@ -304,7 +304,7 @@ def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
     cached = dataclasses.replace(
         config, mixture_or_task_name="cached", vocabulary="byte", data_files=None, cache_dir=str(tmp_path)
     )
-    with pytest.raises(ConfigError, match="Task cached has no cache .* --tasks=cached"):
+    with pytest.raises(InputError, match="Task cached has no cache .* --tasks=cached"):
         streams.resolve_task(cached)
     (tmp_path / "cached").mkdir()
     info = {"num_shards": 1, "features": {"targets": {"shape": [None], "dtype": "int32"}}, "seqio_version": "1.0.0"}
@@ -359,7 +359,7 @@ def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
     np.testing.assert_array_equal(taken(again, 5), expected)
     again.close()
     assert validation.validation_batches(task, lengths, legacy, 3) == []
-    with pytest.raises(ConfigError, match="it has train"):
+    with pytest.raises(InputError, match="it has train"):
         streams.check_sources(task, dataclasses.replace(legacy, train_split="test"))
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data import metrics as text_metrics
 from limba.data.objectives import diacritics
 from limba.data.sources.files import FileSource
@@ -48,10 +48,10 @@ def test_rows_keep_their_columns_together(tmp_path: Path, suffix: str) -> None:
 
 def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="no column 'c'"):
+    with pytest.raises(InputError, match="no column 'c'"):
         FileSource(path, column={"inputs": "a", "targets": "c"}).check("train")
     (tmp_path / "rows.txt").write_text("one\n")
-    with pytest.raises(ConfigError, match="has no columns"):
+    with pytest.raises(InputError, match="has no columns"):
         FileSource(str(tmp_path / "rows.txt"), column=COLUMNS).check("train")
 
 
@@ -64,7 +64,7 @@ def test_diacritics_are_stripped_and_cedillas_read_as_commas() -> None:
     assert half == diacritics.stripped(text, "ro", 0.5)
     changed = sum(a != b for a, b in zip(text.split(), half.split(), strict=True))
     assert 0.25 < changed / len(text.split()) < 0.65
-    with pytest.raises(ConfigError, match="choose one of ro"):
+    with pytest.raises(InputError, match="choose one of ro"):
         diacritics.letters_of("xx")
 
 
@@ -156,7 +156,7 @@ def test_a_hugging_face_tokenizer_is_a_vocabulary(tokenizer_file: Path) -> None:
     assert b"".join(pieces[number] for number in ids) == text.encode()
     assert vocabulary == TokenizersVocabulary(str(tokenizer_file))
     check_vocabulary(vocabulary, 512)
-    with pytest.raises(ConfigError, match="set ModelConfig.vocab_size"):
+    with pytest.raises(InputError, match="set ModelConfig.vocab_size"):
         check_vocabulary(vocabulary, 128)
 
 
@@ -166,5 +166,5 @@ def test_files_that_are_no_vocabulary_are_named(tmp_path: Path, tokenizer_file: 
     content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] != 0]
     (tmp_path / "pad.json").write_text(json.dumps(content))
     for name, words in (("none.json", "not there"), ("bad.json", "no tokenizer.json"), ("pad.json", "padding here")):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(InputError, match=words):
             load_vocabulary(str(tmp_path / name))

@@ -8,7 +8,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary, train_vocabulary
 from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
@@ -73,14 +73,14 @@ def test_a_model_with_sentinels_keeps_them(vocabulary, tmp_path):
 
 
 def test_what_is_no_unigram_model_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(InputError, match="not there"):
         tokenizer_json(str(tmp_path / "absent.model"))
     with (tmp_path / "bpe.model").open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["some text to train on"] * 9), model_writer=file, vocab_size=30, model_type="bpe",
             hard_vocab_limit=False, minloglevel=2,
         )  # fmt: skip
-    with pytest.raises(ConfigError, match="no unigram model"):
+    with pytest.raises(InputError, match="no unigram model"):
         tokenizer_json(str(tmp_path / "bpe.model"))
 
 

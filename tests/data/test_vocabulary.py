@@ -8,7 +8,7 @@ import sentencepiece
 import seqio
 from sentencepiece import sentencepiece_model_pb2
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.character_sets import SETS, CharacterSets
 from limba.data.vocabulary.load import (
     check_vocabulary,
@@ -43,9 +43,9 @@ def test_training_is_deterministic_and_small_texts_work(tmp_path, corpus):
 
 
 def test_training_refuses_what_cannot_work(tmp_path):
-    with pytest.raises(ConfigError, match="no text"):
+    with pytest.raises(InputError, match="no text"):
         train_vocabulary([], 500, str(tmp_path / "v.model"))
-    with pytest.raises(ConfigError, match="change the size"):
+    with pytest.raises(InputError, match="change the size"):
         train_vocabulary(["some text to train on"] * 9, 100, str(tmp_path / "v.model"))
 
 
@@ -100,26 +100,26 @@ def test_bytes_have_sentinels_above_them():
 
 
 def test_bad_vocabularies_are_refused(tmp_path, vocabulary):
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(InputError, match="not there"):
         load_vocabulary(str(tmp_path / "absent.model"), 100)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_vocabulary(str(tmp_path), 100)
     for content in (b"", b"plain text, no model", bytes(range(256))):
         (tmp_path / "wrong.model").write_bytes(content)
-        with pytest.raises(ConfigError, match="not a SentencePiece model"):
+        with pytest.raises(InputError, match="not a SentencePiece model"):
             load_vocabulary(str(tmp_path / "wrong.model"), 100)
-    with pytest.raises(ConfigError, match=r"900 ids.* 800 rows.* 1024 "):
+    with pytest.raises(InputError, match=r"900 ids.* 800 rows.* 1024 "):
         check_vocabulary(load_vocabulary(str(vocabulary), 100), 800)
-    with pytest.raises(ConfigError, match="no sentinels"):
+    with pytest.raises(InputError, match="no sentinels"):
         check_vocabulary(load_vocabulary(str(vocabulary), 0), 1024)
-    with pytest.raises(ConfigError, match="no sentinels"):
+    with pytest.raises(InputError, match="no sentinels"):
         check_vocabulary(load_vocabulary("byte", 0), 384)
-    with pytest.raises(ConfigError, match="100 sentinels and 101"):
+    with pytest.raises(InputError, match="100 sentinels and 101"):
         sentinel_ids(load_vocabulary(str(vocabulary), 100), 101)
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(InputError, match="not there"):
         check_vocabulary(seqio.SentencePieceVocabulary(str(tmp_path / "absent.model"), 100), 1024)
     _without_padding(tmp_path / "unpadded.model")
-    with pytest.raises(ConfigError, match="pad_id=0"):
+    with pytest.raises(InputError, match="pad_id=0"):
         load_vocabulary(str(tmp_path / "unpadded.model"), 100)
 
 

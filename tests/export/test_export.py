@@ -14,7 +14,7 @@ import transformers
 
 from limba.cli import flags, program
 from limba.cli.use import huggingface, infer, sources
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary, sentinel_ids
 from limba.export import infill
 from limba.export import proof as check
@@ -139,7 +139,7 @@ def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, ca
     assert written(named) == (str(vocabulary), 50)
     assert written("VOCABULARY = @seqio.ByteVocabulary()\n") == ("byte", 100)
     absent = f"{model}'{tmp_path}/absent.model'\n"
-    with pytest.raises(ConfigError, match="config.gin names a vocabulary that cannot be read here .*absent.model is"):
+    with pytest.raises(InputError, match="config.gin names a vocabulary that cannot be read here .*absent.model is"):
         written(absent)
     assert written(absent, "none") is None and written("") is None
     assert "No vocabulary is known" in capsys.readouterr().out
@@ -337,7 +337,7 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
     monkeypatch.delenv("HF_TOKEN", raising=False)
 
     def refused(message, *flags):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             export(*flags)
 
     refused("holds no checkpoint", tmp_path)
@@ -378,16 +378,16 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
 
 
 def test_import_refuses_what_is_no_t5(tmp_path):
-    with pytest.raises(ConfigError, match="no folder of transformers'"):
+    with pytest.raises(InputError, match="no folder of transformers'"):
         import_folder(tmp_path, tmp_path / "out")
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
     files.write_pytorch(tmp_path, arrays_of(config_of("t5_1_1")), config_of("t5_1_1"))
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(InputError, match="is not empty"):
         import_folder(tmp_path, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bart"}')
-    with pytest.raises(ConfigError, match="only t5, mt5, umt5, llama and gpt2"):
+    with pytest.raises(InputError, match="only t5, mt5, umt5, llama and gpt2"):
         import_folder(tmp_path, tmp_path / "out")
-    with pytest.raises(ConfigError, match="only a linear second one"):
+    with pytest.raises(InputError, match="only a linear second one"):
         files.config_json(config_of("t5_1_1", mlp_activations=("gelu", "gelu")))
 
 

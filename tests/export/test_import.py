@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from limba.cli import program
 from limba.cli.use import huggingface
-from limba.config import CheckpointConfig, ConfigError, DataConfig, MeshConfig, OptimizerConfig
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
 from limba.export import push
 from limba.export.from_huggingface import import_folder
 from limba.formats import hub
@@ -107,7 +107,7 @@ def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_pat
 def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):
     source = only(folder, "pytorch_model.bin", tmp_path / "source")
     weights = torch.load(source / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="run `python -m convert.huggingface import"):
+    with pytest.raises(InputError, match="run `python -m convert.huggingface import"):
         start_from(source)
     names = sorted(weights)  # two files and an index, in half precision, one of them of before PyTorch 1.6
     torch.save({name: weights[name].bfloat16() for name in names[::2]}, source / "pytorch_model-00001-of-00002.bin")
@@ -130,14 +130,14 @@ def test_pickles_are_read_as_tensors_alone(folder, arrays, tmp_path):
 
     (source / "pytorch_model.bin.index.json").unlink()
     torch.save({**weights, "shared.weight": Harmful()}, source / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="holds more than tensors"):
+    with pytest.raises(InputError, match="holds more than tensors"):
         import_folder(str(source), tmp_path / "out")
     assert not (tmp_path / "harm").exists()
     (source / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-5000])
-    with pytest.raises(ConfigError, match="cannot be read as PyTorch's"):
+    with pytest.raises(InputError, match="cannot be read as PyTorch's"):
         import_folder(str(source), tmp_path / "out")
     torch.save([1, 2], source / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match="holds no table of tensors"):
+    with pytest.raises(InputError, match="holds no table of tensors"):
         import_folder(str(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -147,11 +147,11 @@ def test_arrays_that_are_not_the_configurations(folder, tmp_path):
         source = only(folder, form, tmp_path / form)
         about = json.loads((source / "config.json").read_text())
         (source / "config.json").write_text(json.dumps({**about, "d_ff": 32}))
-        with pytest.raises(ConfigError, match=r"mlp/wi_0/kernel as \(64, 96\), .*\(64, 32\); its config.json"):
+        with pytest.raises(InputError, match=r"mlp/wi_0/kernel as \(64, 96\), .*\(64, 32\); its config.json"):
             import_folder(str(source), tmp_path / "out")
         (source / "config.json").write_text(json.dumps(about))
         (source / form).write_bytes((source / form).read_bytes()[:-100])
-        with pytest.raises(ConfigError, match="is cut short|cannot be read as flax's"):
+        with pytest.raises(InputError, match="is cut short|cannot be read as flax's"):
             import_folder(str(source), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -170,7 +170,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
     (tmp_path / "me" / "t5").mkdir(parents=True)
     with monkeypatch.context() as inside:  # what lies at a path of that name goes first
         inside.chdir(tmp_path)
-        with pytest.raises(ConfigError, match="holds no checkpoints of Limba's"):
+        with pytest.raises(InputError, match="holds no checkpoints of Limba's"):
             start_from("me/t5")
     hub_server.server_close()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -180,7 +180,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
 
 def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
     def refused(source, message):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             start_from(source)
         assert program.exit_code(huggingface.run, ["import", source, str(tmp_path / "out")]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -209,14 +209,14 @@ def test_another_optimizer_may_begin_where_the_step_is_reset(folder, arrays, tmp
     with Checkpoints(str(tmp_path / "run"), CheckpointConfig(), DataConfig("t", {"inputs": 1}, batch_size=1)) as kept:
         kept.save(7, trained, {})
     assert int(start_from(tmp_path / "run", "adamw")[0].step) == 7
-    with pytest.raises(ConfigError, match="another optimizer's: .*RESET_STEP=True"):
+    with pytest.raises(InputError, match="another optimizer's: .*RESET_STEP=True"):
         start_from(tmp_path / "run")
     reset, fresh = start_from(tmp_path / "run", reset_step=True)
     assert int(reset.step) == 0
     jax.tree.map(np.testing.assert_array_equal, reset.params, state.params)
     jax.tree.map(np.testing.assert_array_equal, reset.opt_state, fresh.opt_state)
     wider = dataclasses.replace(CONFIG, mlp_dim=32)
-    with pytest.raises(ConfigError, match="another network's"):
+    with pytest.raises(InputError, match="another network's"):
         other = abstract_state(Network(wider), make_optimizer(OptimizerConfig(), 10), tiny.mesh_of(MeshConfig(), 1))
         load_initial(str(tmp_path / "run"), other, wider, fresh, True)
 
@@ -227,12 +227,12 @@ def test_uploads_go_on_where_they_were_broken_off(hub_server, folder, tmp_path, 
         folders[step] = only(folder, "model.safetensors", tmp_path / f"step_{step}")
         (folders[step] / "README.md").write_text(f"step {step}")
     monkeypatch.setenv("HF_TOKEN", "bad")
-    with pytest.raises(ConfigError, match="does not take HF_TOKEN .Invalid user token"):
+    with pytest.raises(InputError, match="does not take HF_TOKEN .Invalid user token"):
         push.check_target("me/new", dry_run=False)
     monkeypatch.setenv("HF_TOKEN", "good")
     push.check_target("me/new", dry_run=False)
     hub_server.fail("/api/models/me/new/commit/step_10", status(400), methods=("POST",))
-    with pytest.raises(ConfigError, match="The upload to me/new failed .*run the command again"):
+    with pytest.raises(InputError, match="The upload to me/new failed .*run the command again"):
         push.push("me/new", folders, dry_run=False)
     first = hub_server.bytes_sent["commit", "step_9"]
     push.push("me/new", folders, dry_run=False)

@@ -9,7 +9,7 @@ import pytest
 
 from limba.cli import program
 from limba.cli.use import t5x as command
-from limba.config import CheckpointConfig, ConfigError, DataConfig, MeshConfig, OptimizerConfig
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
 from limba.formats import t5x
 from limba.model import Network
 from limba.training.checkpoint import Checkpoints
@@ -74,11 +74,11 @@ def test_another_optimizer_has_no_state_there(tmp_path, capsys):
 
 
 def test_bad_choices(run, tmp_path, capsys):
-    with pytest.raises(ConfigError, match="holds no checkpoint of Limba's"):
+    with pytest.raises(InputError, match="holds no checkpoint of Limba's"):
         command.run(["export", str(tmp_path), str(tmp_path / "out")])
-    with pytest.raises(ConfigError, match="no checkpoint at step 4"):
+    with pytest.raises(InputError, match="no checkpoint at step 4"):
         command.run(["export", str(run), str(tmp_path), "--step=4"])
-    with pytest.raises(ConfigError, match="is no T5X checkpoint"):
+    with pytest.raises(InputError, match="is no T5X checkpoint"):
         command.run(["inspect", str(tmp_path)])
     shutil.copytree(GOLDEN / "t5x_legacy" / "checkpoint_3", tmp_path / "checkpoint_3")
     assert program.exit_code(command.run, ["export", str(run), str(tmp_path)]) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.from_huggingface import import_folder
 from limba.formats import decoder_only, huggingface, huggingface_files
@@ -99,7 +99,7 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     ],
 )
 def test_what_no_class_can_hold_is_said(changes, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         decoder_only.kind(tiny.language_model(**changes))
 
 
@@ -108,11 +108,11 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
     arrays = {name: np.zeros(shape, np.float32) for name, shape in decoder_only.shapes(config).items()}
     huggingface_files.write_configs(tmp_path, config, "float32")
     huggingface_files.write_pytorch(tmp_path, arrays, config)
-    with pytest.raises(ConfigError, match=r"lacks transformer.h.2.ln_1.weight and .* more"):
+    with pytest.raises(InputError, match=r"lacks transformer.h.2.ln_1.weight and .* more"):
         huggingface.open_folder(tmp_path, tiny.language_model(**{**vars(config), "num_decoder_layers": 3}))
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**about, "activation_function": "tanh"}))
-    with pytest.raises(ConfigError, match="activation"):
+    with pytest.raises(InputError, match="activation"):
         huggingface.model_config(tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from limba.config import ConfigError, MeshConfig, OptimizerConfig
+from limba.config import InputError, MeshConfig, OptimizerConfig
 from limba.formats import huggingface
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
@@ -103,24 +103,24 @@ def test_bad_folders_are_refused(tmp_path):
     folder = write_folder(tmp_path / "good", model)
     abstract, fresh = prepared(config)
     tied = our_config("t5_1_0")
-    with pytest.raises(ConfigError, match="lacks|holds"):
+    with pytest.raises(InputError, match="lacks|holds"):
         load_initial(str(folder), *[prepared(tied)[0]], tied, prepared(tied)[1], False)
-    with pytest.raises(ConfigError, match="set VOCAB_SIZE"):
+    with pytest.raises(InputError, match="set VOCAB_SIZE"):
         bigger = type(config)(**{**vars(config), "vocab_size": 384})
         load_initial(str(folder), prepared(bigger)[0], bigger, prepared(bigger)[1], False)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match="cut short"):
+    with pytest.raises(InputError, match="cut short"):
         load_initial(str(folder), abstract, config, fresh, False)
     weights.write_bytes(b"\x01")
-    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
         load_initial(str(folder), abstract, config, fresh, False)
     for about, message in (
         ('{"model_type": "bart"}', "only t5, mt5, umt5"),
         ('{"model_type": "llama"}', "no 'vocab_size'"),
     ):
         (folder / "config.json").write_text(about)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(InputError, match=message):
             huggingface.model_config(folder)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
+from limba.config import InputError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
 from limba.formats import t5x
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
@@ -169,7 +169,7 @@ def test_a_scanned_tree_is_read_as_the_network_it_is(tmp_path):
         tree[f"target/{name}"] = array
     path = t5x.write_legacy(tmp_path, 9, tree)
     jax.tree.map(np.testing.assert_array_equal, loaded(path, config).params, state.params)
-    with pytest.raises(ConfigError, match="relative bias in every layer"):
+    with pytest.raises(InputError, match="relative bias in every layer"):
         loaded(path, tiny.MODEL)
 
 
@@ -189,14 +189,14 @@ def test_layers_numbered_from_zero_or_not_at_all():
 )
 def test_a_checkpoint_cut_short_is_named(legacy, damage, message):
     damage(legacy)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         loaded(legacy)
 
 
 def test_other_networks_are_refused(legacy):
-    with pytest.raises(ConfigError, match="lacks decoder/layers_2"):
+    with pytest.raises(InputError, match="lacks decoder/layers_2"):
         loaded(legacy, ModelConfig(**{**vars(CONFIG), "num_decoder_layers": 3}))
-    with pytest.raises(ConfigError, match=r"\(128, 128\) there and .*256.* here; set VOCAB_SIZE"):
+    with pytest.raises(InputError, match=r"\(128, 128\) there and .*256.* here; set VOCAB_SIZE"):
         loaded(legacy, ModelConfig(**{**vars(CONFIG), "vocab_size": 256}))
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
+    with pytest.raises(InputError, match="holds no checkpoint"):
         loaded(legacy.parent.parent)

@@ -8,7 +8,7 @@ import re
 import fsspec
 import pytest
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.inference import files as text_files
 
 ABOUT = {"input": "in.jsonl", "step": 3}
@@ -55,7 +55,7 @@ def test_an_output_goes_on_wherever_it_is(path, tmp_path):
     assert done.num_done == 11
     done.close()
     assert len(content(path).splitlines()) == 11
-    with pytest.raises(ConfigError, match=f"--output={re.escape(path)} is there, made with another step"):
+    with pytest.raises(InputError, match=f"--output={re.escape(path)} is there, made with another step"):
         text_files.Output(path, {**ABOUT, "step": 4})
 
 
@@ -78,15 +78,15 @@ def test_parts_that_a_kill_left_behind_are_not_counted_twice():
 @pytest.mark.parametrize("place", ["nowhere://a/b.jsonl", "http://127.0.0.1:9/b.jsonl"])
 def test_addresses_that_cannot_be(place, monkeypatch):
     monkeypatch.setattr(text_files, "POLICY", text_files.remote.ReadPolicy(timeout_seconds=2.0, attempts=1))
-    with pytest.raises(ConfigError, match=f"--output={place} cannot be written"):
+    with pytest.raises(InputError, match=f"--output={place} cannot be written"):
         text_files.Output(place, ABOUT)
-    with pytest.raises(ConfigError, match=f"--input={place} cannot be read"):
+    with pytest.raises(InputError, match=f"--input={place} cannot be read"):
         list(text_files.records(place, ["inputs"]))
 
 
 def test_inputs_that_are_cut_off_or_not_there(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode() * 99)[:-9])
-    with pytest.raises(ConfigError, match=r"cut.jsonl.gz cannot be read \(Compressed file ended"):
+    with pytest.raises(InputError, match=r"cut.jsonl.gz cannot be read \(Compressed file ended"):
         list(text_files.records(str(tmp_path / "cut.jsonl.gz"), ["inputs"]))
-    with pytest.raises(ConfigError, match="is not there; give a .txt"):
+    with pytest.raises(InputError, match="is not there; give a .txt"):
         list(text_files.records(str(tmp_path / "none.txt"), ["inputs"]))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import ConfigError, GenerationConfig
+from limba.config import GenerationConfig, InputError
 from limba.inference import search as decoding
 
 EOS, V = 1, 6
@@ -118,5 +118,5 @@ def test_draws_follow_the_probabilities_and_the_input_alone():
     ],
 )
 def test_choices_that_cannot_work_are_named(choices, word):
-    with pytest.raises(ConfigError, match=word):
+    with pytest.raises(InputError, match=word):
         GenerationConfig(**choices)

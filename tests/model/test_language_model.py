@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import ConfigError, GenerationConfig
+from limba.config import GenerationConfig, InputError
 from limba.formats.names import flatten
 from limba.inference import search as decoding
 from limba.model import Network
@@ -159,7 +159,7 @@ def test_grouped_heads_have_fewer_keys_and_flops():
     ],
 )
 def test_bad_layouts_are_said(changes, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         tiny.language_model(**changes)
 
 

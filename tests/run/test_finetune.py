@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from limba.cli import flags
 from limba.cli.use import evaluate, infer, score, trained_model
-from limba.config import CheckpointConfig, ConfigError, GenerationConfig, LossConfig, MeshConfig
+from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.data import metrics as text_metrics
 from limba.data import streams, validation
 from limba.data.objectives.supervised import add_prefix
@@ -115,7 +115,7 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
     assert best["since"] == 1
     assert (runs[1] / "best" / "config.gin").read_text() == (runs[1] / "config.gin").read_text()
     kept = Best(str(runs[1]), CheckpointConfig(best_metric="bleu"), None, None)
-    with pytest.raises(ConfigError, match="the evaluation gives chrf, loss"):
+    with pytest.raises(InputError, match="the evaluation gives chrf, loss"):
         kept.judge(6, {"loss": 1.0, "chrf": 2.0}, None, {})
 
 
@@ -191,7 +191,7 @@ def test_text_in_order_resumed_and_scored(
     infer.run([*command, *sampled])
     resumed = [json.loads(line) for line in output.read_text().splitlines()]
     assert [r["prediction"] for r in resumed] == [r["prediction"] for r in records]
-    with pytest.raises(ConfigError, match="another generation"):
+    with pytest.raises(InputError, match="another generation"):
         infer.run(command)
     scored = tmp_path / "scored.jsonl"
     pairs = tmp_path / "pairs.jsonl"
@@ -310,5 +310,5 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     ],
 )
 def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: tuple, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(InputError, match=words):
         train(*flags.parse_args(arguments(files, tmp_path, *more)))

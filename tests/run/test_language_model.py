@@ -21,10 +21,10 @@ from limba.cli.use import generate
 from limba.cli.use import huggingface as exports
 from limba.config import (
     CheckpointConfig,
-    ConfigError,
     DataConfig,
     EvaluationConfig,
     GenerationConfig,
+    InputError,
     LossConfig,
     MeshConfig,
     OptimizerConfig,
@@ -133,7 +133,7 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={config.model_dir}"])
     summary = " ".join(capsys.readouterr().out.split())
     assert (Path(config.model_dir) / "loss.png").is_file()
-    with pytest.raises(ConfigError, match="holds no figures of training yet"):
+    with pytest.raises(InputError, match="holds no figures of training yet"):
         launch_report.run(["--gin_file=gin/ja_lm_0.1b.gin", f"--gin.MODEL_DIR={tmp_path}/none"])
     for record in samples:
         assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
@@ -214,20 +214,20 @@ def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
 
 def test_choices_that_do_not_go_together(config: RunConfig) -> None:
     def fails(match: str, **changes: object) -> None:
-        with pytest.raises(ConfigError, match=match):
+        with pytest.raises(InputError, match=match):
             dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
 
     fails("is a decoder alone, which reads one sequence", task_feature_lengths={"inputs": 32})
     fails("choose one of prefix_lm, lm_adaptation, causal_lm", objective="span_corruption")
-    with pytest.raises(ConfigError, match="the model has an encoder; give"):
+    with pytest.raises(InputError, match="the model has an encoder; give"):
         dataclasses.replace(config, model=tiny.MODEL)
-    with pytest.raises(ConfigError, match="set ModelConfig.max_length"):
+    with pytest.raises(InputError, match="set ModelConfig.max_length"):
         dataclasses.replace(config, model=tiny.language_model(positions="learned", max_length=16))
     biased = tiny.language_model(biases=("logits",))
-    with pytest.raises(ConfigError, match="choose whole or auto"):
+    with pytest.raises(InputError, match="choose whole or auto"):
         dataclasses.replace(config, model=biased, loss=LossConfig(logits="chunked"))
     corrupted = dataclasses.replace(
         config.data, mixture_or_task_name="demo_span_corruption", vocabulary="byte", new_vocabulary_size=None
     )
-    with pytest.raises(ConfigError, match="is span_corruption, whose inputs an encoder reads"):
+    with pytest.raises(InputError, match="is span_corruption, whose inputs an encoder reads"):
         train(dataclasses.replace(config, data=corrupted))

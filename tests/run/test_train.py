@@ -22,6 +22,7 @@ from limba.config import (
     ConfigError,
     DataConfig,
     EvaluationConfig,
+    InputError,
     MeshConfig,
     OptimizerConfig,
     RunConfig,
@@ -165,11 +166,11 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_kept(
 
 
 def test_a_mesh_that_cannot_be_chosen_is_said(config: RunConfig) -> None:
-    with pytest.raises(ConfigError, match=r"No mesh of 8 devices fits .* REMAT"):
+    with pytest.raises(InputError, match=r"No mesh of 8 devices fits .* REMAT"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True, memory_gib=1e-6)), {})
-    with pytest.raises(ConfigError, match=r"does not tell .*memory_gib"):
+    with pytest.raises(InputError, match=r"does not tell .*memory_gib"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
-    with pytest.raises(ConfigError, match="gradient_reduce_dtype is 'bfloat16'.* fsdp 2"):
+    with pytest.raises(InputError, match="gradient_reduce_dtype is 'bfloat16'.* fsdp 2"):
         train(changed(config, gradient_reduce_dtype="bfloat16"))
 
 
@@ -204,12 +205,12 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
         ConfigError, match=r"another model's: decoder/layers/mlp/wi_0/kernel is .*128.* there and .*256.* here"
     ):
         train(wider)
-    with pytest.raises(ConfigError, match=r"another optimizer's: .*absent"):
+    with pytest.raises(InputError, match=r"another optimizer's: .*absent"):
         train(changed(config, optimizer=OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=2))))
-    with pytest.raises(ConfigError, match="at step 4 and TRAIN_STEPS is 3"):
+    with pytest.raises(InputError, match="at step 4 and TRAIN_STEPS is 3"):
         train(changed(config, train_steps=3))
     assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]  # all of them good, none put aside
-    with pytest.raises(ConfigError, match="num_data_shards 4, and this run has 8"):
+    with pytest.raises(InputError, match="num_data_shards 4, and this run has 8"):
         train(changed(config, data=dataclasses.replace(config.data, num_data_shards=8)))
 
     for path in (directory / "4").rglob("*"):  # the newest is broken: the one before is taken
@@ -221,7 +222,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
 
     for step in ("2", "4"):
         shutil.rmtree(directory / step / "state")
-    with pytest.raises(ConfigError, match="None of the checkpoints"):
+    with pytest.raises(InputError, match="None of the checkpoints"):
         train(config)
 
 
@@ -231,7 +232,7 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
     on = changed(config, model_dir=str(tmp_path / "on"), initial_checkpoint_path=short.model_dir, train_steps=3)
     train(on)
     assert set(losses(on)) == {3}
-    with pytest.raises(ConfigError, match="holds no checkpoints"):
+    with pytest.raises(InputError, match="holds no checkpoints"):
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
 
@@ -251,7 +252,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
 
     def fails(match: str, **data: object) -> None:
-        with pytest.raises(ConfigError, match=match):
+        with pytest.raises(InputError, match=match):
             train(changed(config, data=dataclasses.replace(config.data, **data)))
 
     fails("No task or mixture is called 'demo_span'", mixture_or_task_name="demo_span")
@@ -262,19 +263,19 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     fails("empty.jsonl", data_files=str(empty))
-    with pytest.raises(ConfigError, match="ids.* 512 rows"):
+    with pytest.raises(InputError, match="ids.* 512 rows"):
         train(changed(config, model=dataclasses.replace(config.model, vocab_size=512)))
-    with pytest.raises(ConfigError, match="does not divide"):
+    with pytest.raises(InputError, match="does not divide"):
         train(
             changed(config, data=dataclasses.replace(config.data, batch_size=6, num_data_shards=2), mesh=MeshConfig(8))
         )
-    with pytest.raises(ConfigError, match="NUM_MICROBATCHES 8 parts over 4 groups"):
+    with pytest.raises(InputError, match="NUM_MICROBATCHES 8 parts over 4 groups"):
         train(changed(config, num_microbatches=8))
-    with pytest.raises(ConfigError, match="does not fit 8 devices"):
+    with pytest.raises(InputError, match="does not fit 8 devices"):
         train(changed(config, mesh=MeshConfig(3, 1, 1)))
     file = tmp_path / "file"
     file.write_text(json.dumps({}))
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         train(changed(config, model_dir=str(file / "run")))
 
 

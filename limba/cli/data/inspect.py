@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 ABOUT = """Shows a task's text, pieces, inputs and targets, and how well its vocabulary and lengths fit.
 
@@ -28,12 +28,10 @@ def run(argv: Sequence[str]) -> None:
     group.add_argument("--plot", metavar="FILE.png", help="write the histogram of lengths there too")
     arguments = parser.parse_args(argv)
     if arguments.num < 0 or arguments.sample_bytes < 1:
-        raise ConfigError(
-            f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0."
-        )
+        raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
     recipe = task_flags.recipe(arguments, arguments.inputs)
     if not arguments.task and not arguments.vocabulary:
-        raise ConfigError("--files alone have no vocabulary to be looked at with; give --vocabulary=PATH or byte.")
+        raise InputError("--files alone have no vocabulary to be looked at with; give --vocabulary=PATH or byte.")
     task = recipe()
     with environment.quiet_imports():
         import rich.console

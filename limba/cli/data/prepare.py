@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 ABOUT = """Writes a task's documents, raw or tokenized, as alike shards that can be read at random.
 
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> None:
         return
     if arguments.tfds:
         if arguments.output or arguments.tokenize or arguments.format != "array_record":
-            raise ConfigError(
+            raise InputError(
                 "--tfds takes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
             )
         with environment.quiet_imports():
@@ -64,10 +64,10 @@ def run(argv: Sequence[str]) -> None:
         data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         arguments.output = folder_of(arguments.tfds, data_dir)
     if not arguments.output:
-        raise ConfigError("Nowhere to write is named; give --output=DIR.")
+        raise InputError("Nowhere to write is named; give --output=DIR.")
     recipe = task_flags.recipe(arguments)
     if arguments.tokenize and not arguments.task and not arguments.vocabulary:
-        raise ConfigError("--tokenize of --files alone needs a vocabulary; give --vocabulary=PATH or byte.")
+        raise InputError("--tokenize of --files alone needs a vocabulary; give --vocabulary=PATH or byte.")
     with environment.quiet_imports():
         from tqdm import tqdm
 
@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> None:
 
     source = prepare.source_of(recipe)
     if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
-        raise ConfigError(
+        raise InputError(
             f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
         )
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from limba.config import ConfigError, DataConfig, environment
+from limba.config import DataConfig, InputError, environment
 
 # What a run's gin files call what is a flag here; longer names first.
 FLAGS = {
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}; --help lists what there is.")
+        raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists what there is.")
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def add_to(parser: argparse.ArgumentParser, vocabulary: bool = True) -> None:
 def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
     """Returns the task's recipe; ConfigError where neither a task nor files are named."""
     if not arguments.task and not arguments.files:
-        raise ConfigError("Nothing to read is named; give --task=NAME, --files='data/*.jsonl', or both.")
+        raise InputError("Nothing to read is named; give --task=NAME, --files='data/*.jsonl', or both.")
     if arguments.column != "text" and not arguments.files:
-        raise ConfigError(f"--column={arguments.column} is a column of --files; give --files too.")
+        raise InputError(f"--column={arguments.column} is a column of --files; give --files too.")
     extra_ids = getattr(arguments, "extra_ids", None)
     if extra_ids is not None and not arguments.vocabulary:
-        raise ConfigError(f"--extra_ids={extra_ids} are put above the pieces of --vocabulary; give --vocabulary too.")
+        raise InputError(f"--extra_ids={extra_ids} are put above the pieces of --vocabulary; give --vocabulary too.")
     found = TaskRecipe(
         task=arguments.task or None,
         module=arguments.module,
@@ -144,7 +144,7 @@ def parse_column(text: str) -> str | Mapping[str, str]:
         or not isinstance(columns, dict)
         or not all(isinstance(x, str) for pair in columns.items() for x in pair)
     ):
-        raise ConfigError(f"--column={text} is no dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")
+        raise InputError(f"--column={text} is no dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")
     return columns
 
 
@@ -156,8 +156,8 @@ def says_flags(program: Callable[[Sequence[str]], None]) -> Callable[[Sequence[s
     def run(argv: Sequence[str]) -> None:
         try:
             program(argv)
-        except ConfigError as error:
-            raise ConfigError(names.sub(lambda match: FLAGS[match[1]], str(error))) from error
+        except InputError as error:
+            raise InputError(names.sub(lambda match: FLAGS[match[1]], str(error))) from error
 
     return run
 
@@ -173,5 +173,5 @@ def _import_tasks(module: str | None) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise ConfigError(f"The module {name} imports {error.name}, which is not installed.") from error
-            raise ConfigError(f"There is no module {name}; --module takes one such as tasks.ro.") from None
+                raise InputError(f"The module {name} imports {error.name}, which is not installed.") from error
+            raise InputError(f"There is no module {name}; --module takes one such as tasks.ro.") from None

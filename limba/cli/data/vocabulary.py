@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 ABOUT = """Trains a vocabulary on an even sample of a task's text, writes tokenizer.json beside it, and reports on both.
 
@@ -37,9 +37,9 @@ def _arguments(argv: Sequence[str]) -> Any:
     hosts.add_argument("--wait_seconds", type=float, default=6 * 3600, help="that other hosts wait for host 0")
     arguments = parser.parse_args(argv)
     if arguments.sample_bytes < 1:
-        raise ConfigError(f"--sample_bytes is {arguments.sample_bytes}; give a number of bytes above 0.")
+        raise InputError(f"--sample_bytes is {arguments.sample_bytes}; give a number of bytes above 0.")
     if not 0 < arguments.coverage <= 1:
-        raise ConfigError(f"--coverage is {arguments.coverage}; give a share above 0, 1 at most.")
+        raise InputError(f"--coverage is {arguments.coverage}; give a share above 0, 1 at most.")
     return arguments
 
 
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> None:
     arguments = _arguments(argv)
     host = os.environ.get("PROCESS_ID") or "0"
     if not host.isdigit():
-        raise ConfigError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
+        raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
     recipe = task_flags.recipe(arguments)
     with environment.quiet_imports():
         from limba.data.vocabulary import load as vocabulary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 ABOUT = """usage: python -m launch.report --gin_file=MODEL_DIR/config.gin
 
@@ -24,6 +24,6 @@ def run(argv: Sequence[str]) -> None:
         from limba.evaluation import report
         from limba.training.logging import read_metrics
     if not any(record["kind"] == "train" for record in read_metrics(config.model_dir)):
-        raise ConfigError(f"{config.model_dir} holds no figures of training yet; name the MODEL_DIR of a run.")
+        raise InputError(f"{config.model_dir} holds no figures of training yet; name the MODEL_DIR of a run.")
     print(report.summary(config))
     print(f"picture             {report.plot_loss(config)}")

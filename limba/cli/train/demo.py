@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from limba.config import ConfigError, DataConfig, environment
+from limba.config import DataConfig, InputError, environment
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> None:
     name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
     directory = os.environ.get("MODEL_DIR") or str(ROOT / "runs" / name)
     if "://" in directory:
-        raise ConfigError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
+        raise InputError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
     corpus = given or f"{directory}/corpus.jsonl"
     arguments = [
         "--gin_file=gin/demo.gin",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from limba.cli.use import trained_model
-from limba.config import ConfigError
+from limba.config import InputError
 
 ABOUT = """usage: python -m launch.evaluate --gin_file=FILE [--gin.NAME=VALUE ...]
 
@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> None:
     """Evaluates the model that the flags name and prints the table; raises ConfigError."""
     flags, rest = trained_model.split_flags(argv, FLAGS, ABOUT)
     if not flags["num_examples"].isdigit() and flags["num_examples"]:
-        raise ConfigError(f"--num_examples is {flags['num_examples']}; give a whole number.")
+        raise InputError(f"--num_examples is {flags['num_examples']}; give a whole number.")
     trained = trained_model.load(rest, flags["checkpoint"])
     import jax
     from etils import epath

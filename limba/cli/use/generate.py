@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError, GenerationConfig, environment
+from limba.config import GenerationConfig, InputError, environment
 
 ABOUT = """Writes on behind prompts, on a CPU too, with keys and values kept.
 
@@ -40,12 +40,12 @@ def _arguments(argv: Sequence[str]) -> Any:
 
 def _generation(arguments: Any) -> GenerationConfig:
     if arguments.temperature < 0 or arguments.top_k < 0:
-        raise ConfigError(
+        raise InputError(
             f"--temperature is {arguments.temperature} and --top_k {arguments.top_k}; give numbers of 0 or more."
         )
     draws = arguments.temperature > 0
     if not draws and arguments.num > 1:
-        raise ConfigError(f"--num is {arguments.num} and --temperature 0 gives one text; give a temperature above 0.")
+        raise InputError(f"--num is {arguments.num} and --temperature 0 gives one text; give a temperature above 0.")
     return GenerationConfig(
         max_tokens=arguments.max_tokens,
         sample=draws,
@@ -73,7 +73,7 @@ def _opened(path: str, step: int | None, vocabulary: str | None) -> tuple[Any, A
         _check_network(model, path)
         inside = next((name for name in ("spiece.model", "tokenizer.json") if (folder / name).is_file()), None)
         if vocabulary is None and inside is None:
-            raise ConfigError(
+            raise InputError(
                 f"{path} holds no spiece.model and no tokenizer.json; give its vocabulary as --vocabulary=PATH|byte."
             )
         loaded = load_vocabulary(vocabulary or f"{folder}/{inside}", extra_ids=0)
@@ -84,13 +84,13 @@ def _opened(path: str, step: int | None, vocabulary: str | None) -> tuple[Any, A
     choices = exports.Choices(("pytorch",), "float32", vocabulary, 0, checks=False)
     found = exports.vocabulary_of(source, choices)
     if found is None:
-        raise ConfigError(f"{path} names no vocabulary; give --vocabulary=PATH.")
+        raise InputError(f"{path} names no vocabulary; give --vocabulary=PATH.")
     return source.model, source.arrays(chosen), found[2]
 
 
 def _check_network(model: Any, path: str) -> None:
     if not model.is_decoder_only:
-        raise ConfigError(f"{path} is an encoder-decoder, which answers inputs and goes on with nothing; name another.")
+        raise InputError(f"{path} is an encoder-decoder, which answers inputs and goes on with nothing; name another.")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> None:
     arguments = _arguments(argv)
     config = _generation(arguments)
     if arguments.prompt is None and sys.stdin.isatty():
-        raise ConfigError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
+        raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
     with environment.quiet_imports():
         from limba.export.proof import parameters
         from limba.inference.continuations import continuations
@@ -107,7 +107,7 @@ def run(argv: Sequence[str]) -> None:
         model, arrays, vocabulary = _opened(arguments.model, arguments.step, arguments.vocabulary)
     prompts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not prompts:
-        raise ConfigError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
+        raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
     network = Network(dataclasses.replace(model, dtype="float32", dropout_rate=0.0))
     params = parameters(arrays)
     for prompt, texts in zip(prompts, continuations(network, params, vocabulary, prompts, config), strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError, environment
+from limba.config import InputError, environment
 
 EXPORT = """Turns checkpoints of ours or T5X's into folders for transformers, and proves that they give the same.
 
@@ -76,11 +76,11 @@ def _export(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     formats = tuple(part.strip() for part in given.formats.split(","))
     if not set(formats) <= set(FORMATS):
-        raise ConfigError(f"--formats is {given.formats}; give pytorch, flax, or pytorch,flax.")
+        raise InputError(f"--formats is {given.formats}; give pytorch, flax, or pytorch,flax.")
     if given.dtype not in ("float32", "bfloat16"):
-        raise ConfigError(f"--dtype is {given.dtype}; give float32 or bfloat16.")
+        raise InputError(f"--dtype is {given.dtype}; give float32 or bfloat16.")
     if given.dry_run and not given.push:
-        raise ConfigError("--dry-run shows what --push would upload; add --push=user/name.")
+        raise InputError("--dry-run shows what --push would upload; add --push=user/name.")
     from limba.export import push
 
     if given.push:
@@ -90,7 +90,7 @@ def _export(argv: Sequence[str]) -> None:
 
         source = sources.open_source(given.model_dir, given.config)
     if given.out_dir is None and "://" in str(source.directory):
-        raise ConfigError(f"{given.model_dir} is a bucket's; name a local OUT_DIR behind it.")
+        raise InputError(f"{given.model_dir} is a bucket's; name a local OUT_DIR behind it.")
     out = Path(given.out_dir or f"{source.directory}/huggingface").expanduser().resolve()
     choices = Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check,
@@ -106,21 +106,21 @@ def chosen_steps(text: str, there: Any) -> list[int]:
     if text in ("latest", "all"):
         return sorted(there)[-1:] if text == "latest" else sorted(there)
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise ConfigError(f"--steps is {text}; give latest, all, or numbers such as 1000,2000.")
+        raise InputError(f"--steps is {text}; give latest, all, or numbers such as 1000,2000.")
     chosen = sorted({int(part) for part in text.split(",")})
     absent = [step for step in chosen if step not in there]
     if absent:
-        raise ConfigError(f"There is no checkpoint at step {absent[0]}; choose from {sorted(there)}.")
+        raise InputError(f"There is no checkpoint at step {absent[0]}; choose from {sorted(there)}.")
     return chosen
 
 
 def export(source: Any, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
     """Writes and proves a folder per step, in order; returns them. ConfigError where one fails."""
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a directory for the folders.")
+        raise InputError(f"{out} is a file; name a directory for the folders.")
     other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
     if other:
-        raise ConfigError(f"{out} holds {other[0]}, which is no conversion's; name an empty or new OUT_DIR.")
+        raise InputError(f"{out} holds {other[0]}, which is no conversion's; name an empty or new OUT_DIR.")
     if source.model.is_decoder_only and "flax" in choices.formats:
         print("transformers has a Llama and a GPT-2 for PyTorch alone: no flax_model.msgpack is written.", flush=True)
         choices = dataclasses.replace(choices, formats=("pytorch",))
@@ -143,7 +143,7 @@ def _is_done(folder: Path, name: str, choices: Choices) -> bool:
     except (OSError, ValueError):
         return False
     if record["source"] != name:
-        raise ConfigError(f"{folder} was made from another run, {record['source']}; name another OUT_DIR.")
+        raise InputError(f"{folder} was made from another run, {record['source']}; name another OUT_DIR.")
     same = record["dtype"] == choices.dtype and set(record["formats"]) >= set(choices.formats)
     return same and (record["checked"] or not choices.checks)
 
@@ -163,9 +163,9 @@ def vocabulary_of(source: Any, choices: Choices) -> tuple[str, int, Any] | None:
         path, extra_ids = source.vocabulary.path, source.vocabulary.extra_ids or choices.extra_ids
         try:
             loaded = vocabularies.load_vocabulary(path, extra_ids)
-        except ConfigError as error:
+        except InputError as error:
             reason = str(error).partition(";")[0]
-            raise ConfigError(
+            raise InputError(
                 f"{source.vocabulary.place} names a vocabulary that cannot be read here ({reason}); name a copy with"
                 " --vocabulary=PATH, or leave the tokenizer out with --vocabulary=none."
             ) from error
@@ -213,7 +213,7 @@ def _convert(source: Any, step: int, final: Path, choices: Choices, tokenizer: t
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
         writing.rename(failed)
-        raise ConfigError(
+        raise InputError(
             f"What was written for step {step} does not give the source's numbers; it is {failed}, not to be used:"
             " convert again, and check the disk if it fails again."
         )
@@ -265,4 +265,4 @@ def run(argv: Sequence[str]) -> None:
     elif argv[0] in commands:
         commands[argv[0]](argv[1:])
     else:
-        raise ConfigError(f"The command {argv[0]} is not known; give export or import.")
+        raise InputError(f"The command {argv[0]} is not known; give export or import.")

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from limba.cli import flags, gin_files
-from limba.config import ConfigError, ModelConfig, RunConfig
+from limba.config import InputError, ModelConfig, RunConfig
 from limba.formats import limba_checkpoint as own
 from limba.formats import t5x
 from limba.formats.huggingface_files import check_arrays
@@ -103,7 +103,7 @@ def open_source(path: str, config: str | None) -> Source:
         return _t5x(place, place.parent, {t5x.open_checkpoint(place).step: place}, config)
     if found := t5x.checkpoints_of(place):
         return _t5x(place, place, found, config)
-    raise ConfigError(
+    raise InputError(
         f"{path} holds no checkpoint of Limba's (checkpoints/<step>) or T5X's (checkpoint_<step>); give a run's"
         " MODEL_DIR or one checkpoint."
     )
@@ -145,7 +145,7 @@ def _read_gin(
 ) -> tuple[gin_files.Source, ModelConfig]:
     """Returns the statements of `config`, or of the file beside the checkpoints, and the network they describe."""
     if config is None and not beside.exists():
-        raise ConfigError(f"{place} has no config.gin beside it; give the network's gin file with --config=FILE.gin.")
+        raise InputError(f"{place} has no config.gin beside it; give the network's gin file with --config=FILE.gin.")
     with tempfile.TemporaryDirectory() as folder:  # gin reads local files alone
         name = config or f"{folder}/config.gin"
         if config is None:
@@ -157,7 +157,7 @@ def _read_gin(
 def _built(source: gin_files.Source, config: str | None) -> ModelConfig:
     bound = {binding.owner for binding in source.bindings if binding.field}
     if "config.ModelConfig" not in bound:
-        raise ConfigError(f"{config or 'config.gin'} describes no config.ModelConfig; give a gin file of ours.")
+        raise InputError(f"{config or 'config.gin'} describes no config.ModelConfig; give a gin file of ours.")
     named = {binding.name: binding.value for binding in source.bindings if not binding.field}
     # gin/models/ leaves it to the run, and weights know nothing of it.
     given = "DROPOUT_RATE = 0.0\n" if named.get("DROPOUT_RATE") == gin_files.REQUIRED else ""
@@ -165,9 +165,9 @@ def _built(source: gin_files.Source, config: str | None) -> ModelConfig:
     gin.parse_config(source.text + given)
     try:
         return gin.get_configurable(ModelConfig)()
-    except (ConfigError, TypeError) as error:
+    except (InputError, TypeError) as error:
         reason = str(error).partition("\n  In call to configurable")[0].split("\n")[0]
-        raise ConfigError(f"{config or 'config.gin'} makes no network: {reason}") from None
+        raise InputError(f"{config or 'config.gin'} makes no network: {reason}") from None
 
 
 def _t5x_fields(source: gin_files.Source, *names: str) -> dict[str, Any]:
@@ -206,9 +206,7 @@ def _t5x_network(source: gin_files.Source, is_scanned: bool, where: str) -> Mode
         if entry.default is dataclasses.MISSING and not isinstance(found.get(entry.name), int)
     )
     if missing:
-        raise ConfigError(
-            f"{where} gives no T5Config.{missing[0]}; give the network's gin file with --config=FILE.gin."
-        )
+        raise InputError(f"{where} gives no T5Config.{missing[0]}; give the network's gin file with --config=FILE.gin.")
     fields = {name: value for name, value in found.items() if name in _FIELDS - _TRAINING_ONLY}
     fields.setdefault("mlp_activations", ("relu",))  # T5X's own default, and not ours
     return ModelConfig(**fields, relative_bias_per_layer=is_scanned)

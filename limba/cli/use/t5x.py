@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from limba.cli.data import task_flags
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.formats import limba_checkpoint as own
 from limba.formats import t5x
 
@@ -90,7 +90,7 @@ def _own_at(path: str, step: int | None) -> own.LimbaCheckpoint | None:
     if not found:
         return None
     if step is not None and step not in found:
-        raise ConfigError(f"There is no checkpoint at step {step} in {path}; choose from {sorted(found)}.")
+        raise InputError(f"There is no checkpoint at step {step} in {path}; choose from {sorted(found)}.")
     return own.LimbaCheckpoint(found[max(found) if step is None else step])
 
 
@@ -140,7 +140,7 @@ def _export(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     checkpoint = _own_at(given.model_dir, given.step)
     if checkpoint is None:
-        raise ConfigError(f"{given.model_dir} holds no checkpoint of Limba's; give a run's MODEL_DIR.")
+        raise InputError(f"{given.model_dir} holds no checkpoint of Limba's; give a run's MODEL_DIR.")
     tree = T5xTree(checkpoint)
     path = t5x.write_legacy(given.out, checkpoint.step, tree, given.dtype)
     kept = "with Adafactor's state" if tree.has_optimizer else "without an optimizer's state: it is no plain Adafactor"
@@ -155,4 +155,4 @@ def run(argv: Sequence[str]) -> None:
     elif argv[0] in commands:
         commands[argv[0]](argv[1:])
     else:
-        raise ConfigError(f"The command {argv[0]} is not known; give inspect or export.")
+        raise InputError(f"The command {argv[0]} is not known; give inspect or export.")

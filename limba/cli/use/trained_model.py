@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from limba.config import ConfigError, RunConfig, environment
+from limba.config import InputError, RunConfig, environment
 
 ABOUT = """
     --gin_file=FILE            the run's: MODEL_DIR/config.gin, or one of gin/; with gin/runs/infer.gin any folder
@@ -27,7 +27,7 @@ def split_flags(argv: Sequence[str], own: Mapping[str, str], about: str) -> tupl
         if match and match[1] in own:
             found[match[1]] = match[2]
         elif argument.lstrip("-") in own:
-            raise ConfigError(f"{argument} has no value; write {argument}=VALUE.")
+            raise InputError(f"{argument} has no value; write {argument}=VALUE.")
         else:
             rest.append(argument)
     return found, rest
@@ -83,7 +83,7 @@ def _default_checkpoint(config: RunConfig) -> str:
             return path
     if config.initial_checkpoint_path:
         return config.initial_checkpoint_path
-    raise ConfigError(f"MODEL_DIR {config.model_dir} holds no checkpoint; give --checkpoint=PATH, or its MODEL_DIR.")
+    raise InputError(f"MODEL_DIR {config.model_dir} holds no checkpoint; give --checkpoint=PATH, or its MODEL_DIR.")
 
 
 def _children(directory: Any) -> list[Any]:

@@ -18,7 +18,7 @@ import sentencepiece
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.objectives.language_modeling import (
     as_one_sequence,
     causal_lm,
@@ -128,7 +128,7 @@ def _span_corruption_lengths(
     return {"inputs": inputs, "targets": span_corruption_lengths(inputs, noise_density, mean_noise_span_length)[1]}
 
 
-# What OBJECTIVE may be, and what lengths each gives of the lengths asked for and its own choices.
+# What objective may be, and what lengths each gives of the lengths asked for and its own choices.
 OBJECTIVES: dict[str, Callable[..., tf.data.Dataset]] = {
     "span_corruption": span_corruption,
     "whole_word_span_corruption": whole_word_span_corruption,
@@ -164,14 +164,16 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     if name not in OBJECTIVES:
         near = difflib.get_close_matches(name, OBJECTIVES, n=1)
         hint = f"did you mean {near[0]}? It" if near else "it"
-        raise ConfigError(f"OBJECTIVE is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}.")
+        raise ConfigError("DataConfig.objective", f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}.")
     steps = list(task.preprocessors)
     places = [place for place, step in enumerate(steps) if _function(step) in OBJECTIVE_LENGTHS]
     if len(places) != 1:
         raise ConfigError(
-            f"OBJECTIVE is {name!r} and task {task.name} has {len(places) or 'no'} objectives of limba.data.objectives "
-            "that it could replace; register the task with tokenize_documents and span_corruption, or leave OBJECTIVE "
-            "None."
+            "DataConfig.objective",
+            f"is {name!r} and task {task.name} has {len(places) or 'no'} objectives of limba.data.objectives "
+            "that it could replace; register the task with tokenize_documents and span_corruption, or leave "
+            "DataConfig.objective "
+            "None.",
         )
     steps[places[0]] = OBJECTIVES[name]
     if name == "causal_lm":
@@ -195,9 +197,9 @@ def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
             steps[place] = functools.partial(step, **given)
             return task.replace(preprocessors=steps)
     if given:
-        raise ConfigError(
+        raise InputError(
             f"DataConfig gives {' and '.join(given)}, and task {task.name}'s objective has no such choice; set "
-            "OBJECTIVE to span_corruption or whole_word_span_corruption, or leave it out."
+            "DataConfig.objective to span_corruption or whole_word_span_corruption, or leave it out."
         )
     return task
 
@@ -208,9 +210,10 @@ def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
     for step in task.preprocessors:
         function = _function(step)
         if function in OBJECTIVE_LENGTHS and function not in SEQUENCE_FUNCTIONS:
-            raise ConfigError(
-                f"Task {task.name} is {function.__name__}, whose inputs an encoder reads, and TASK_FEATURE_LENGTHS "
-                "gives only targets; set OBJECTIVE to causal_lm, prefix_lm or lm_adaptation."
+            raise InputError(
+                f"Task {task.name} is {function.__name__}, whose inputs an encoder reads, and "
+                "DataConfig.task_feature_lengths "
+                "gives only targets; set DataConfig.objective to causal_lm, prefix_lm or lm_adaptation."
             )
         if function is tokenize_documents:
             step = functools.partial(step, append_eos=True)
@@ -233,15 +236,15 @@ def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int])
     if not parts:
         if given is None:
             raise ConfigError(
-                f"TASK_FEATURE_LENGTHS has no 'targets', and task {task.name} has no objective that they follow "
-                "from; add 'targets'."
+                "DataConfig.task_feature_lengths",
+                f"has no 'targets', and task {task.name} has no objective that they follow from; add 'targets'.",
             )
         return {"inputs": lengths["inputs"], "targets": given}
     needed = max(part["targets"] for part in parts)
     check_targets("the task's objective", lengths, needed)
     if given is not None and given > needed:
         logger.warning(
-            "TASK_FEATURE_LENGTHS gives 'targets' %d where %d are used: %.0f %% of the targets are padding.",
+            "DataConfig.task_feature_lengths gives 'targets' %d where %d are used: %.0f %% of the targets are padding.",
             given,
             needed,
             100 * (given - needed) / given,

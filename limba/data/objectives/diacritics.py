@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources.files import call_numpy
 
 LETTERS = {
@@ -42,7 +42,7 @@ def _plain(letter: str) -> str:
 def letters_of(language: str) -> str:
     """Returns the small letters with diacritics; ConfigError for a language that is not known."""
     if language not in LETTERS:
-        raise ConfigError(f"No diacritics are known of language {language!r}; choose one of {', '.join(LETTERS)}.")
+        raise InputError(f"No diacritics are known of language {language!r}; choose one of {', '.join(LETTERS)}.")
     return LETTERS[language]
 
 

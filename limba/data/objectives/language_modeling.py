@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked
 
 ROWS_PER_BLOCK = 32
@@ -26,7 +26,7 @@ def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict
     Raises ConfigError for a split that is not 'random' or 'middle', and inputs shorter than 2.
     """
     if split not in ("random", "middle"):
-        raise ConfigError(f"Prefix LM is told to split at {split!r}; choose one of random, middle.")
+        raise InputError(f"Prefix LM is told to split at {split!r}; choose one of random, middle.")
     if "inputs" not in lengths:
         _check_not_too_short("targets", lengths["targets"])
         side = lengths["targets"] - 1 if split == "random" else lengths["targets"] // 2
@@ -57,7 +57,8 @@ def causal_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
 def _check_not_too_short(name: str, length: int) -> None:
     if length < 2:
         raise ConfigError(
-            f"TASK_FEATURE_LENGTHS gives {name!r} {length}, too short for a token and the end; give 2 or more."
+            "DataConfig.task_feature_lengths",
+            f"gives {name!r} {length}, too short for a token and the end; give 2 or more.",
         )
 
 

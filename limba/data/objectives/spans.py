@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.objectives import philox
 from limba.data.objectives.token_blocks import Features, check_targets, require_sentinels, row_seeds
 
@@ -50,7 +50,7 @@ def span_corruption_lengths(
         return raw - noise + spans + 1, noise + spans + 1
 
     if not (0 < noise_density < 1 and mean_noise_span_length >= 1):
-        raise ConfigError(
+        raise InputError(
             f"Span corruption with density {noise_density} and mean span {mean_noise_span_length} is not possible; "
             "give a density between 0 and 1 and a mean span of 1 or more."
         )
@@ -64,8 +64,9 @@ def span_corruption_lengths(
     noise, spans = num_noise(raw, noise_density, mean_noise_span_length) if raw >= 2 else (0, 0)
     if not 0 < spans <= min(noise, raw - noise) or raw - noise + spans + 1 > inputs_length:
         raise ConfigError(
-            f"TASK_FEATURE_LENGTHS gives 'inputs' {inputs_length}, too short for span corruption with density "
-            f"{noise_density} and mean span {mean_noise_span_length}; give 16 or more."
+            "DataConfig.task_feature_lengths",
+            f"gives 'inputs' {inputs_length}, too short for span corruption with density "
+            f"{noise_density} and mean span {mean_noise_span_length}; give 16 or more.",
         )
     return raw, max(targets, noise + spans + 1)
 

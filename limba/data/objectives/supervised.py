@@ -38,7 +38,8 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     places = [i for i, step in enumerate(steps) if getattr(step, "func", step) is add_prefix]
     if len(places) != 1:
         raise ConfigError(
-            f"PREFIX is {prefix!r}, and task {task.name} has no add_prefix of limba.data.supervised; leave it None."
+            "DataConfig.prefix",
+            f"is {prefix!r}, and task {task.name} has no add_prefix of limba.data.supervised; leave it None.",
         )
     steps[places[0]] = functools.partial(add_prefix, prefix=prefix)
     return task.replace(preprocessors=steps)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.vocabulary.load import num_sentinels
 
 Features = Mapping[str, seqio.Feature]
@@ -99,8 +99,9 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
     given = lengths.get("targets")
     if given is not None and given < needed:
         raise ConfigError(
-            f"TASK_FEATURE_LENGTHS gives 'targets' {given}, and {objective} of {lengths['inputs']} inputs needs "
-            f"{needed}; give {needed}, or leave 'targets' out."
+            "DataConfig.task_feature_lengths",
+            f"gives 'targets' {given}, and {objective} of {lengths['inputs']} inputs needs "
+            f"{needed}; give {needed}, or leave 'targets' out.",
         )
 
 
@@ -108,7 +109,8 @@ def require_sentinels(vocabulary: seqio.Vocabulary, needed: int, what: str, othe
     """Raises ConfigError where the vocabulary has too few sentinels for `what`."""
     there = num_sentinels(vocabulary)
     if needed > there:
-        raise ConfigError(
-            f"{what} needs {needed} sentinels and the vocabulary has {there}; set EXTRA_IDS to {needed}, or take "
+        raise InputError(
+            f"{what} needs {needed} sentinels and the vocabulary has {there}; set DataConfig.extra_ids to "
+            f"{needed}, or take "
             f"{otherwise}."
         )

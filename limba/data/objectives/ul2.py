@@ -16,7 +16,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import (
     Features,
@@ -49,7 +49,7 @@ class Denoiser:
         mean = self.mean_noise_span_length
         possible = self.mode in MODES and self.share >= 1 and 0 < self.noise_density <= 0.5
         if not possible or (mean is not None and mean < 1):
-            raise ConfigError(
+            raise InputError(
                 f"{self} is not possible; give a mode of {', '.join(MODES)}, a mean span of 1 or more, a density "
                 "above 0 and up to 0.5, and a share of 1 or more."
             )
@@ -76,7 +76,7 @@ def mode_ids(vocabulary: seqio.Vocabulary) -> dict[str, int]:
     >>> mode_ids(seqio.ByteVocabulary(100))
     {'R': 261, 'S': 260, 'X': 259}
     """
-    require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another VOCABULARY")
+    require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")
     lowest = vocabulary.vocab_size - num_sentinels(vocabulary)
     return {mode: lowest + len(MODES) - 1 - place for place, mode in enumerate(MODES)}
 
@@ -113,7 +113,8 @@ def denoiser_lengths(inputs_length: int, denoiser: Denoiser) -> tuple[int, int]:
         if fitting is not None and inputs_length >= 16:
             return fitting
     raise ConfigError(
-        f"TASK_FEATURE_LENGTHS gives 'inputs' {inputs_length}, too short for UL2's denoisers; give 16 or more."
+        "DataConfig.task_feature_lengths",
+        f"gives 'inputs' {inputs_length}, too short for UL2's denoisers; give 16 or more.",
     )
 
 

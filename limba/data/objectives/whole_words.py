@@ -12,7 +12,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.objectives.spans import span_corruption_lengths
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, num_sentinels
@@ -56,7 +56,9 @@ def whole_word_span_corruption(
     vocabulary = output_features["targets"].vocabulary
     sentinels = num_sentinels(vocabulary)
     if not sentinels:
-        raise ConfigError("Whole-word span corruption needs sentinels and the vocabulary has none; set EXTRA_IDS.")
+        raise InputError(
+            "Whole-word span corruption needs sentinels and the vocabulary has none; set DataConfig.extra_ids."
+        )
     limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
     end = vocabulary.eos_id if append_eos else None
     window = span_corruption_lengths(needed["inputs"], *choices)[0]
@@ -77,9 +79,9 @@ def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
         begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
         begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False
     if not begins.any():
-        raise ConfigError(
+        raise InputError(
             "Whole-word span corruption needs pieces that mark where words begin and the vocabulary has none; "
-            "take a SentencePiece model or 'byte', or OBJECTIVE 'span_corruption'."
+            "take a SentencePiece model or 'byte', or DataConfig.objective 'span_corruption'."
         )
     return begins
 

@@ -13,7 +13,7 @@ import rich.text
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.objectives.choose import derive_lengths
 from limba.data.sources.files import UnitSource
 from limba.data.vocabulary.load import SPACE, encoder, is_byte_piece, num_sentinels
@@ -57,11 +57,11 @@ def inspect_task(
     """
     if isinstance(task, seqio.Mixture):
         names = ", ".join(part.name for part in task.tasks)
-        raise ConfigError(f"{task.name} is a mixture; look at its tasks one by one: {names}.")
+        raise InputError(f"{task.name} is a mixture; look at its tasks one by one: {names}.")
     documents = _documents(task, split, sample_bytes, seed)
     if not documents:
         name = getattr(task.source, "name", f"Task {task.name}")
-        raise ConfigError(f"{name} holds no document in split {split!r}; give files with text in them.")
+        raise InputError(f"{name} holds no document in split {split!r}; give files with text in them.")
     lengths = derive_lengths(task, {"targets": inputs_length}) if is_sequence else _lengths(task, inputs_length)
     vocabulary = task.output_features["targets"].vocabulary
     encode = encoder(vocabulary)
@@ -84,7 +84,7 @@ def inspect_task(
 def _lengths(task: seqio.Task, inputs_length: int) -> dict[str, int]:
     try:
         return derive_lengths(task, {"inputs": inputs_length})
-    except ConfigError as error:
+    except InputError as error:
         if "no objective" not in str(error):
             raise
         return {"inputs": inputs_length, "targets": inputs_length}  # an objective that is not ours
@@ -94,12 +94,12 @@ def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> li
     if isinstance(task.source, UnitSource):
         return sample_documents(text_source(task), split, sample_bytes, seed=seed)[0]
     if split not in task.source.splits:
-        raise ConfigError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
+        raise InputError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
     documents, size = [], 0
     for example in task.source.get_dataset(split, shuffle=False).as_numpy_iterator():
         text = next((example[key] for key in ("text", "targets") if isinstance(example.get(key), bytes)), None)
         if text is None:
-            raise ConfigError(f"Task {task.name} gives {', '.join(example)} and no 'text'; give --files.")
+            raise InputError(f"Task {task.name} gives {', '.join(example)} and no 'text'; give --files.")
         documents.append(text)
         size += len(text)
         if size >= sample_bytes:
@@ -266,7 +266,7 @@ def check_picture(path: str) -> None:
     """Raises ConfigError where the picture cannot be written, before the time is spent."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ConfigError(f"The picture cannot be written to {path}; give a file in a folder that is there.")
+        raise InputError(f"The picture cannot be written to {path}; give a file in a folder that is there.")
 
 
 def plot_lengths(found: Inspection, path: str) -> None:
@@ -289,4 +289,4 @@ def plot_lengths(found: Inspection, path: str) -> None:
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
-        raise ConfigError(f"The picture cannot be written to {path} ({error.strerror}); give another path.") from error
+        raise InputError(f"The picture cannot be written to {path} ({error.strerror}); give another path.") from error

@@ -26,7 +26,7 @@ import fsspec
 import numpy as np
 import seqio
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.preparation.workers import Workers
 from limba.data.preparation.writers import SHARD_WRITERS
 from limba.data.sources.files import UnitSource
@@ -57,11 +57,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.format not in SHARD_WRITERS:
-            raise ConfigError(f"The format {self.format!r} is not known; give {' or '.join(SHARD_WRITERS)}.")
+            raise InputError(f"The format {self.format!r} is not known; give {' or '.join(SHARD_WRITERS)}.")
         if not 0 < self.num_shards < 100_000:
-            raise ConfigError(f"num_shards is {self.num_shards}; give a number from 1 to 99,999.")
+            raise InputError(f"num_shards is {self.num_shards}; give a number from 1 to 99,999.")
         if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"The seed is {self.seed}; give a whole number from 0 to 2^32 - 1.")
+            raise InputError(f"The seed is {self.seed}; give a whole number from 0 to 2^32 - 1.")
 
     def shard_name(self, shard: int) -> str:
         return f"{self.split}-{shard:05d}-of-{self.num_shards:05d}.{self.format}"
@@ -110,7 +110,7 @@ def prepare(
     corpus or the vocabulary lacks.
     """
     if workers < 1:
-        raise ConfigError(f"workers is {workers}; give 1 or more.")
+        raise InputError(f"workers is {workers}; give 1 or more.")
     counter = progress or (lambda what, total: None)
     task = _task_of(recipe)
     source = _source(task)
@@ -124,7 +124,7 @@ def prepare(
     if there and there.get("finished") and all(folder.has(settings.shard_name(i)) for i in range(settings.num_shards)):
         return Prepared(there["documents"], there["bytes"], settings.num_shards, columns, was_finished=True)
     if not there and folder.shards():
-        raise ConfigError(f"{output} holds {folder.shards()[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
+        raise InputError(f"{output} holds {folder.shards()[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
     plan = _Plan(recipe, settings, output, folder.scratch(scratch), _num_groups(len(units)))
     with _sole_user(plan.scratch, output), Workers(workers, preload) as processes:
         _check_scratch(plan.scratch, about)
@@ -138,7 +138,7 @@ def prepare(
             [[0, 0], *processes.results(jobs, counter("reading", len(jobs)))], axis=0
         ).tolist()
         if not documents:
-            raise ConfigError(f"{source.name} holds no document in split {settings.split!r}; nothing is written.")
+            raise InputError(f"{source.name} holds no document in split {settings.split!r}; nothing is written.")
         jobs = [partial(_write_shard, plan, shard) for shard in range(settings.num_shards)]
         processes.results(jobs, counter("writing", len(jobs)))
         totals = {"documents": documents, "bytes": num_bytes, "finished": True}
@@ -161,7 +161,7 @@ def columns_of(source: UnitSource, settings: Settings) -> tuple[str, ...]:
     """Returns the columns that are written; ConfigError where rows of several are to be tokenized."""
     if isinstance(source.column, Mapping):
         if settings.tokenize:
-            raise ConfigError(
+            raise InputError(
                 f"{source.name} is read by {len(source.column)} columns, and --tokenize makes ids of one; leave it out."
             )
         return tuple(source.column.values())
@@ -203,7 +203,7 @@ def is_prepared(output: str, settings: Settings) -> bool:
 def _source(task: seqio.Task) -> UnitSource:
     if isinstance(task, seqio.Mixture):
         names = ", ".join(part.name for part in task.tasks)
-        raise ConfigError(f"{task.name} is a mixture; prepare its tasks one by one, each in its own folder: {names}.")
+        raise InputError(f"{task.name} is a mixture; prepare its tasks one by one, each in its own folder: {names}.")
     return text_source(task)
 
 
@@ -228,7 +228,7 @@ def _different(there: Mapping[str, Any], about: Mapping[str, Any]) -> str | None
 def _compare(there: Mapping[str, Any], about: Mapping[str, Any], output: str, another: str) -> None:
     name = _different(there, about)
     if name:
-        raise ConfigError(
+        raise InputError(
             f"{output} was prepared with {name} {there.get(name)!r} and this is {about[name]!r}; give {another}, "
             "or delete the folder."
         )
@@ -255,7 +255,7 @@ class _Folder:
             yield
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0] or type(error).__name__
-            raise ConfigError(
+            raise InputError(
                 f"The folder {self.address} cannot be used ({reason}); check the path, the permissions and the space."
             ) from error
 
@@ -275,7 +275,7 @@ class _Folder:
             try:
                 return json.loads(self._system.cat_file(f"{self._path}/{SETTINGS_FILE}"))
             except ValueError:
-                raise ConfigError(f"{self.address}/{SETTINGS_FILE} is damaged; delete the folder.") from None
+                raise InputError(f"{self.address}/{SETTINGS_FILE} is damaged; delete the folder.") from None
 
     def write(self, name: str, content: bytes) -> None:
         with self._clear_errors():
@@ -319,7 +319,7 @@ def _sole_user(scratch: Path, output: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"Another process prepares {output} now; wait for it, or stop it.") from None
+            raise InputError(f"Another process prepares {output} now; wait for it, or stop it.") from None
         yield
 
 
@@ -391,7 +391,7 @@ def _scratch_errors(plan: _Plan) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
+        raise InputError(
             f"The scratch folder {plan.scratch} cannot be written or read ({error.strerror or error}); "
             "give another as --scratch."
         ) from error

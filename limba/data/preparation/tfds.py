@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 VERSION = "1.0.0"  # of data sets made here
 
@@ -21,26 +21,26 @@ def prepare_tfds(name: str, data_dir: str | None) -> str:
     import tensorflow_datasets as tfds
 
     if not data_dir:
-        raise ConfigError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
+        raise InputError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
     try:
         there = tfds.builder(name, data_dir=data_dir)
         found = there.info.file_format if there.data_path.exists() else None
         form = found.value if found else "array_record"
         if form != "array_record":
-            raise ConfigError(f"{there.data_path} holds {name} as {form}; delete it, or give another --data_dir.")
+            raise InputError(f"{there.data_path} holds {name} as {form}; delete it, or give another --data_dir.")
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, InputError):
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise ConfigError(
+        raise InputError(
             f"TensorFlow Datasets cannot make {name!r} ({reason}); give NAME or NAME/CONFIG from its catalogue."
         ) from error
     try:
         builder.download_and_prepare()
     except (OSError, RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConfigError(
+        raise InputError(
             f"The data set {name} cannot be prepared ({reason}); check the network, the space in {data_dir}, and "
             "what its page asks for."
         ) from error
@@ -53,14 +53,14 @@ def folder_of(name: str, data_dir: str | None) -> str:
     import tensorflow_datasets as tfds
 
     if not data_dir:
-        raise ConfigError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
+        raise InputError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
     if not re.fullmatch(r"[a-z][a-z0-9_]*(/[a-z0-9_]+)?", name):
-        raise ConfigError(f"The data set's name is {name}; give small letters, digits and _, as cc100/ja has.")
+        raise InputError(f"The data set's name is {name}; give small letters, digits and _, as cc100/ja has.")
     try:
         tfds.builder_cls(name.partition("/")[0])
     except tfds.core.DatasetNotFoundError:
         return f"{data_dir.rstrip('/')}/{name}/{VERSION}"
-    raise ConfigError(f"TensorFlow Datasets has a {name} of its own; leave --task out, or give another name.")
+    raise InputError(f"TensorFlow Datasets has a {name} of its own; leave --task out, or give another name.")
 
 
 def describe(folder: str, split: str, shards: Sequence[str], num_bytes: int) -> None:

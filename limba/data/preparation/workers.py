@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 Job = Callable[[], Any]  # picklable
 
@@ -61,7 +61,7 @@ class Workers:
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
-            raise ConfigError(
+            raise InputError(
                 "A worker process ended or was killed, perhaps for want of memory; run the command again with fewer "
                 "workers: it goes on where it stood."
             ) from None

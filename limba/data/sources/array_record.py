@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources.files import (
     ENDLESS,
     Column,
@@ -81,7 +81,7 @@ class _Records:
                 if not reader.ok():
                     raise ValueError("its footer is damaged")
             except (OSError, RuntimeError, ValueError) as error:
-                raise ConfigError(f"{path} cannot be read as ArrayRecord ({error}); write it anew.") from error
+                raise InputError(f"{path} cannot be read as ArrayRecord ({error}); write it anew.") from error
             self._readers.append(reader)
         self.paths = list(paths)
         self.counts = [reader.num_records() for reader in self._readers]
@@ -99,7 +99,7 @@ class _Records:
                 with self._locks[file]:
                     records = self._readers[file].read(inside)
             except (OSError, RuntimeError, ValueError, IndexError) as error:
-                raise ConfigError(
+                raise InputError(
                     f"{self.paths[file]} cannot be read at record {inside[0]} ({error}); write it anew."
                 ) from error
             for place, record in zip(places, records, strict=True):
@@ -110,11 +110,11 @@ class _Records:
         try:
             features = tf.train.Example.FromString(record).features.feature
         except Exception as error:  # protobuf's own error class depends on how it was built
-            raise ConfigError(f"{path} holds a record that is no tf.train.Example; write it anew.") from error
+            raise InputError(f"{path} holds a record that is no tf.train.Example; write it anew.") from error
         for column in self._columns:
             if column not in features:
                 there = ", ".join(map(repr, sorted(features))) or "none"
-                raise ConfigError(f"{path} has no feature {column!r}; it has {there}: set COLUMN to one.")
+                raise InputError(f"{path} has no feature {column!r}; it has {there}: set DataConfig.column to one.")
         values = [features[column].bytes_list.value for column in self._columns]
         return joined([value[0] for value in values]) if all(values) else None
 
@@ -140,7 +140,7 @@ class ArrayRecordSource(UnitSource):
         remote = next((path for path in paths if "://" in path), None)
         if other or remote:
             reason = f"is no {SUFFIX} file, which the others are" if other else "is not on a disk"
-            raise ConfigError(
+            raise InputError(
                 f"{other or remote} {reason}; give local or mounted {SUFFIX} files alone (gcsfuse mounts a bucket),"
                 " or parquet."
             )
@@ -181,7 +181,7 @@ class ArrayRecordSource(UnitSource):
         total = self._records_of(split).total
         count = len(range(shard, total, num_shards))
         if count == 0 and num_epochs is None:
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} has {total} records in split {split!r}, none for data shard {shard} of {num_shards}; "
                 "set a smaller num_data_shards, or give more documents."
             )
@@ -196,7 +196,7 @@ class ArrayRecordSource(UnitSource):
                 rows = self.filtered(split, [text for text in self._records_of(split)[numbers] if text])
                 silent[0] = 0 if rows else silent[0] + 1
                 if num_epochs is None and silent[0] > -(-count // RECORDS_PER_READ):
-                    raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text.")
+                    raise InputError(f"{self.name} holds no document in split {split!r}; give files with text.")
                 return np.array(list(itertools.chain.from_iterable(map(self.pieces, rows))), dtype=object)
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -246,18 +246,18 @@ class TfdsSource(UnitSource):
             builder = tfds.builder(self.tfds_name, data_dir=self._data_dir)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
             reason = str(error).strip().split("\n")[0].rstrip(".")
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} is not known to TFDS ({reason}); check the name, and TFDS_DATA_DIR, or make it there of a"
                 f" task's documents: python -m launch.prepare --task=NAME --tfds={self.tfds_name}"
             ) from error
         if not builder.info.splits:
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} is not prepared in {builder.data_dir}; run "
                 f"python -m launch.prepare --tfds={self.tfds_name}, or set TFDS_DATA_DIR."
             )
         if self.column not in builder.info.features:
             there = ", ".join(map(repr, sorted(builder.info.features)))
-            raise ConfigError(f"{self.name} has no feature {self.column!r}; it has {there}: name one of them.")
+            raise InputError(f"{self.name} has no feature {self.column!r}; it has {there}: name one of them.")
         return builder
 
     @functools.cached_property
@@ -266,7 +266,7 @@ class TfdsSource(UnitSource):
         wanted = {name: part for name, part in self._slices.items() if part.partition("[")[0] in there}
         missing = [name for name in self._slices if name not in wanted and name not in OPTIONAL]
         if missing:
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} has no split {self._slices[missing[0]]!r}; it has {', '.join(there)}: set splits."
             )
         return {name: [part] for name, part in wanted.items()}
@@ -275,9 +275,7 @@ class TfdsSource(UnitSource):
         try:
             parts = self.builder.info.splits[patterns[0]].file_instructions
         except (ValueError, KeyError, AssertionError) as error:
-            raise ConfigError(
-                f"{self.name} cannot give the split {patterns[0]!r} ({error}); mend the slice."
-            ) from error
+            raise InputError(f"{self.name} cannot give the split {patterns[0]!r} ({error}); mend the slice.") from error
         ends = [part.skip + part.take if part.take >= 0 else part.examples_in_shard for part in parts]  # -1: all
         return [Unit(str(part.filename), part.skip, end) for part, end in zip(parts, ends, strict=True)]
 
@@ -317,4 +315,4 @@ class TfdsSource(UnitSource):
                 yield from records.as_numpy_iterator()
         except (OSError, RuntimeError, tf.errors.OpError) as error:
             reason = str(error).strip().split("\n")[0]
-            raise ConfigError(f"{unit.path} cannot be read ({reason}); prepare the data set anew.") from error
+            raise InputError(f"{unit.path} cannot be read ({reason}); prepare the data set anew.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 
 class CachedSource(seqio.DataSource):
@@ -37,7 +37,7 @@ def from_cache(task: seqio.Task, directory: str) -> seqio.Task:
     places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
     if not places or not task.cache_dir:
         why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
-        raise ConfigError(
+        raise InputError(
             f"Task {task.name} {why} and DataConfig.cache_dir is {directory}; make the cache with seqio_cache_tasks"
             f" --tasks={task.name} --output_cache_dir={directory}, or leave cache_dir out."
         )

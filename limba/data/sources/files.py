@@ -21,7 +21,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR, ChunkReader, ReadPolicy, Unit, list_files, list_units
 
@@ -61,7 +61,7 @@ class UnitSource(seqio.DataSource):
     ):
         super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
         self.name, self._rewrite = name, rewrite
-        self.failure: ConfigError | None = None
+        self.failure: InputError | None = None
         self._progress: dict[tuple[str, int], float] = {}
         # What its elements are called.
         self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
@@ -116,7 +116,7 @@ class UnitSource(seqio.DataSource):
         origin = "train" if self.is_carved(split) else split
         if origin not in self._patterns:
             there = ", ".join(self._patterns)
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} has no split {split!r}; it has {there}: set train_split or validation_split."
             )
         return self._patterns[origin]
@@ -129,7 +129,7 @@ class UnitSource(seqio.DataSource):
         """Returns the size of the split's files, for a mixture's temperature; ConfigError where it is not told."""
         sizes = [file.size for file in list_files(self.patterns_of_split(split), self._policy)]
         if not all(sizes):
-            raise ConfigError(f"{self.name} does not tell the size of its files; give the mixture rates.")
+            raise InputError(f"{self.name} does not tell the size of its files; give the mixture rates.")
         return sum(sizes)
 
     def units(self, split: str) -> list[Unit]:
@@ -185,7 +185,7 @@ class UnitSource(seqio.DataSource):
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
         if self.keys != ("text",):
-            raise ConfigError(f"{self.name} holds tokens and no text; give the files that they were made of.")
+            raise InputError(f"{self.name} holds tokens and no text; give the files that they were made of.")
         for unit in self.units(split):
             chunk = 0
             while (documents := self.read(split, unit, chunk)) is not None:
@@ -211,7 +211,7 @@ class UnitSource(seqio.DataSource):
                     return
                 chunk += 1
         if not found and not may_be_empty:
-            raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
+            raise InputError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
 
     def elements(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns strings [n] by what they are called."""
@@ -245,7 +245,7 @@ class UnitSource(seqio.DataSource):
             )
         if part.count == 0:
             if num_epochs is None:
-                raise ConfigError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
+                raise InputError(f"{self.name} holds no document in split {split!r}; give files with text in them.")
             return tf.data.Dataset.from_tensor_slices({key: tf.zeros([0], tf.string) for key in self.keys})
 
         def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
@@ -289,7 +289,7 @@ class UnitSource(seqio.DataSource):
         """Keeps a ConfigError of a reading thread."""
         try:
             yield
-        except ConfigError as error:
+        except InputError as error:
             self.failure = error
             raise
 
@@ -320,7 +320,7 @@ class _Shard:
             if chunk == 0:
                 self._opened += 1
                 if self._endless and self._opened > 2 * self.count + INTERLEAVED_UNITS:
-                    raise ConfigError(
+                    raise InputError(
                         f"{source.name} has no document for data shard {self._shard} of {self._num_shards} in split "
                         f"{self._split!r}; set a smaller num_data_shards, or give more documents."
                     )
@@ -414,12 +414,12 @@ class HubSource(UnitSource):
             )
         except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are among these
             reason = str(error).strip().split("\n")[0]
-            raise ConfigError(
+            raise InputError(
                 f"{self.name} cannot be opened ({reason}); check the name, the network, and HF_TOKEN if it is private."
             ) from error
         files = builder.config.data_files
         if not files:
-            raise ConfigError(f"{self.name} has no data files of its own; give its files as data_files.")
+            raise InputError(f"{self.name} has no data files of its own; give its files as data_files.")
         found = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
         if self._validation_split in found:
             found["validation"] = found.pop(self._validation_split)
@@ -434,7 +434,7 @@ def patterns_of(data_files: DataFiles) -> dict[str, tuple[str, ...]]:
         several = value.split(",") if isinstance(value, str) else value
         found[split] = tuple(pattern.strip() for pattern in several if pattern.strip())
         if not found[split]:
-            raise ConfigError(f"DataConfig.data_files is {value!r}; give a path or a pattern.")
+            raise ConfigError("DataConfig.data_files", f"is {value!r}; give a path or a pattern.")
     return found
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file, reason_of
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
@@ -16,7 +16,7 @@ PAGE_BYTES = 1 << 18  # read at a time; without it the whole column of a row gro
 FOOTER_BYTES = 1 << 16  # read first, and at most 1/256 of the file: more than a footer is wasted
 
 
-class UnitError(ConfigError):
+class UnitError(InputError):
     """Something is amiss with one unit alone, so that a run may go on without it."""
 
 
@@ -115,7 +115,7 @@ def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
     texts = values.to_pylist()
     for value in texts:
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
-            raise ConfigError(not_text(path, value, column))
+            raise InputError(not_text(path, value, column))
     return texts
 
 

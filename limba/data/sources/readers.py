@@ -22,7 +22,7 @@ from typing import IO, Any
 import fsspec
 import zstandard
 
-from limba.config import ConfigError
+from limba.config import ConfigError, InputError
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file, reason_of
@@ -93,7 +93,7 @@ def file_format(path: str) -> tuple[str, str]:
     for suffix, name in FORMATS.items():
         if plain.endswith(suffix) and not (packed and name in ("parquet", "array_record")):
             return name, packed
-    raise ConfigError(
+    raise InputError(
         f"{path} has a suffix that is not known; "
         "give .txt, .jsonl, .json or .csv files, each also with .gz or .zst, .parquet or .array_record."
     )
@@ -108,7 +108,7 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
     for pattern in patterns:
         try:
             matches = _matches(pattern, policy)
-        except ConfigError:
+        except InputError:
             raise
         except (OSError, ValueError, ImportError) as error:
             advice = (
@@ -116,9 +116,9 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
                 if getattr(error, "passing", False)
                 else "check the path, and the token if it is private"
             )
-            raise ConfigError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
+            raise InputError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
         if not matches:
-            raise ConfigError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
+            raise InputError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
         found |= {file.path: file for file in matches}
     for path in found:
         file_format(path)
@@ -140,8 +140,8 @@ def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
     return [File(str(entry["name"]), entry.get("size")) for entry in entries if entry["type"] != "directory"]
 
 
-def _is_directory(pattern: str) -> ConfigError:
-    return ConfigError(
+def _is_directory(pattern: str) -> InputError:
+    return InputError(
         f"The corpus path {pattern} is a directory; give a pattern such as {pattern.rstrip('/')}/*.jsonl."
     )
 
@@ -197,7 +197,7 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     for file in files:
         form, packed = file_format(file.path)
         if form == "array_record":
-            raise ConfigError(f"{file.path} is ArrayRecord, which is read with its like alone; give only such files.")
+            raise InputError(f"{file.path} is ArrayRecord, which is read with its like alone; give only such files.")
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
         elif form == "csv" or packed or file.size is None:
@@ -216,7 +216,7 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
         return 1
     except OSError as error:
         advice = "try again later" if getattr(error, "passing", False) else "check the file and its permissions"
-        raise ConfigError(f"The footer of {path} cannot be read ({reason_of(error)}); {advice}.") from error
+        raise InputError(f"The footer of {path} cannot be read ({reason_of(error)}); {advice}.") from error
 
 
 def read_chunks(
@@ -243,13 +243,13 @@ def read_chunks(
             elif form == "json":
                 rows = _json(unit, file, columns)
             elif len(columns) > 1:
-                raise ConfigError(
+                raise InputError(
                     f"{unit.path} has no columns, and {columns} are asked for; give .jsonl, .csv or .parquet."
                 )
             else:
                 rows = _text(unit, file)
             yield from _in_chunks(rows, policy)
-    except ConfigError:
+    except InputError:
         raise
     except ReadError as error:
         advice = "try again later" if error.passing else "check the file and its permissions"
@@ -335,7 +335,7 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
-    kind: type[ConfigError] = ConfigError  # that the first record lacks the column is no damage of this unit
+    kind: type[InputError] = ConfigError  # that the first record lacks the column is no damage of this unit
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
         if not text.strip():
@@ -375,7 +375,7 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
             return
         for column in columns:
             if column not in header:
-                raise ConfigError(_no_column(unit.path, column, header))
+                raise InputError(_no_column(unit.path, column, header))
         places = [header.index(column) for column in columns]
         for row in reader:
             if len(row) > max(places):
@@ -396,7 +396,7 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
     names = metadata.schema.to_arrow_schema().names
     for column in columns:
         if column not in names:
-            raise ConfigError(_no_column(unit.path, column, names))
+            raise InputError(_no_column(unit.path, column, names))
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
         yield joined(values)
 
@@ -422,7 +422,7 @@ def _encoded(value: str | bytes) -> bytes:
 
 def _no_column(path: str, column: str, there: Sequence[str]) -> str:
     names = ", ".join(map(repr, there)) or "none"
-    return f"{path} has no column {column!r}; it has {names}: set COLUMN to one."
+    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one."
 
 
 class ChunkReader:

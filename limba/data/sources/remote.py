@@ -21,7 +21,7 @@ from aiohttp import ClientTimeout
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.http import HTTPStreamFile
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.config.data import READ_FAILURES
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,11 @@ class ReadPolicy:
 
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
-            raise ConfigError(f"ReadPolicy.timeout_seconds is {self.timeout_seconds!r}; give a number above 0.")
+            raise InputError(f"ReadPolicy.timeout_seconds is {self.timeout_seconds!r}; give a number above 0.")
         if not (isinstance(self.attempts, int) and self.attempts > 0):
-            raise ConfigError(f"ReadPolicy.attempts is {self.attempts!r}; give a whole number above 0.")
+            raise InputError(f"ReadPolicy.attempts is {self.attempts!r}; give a whole number above 0.")
         if self.on_failure not in READ_FAILURES:
-            raise ConfigError(
-                f"ReadPolicy.on_failure is {self.on_failure!r}; choose one of {', '.join(READ_FAILURES)}."
-            )
+            raise InputError(f"ReadPolicy.on_failure is {self.on_failure!r}; choose one of {', '.join(READ_FAILURES)}.")
 
 
 class ReadError(OSError):

@@ -21,7 +21,7 @@ import fsspec
 import numpy as np
 import seqio
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_tsv
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
@@ -66,13 +66,13 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         read_model(where)
         _check_layout(vocabulary, where)
     if vocabulary.vocab_size > num_rows:
-        raise ConfigError(
+        raise InputError(
             f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model "
             f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)} or take a smaller vocabulary."
         )
     if needs_sentinels and not num_sentinels(vocabulary):
-        raise ConfigError(
-            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); set VOCABULARY to its path with"
+        raise InputError(
+            f"The vocabulary {where} has no sentinels (<extra_id_0> and on); set DataConfig.vocabulary to its path with"
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}."
         )
 
@@ -101,7 +101,7 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, …; ConfigError where there are fewer than `count`."""
     there = num_sentinels(vocabulary)
     if count > there:
-        raise ConfigError(
+        raise InputError(
             f"The vocabulary has {there} sentinels and {count} are needed; set DataConfig.extra_ids higher."
         )
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
@@ -208,9 +208,9 @@ def train_vocabulary(
             )
     except (RuntimeError, OSError) as error:
         if not counted.count:
-            raise ConfigError("There is no text to train a vocabulary on; check the corpus path and column.") from None
+            raise InputError("There is no text to train a vocabulary on; check the corpus path and column.") from None
         reason = str(error).strip().split("\n")[-1]
-        raise ConfigError(
+        raise InputError(
             f"No vocabulary of {size} pieces can be trained on this text ({reason}); change the size."
         ) from error
     data = _rounded(model.getvalue())
@@ -287,7 +287,7 @@ def check_writable(path: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another path.") from error
+        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another path.") from error
 
 
 def write_whole(path: str, data: bytes) -> None:
@@ -303,7 +303,7 @@ def write_whole(path: str, data: bytes) -> None:
             file.write(data)
         os.replace(unfinished, stripped)
     except OSError as error:
-        raise ConfigError(
+        raise InputError(
             f"The vocabulary cannot be written to {path} ({error.strerror or error}); give another path."
         ) from error
 
@@ -316,12 +316,12 @@ def read_model(path: str) -> Any:
         with fsspec.open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
-        raise ConfigError(
-            f"The vocabulary {path} is not there; set VOCABULARY to a SentencePiece model's path, or 'byte'."
+        raise InputError(
+            f"The vocabulary {path} is not there; set DataConfig.vocabulary to a SentencePiece model's path, or 'byte'."
         ) from None
     except Exception as error:  # a bucket's library raises its own kinds
         reason = getattr(error, "strerror", None) or str(error).strip().split("\n")[0] or type(error).__name__
-        raise ConfigError(
+        raise InputError(
             f"The vocabulary {path} cannot be read ({reason}); check the path and its permissions."
         ) from error
     try:
@@ -329,16 +329,14 @@ def read_model(path: str) -> Any:
     except Exception:  # noqa: BLE001  protobuf's error is not public
         model = None
     if model is None or not len(model.pieces):
-        raise ConfigError(
-            f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer."
-        )
+        raise InputError(f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer.")
     return model
 
 
 def _check_layout(vocabulary: seqio.SentencePieceVocabulary, path: str) -> None:
     pieces = vocabulary.tokenizer
     if pieces.pad_id() != 0 or pieces.eos_id() < 0:
-        raise ConfigError(
+        raise InputError(
             f"The vocabulary {path} has padding at id {pieces.pad_id()} and end of sequence at {pieces.eos_id()}; "
             "T5 needs padding at 0 and an end of sequence: train one with pad_id=0, eos_id=1, unk_id=2."
         )

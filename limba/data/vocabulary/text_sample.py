@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import seqio
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.sources.files import UnitSource
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR, Unit
@@ -22,12 +22,12 @@ Progress = Callable[[int, int], None]  # told (bytes read, units finished)
 def text_source(task: seqio.Task) -> UnitSource:
     """Returns the task's source of text; ConfigError where it has no units, or holds tokens."""
     if not isinstance(task.source, UnitSource):
-        raise ConfigError(
+        raise InputError(
             f"Task {task.name} reads a source that has no units; give its files as --files, or a source of "
             "limba.data.sources.files."
         )
     if TOKENS in task.source.keys:
-        raise ConfigError(f"{task.source.name} holds tokens and no text; give the files that they were made of.")
+        raise InputError(f"{task.source.name} holds tokens and no text; give the files that they were made of.")
     return task.source
 
 
@@ -42,7 +42,7 @@ def check_not_empty(source: UnitSource, split: str) -> None:
     advice = "give files with text in them"
     if split == "validation" and source.is_carved(split):
         advice = f"give more text, or set DataConfig.validation_percent above {source.percent_held_out(split):g}"
-    raise ConfigError(f"{source.name} holds no document in split {split!r}; {advice}.")
+    raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
 
 
 def texts_of(source: UnitSource, documents: Sequence[bytes]) -> list[bytes]:

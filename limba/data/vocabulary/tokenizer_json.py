@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from limba.config import ConfigError
+from limba.config import InputError
 from limba.data.vocabulary.load import NUM_SENTINELS, SENTINEL, SPACE, read_model
 from limba.data.vocabulary.tokenizers import byte_of_letter
 
@@ -24,7 +24,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
     model = read_model(model_path)
     kinds = model.SentencePiece
     if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
-        raise ConfigError(f"The vocabulary {model_path} is no unigram model; tokenizer.json is made of those alone.")
+        raise InputError(f"The vocabulary {model_path} is no unigram model; tokenizer.json is made of those alone.")
     vocabulary, added = [], []
     for number, piece in enumerate(model.pieces):
         sentinel = SENTINEL.fullmatch(piece.piece)
@@ -38,7 +38,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
             vocabulary.append([f"<extra_id_{sentinel}>", 0.0])
     end = next((i for i, piece in enumerate(model.pieces) if piece.piece == model.trainer_spec.eos_piece), None)
     if end is None:
-        raise ConfigError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
+        raise InputError(f"The vocabulary {model_path} has no end of sequence; train one with eos_id=1.")
     content = {
         "version": "1.0",
         "truncation": None,

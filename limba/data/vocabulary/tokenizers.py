@@ -13,7 +13,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError
+from limba.config import InputError
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence, the first that is there
 UNKNOWN = ("<unk>", "[UNK]")
@@ -40,19 +40,19 @@ class TokenizersVocabulary(seqio.Vocabulary):
             with fsspec.open(self.path, "rb") as file:
                 text = file.read().decode()
         except FileNotFoundError:
-            raise ConfigError(f"The vocabulary {self.path} is not there; give the path of a tokenizer.json.") from None
+            raise InputError(f"The vocabulary {self.path} is not there; give the path of a tokenizer.json.") from None
         except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"The vocabulary {self.path} cannot be read ({error}); check the path.") from error
+            raise InputError(f"The vocabulary {self.path} cannot be read ({error}); check the path.") from error
         try:
             tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # noqa: BLE001  the library has no error of its own
             reason = str(error).strip().split("\n")[0]
-            raise ConfigError(f"The vocabulary {self.path} is no tokenizer.json ({reason}); give one.") from None
+            raise InputError(f"The vocabulary {self.path} is no tokenizer.json ({reason}); give one.") from None
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         if tokenizer.id_to_token(0) not in _specials(text):
-            raise ConfigError(
+            raise InputError(
                 f"The vocabulary {self.path} has {tokenizer.id_to_token(0)!r} at id 0, which stands for padding here;"
                 " give one with a special token there."
             )
@@ -68,7 +68,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
     def eos_id(self) -> int:
         found = self._first(ENDS)
         if found is None:
-            raise ConfigError(
+            raise InputError(
                 f"The vocabulary {self.path} has no end of sequence ({', '.join(ENDS)}); give one that has."
             )
         return found

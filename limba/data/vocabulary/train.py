@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import seqio
 
-from limba.config import ConfigError, DataConfig
+from limba.config import DataConfig, InputError
 from limba.data.sources.files import Column
 from limba.data.tasks import resolve_task, source_of_files
 from limba.data.vocabulary.load import NUM_SENTINELS, check_writable, load_vocabulary, train_vocabulary, write_whole
@@ -29,9 +29,9 @@ SMALLEST_SIZE = {True: NUM_SENTINELS + 3 + 256, False: NUM_SENTINELS + 3}  # wit
 def check_output(path: str) -> None:
     """Raises ConfigError for a path that is no .model or cannot be written, or where a vocabulary lies already."""
     if not path.endswith(".model"):
-        raise ConfigError(f"The output {path} has another ending; give --output=DIR/NAME.model.")
+        raise InputError(f"The output {path} has another ending; give --output=DIR/NAME.model.")
     if _is_there(path):
-        raise ConfigError(f"The vocabulary {path} is there already; delete it, or give another --output.")
+        raise InputError(f"The vocabulary {path} is there already; delete it, or give another --output.")
     _check_json(path)
     check_writable(path)
 
@@ -40,7 +40,7 @@ def check_size(size: int, byte_fallback: bool) -> None:
     """Raises ConfigError for a size that leaves no piece for the text's letters."""
     if size <= SMALLEST_SIZE[byte_fallback]:
         bytes_too = ", 256 pieces of single bytes" if byte_fallback else ""
-        raise ConfigError(
+        raise InputError(
             f"--size is {size}, and {NUM_SENTINELS} sentinels{bytes_too} and 3 other signs are among them; give more "
             f"than {SMALLEST_SIZE[byte_fallback]}, and room for the text's letters."
         )
@@ -56,7 +56,7 @@ def check_compared(files: str | None, vocabularies: str | None, column: Column =
 
 def _check_json(path: str) -> None:
     if _is_there(json_path(path)):
-        raise ConfigError(f"{json_path(path)} is another vocabulary's; give {path} a folder of its own.")
+        raise InputError(f"{json_path(path)} is another vocabulary's; give {path} a folder of its own.")
 
 
 def json_path(path: str) -> str:
@@ -84,7 +84,7 @@ def sample_task(
         held_out += texts_of(source, found[1])
     if not training:
         names = " and ".join(text_source(part).name for part in tasks)
-        raise ConfigError(f"{names} holds no document in split {split!r}; give files with text in them.")
+        raise InputError(f"{names} holds no document in split {split!r}; give files with text in them.")
     return training, held_out
 
 
@@ -145,7 +145,7 @@ def parse_files(files: str | None) -> dict[str, str]:
     pairs = [part.partition("=") for part in (files or "").split(",") if part.strip()]
     for name, _, pattern in pairs:
         if not name.strip() or not pattern.strip():
-            raise ConfigError(f"--compare_files has {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt.")
+            raise InputError(f"--compare_files has {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt.")
     return {name.strip(): pattern.strip() for name, _, pattern in pairs}
 
 
@@ -159,7 +159,7 @@ def wait_for_vocabulary(path: str, wait_seconds: float, poll_seconds: float = 5.
     deadline = time.monotonic() + wait_seconds
     while not (_is_there(path) and _is_there(json_path(path))):
         if time.monotonic() >= deadline:
-            raise ConfigError(
+            raise InputError(
                 f"Host 0 has not written {path} within {wait_seconds:,.0f} s; look at its output, check that all "
                 "hosts see the same folder, or set --wait_seconds higher."
             )
@@ -172,4 +172,4 @@ def _is_there(path: str) -> bool:
         system.invalidate_cache()  # another host writes what is looked for
         return system.exists(stripped)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"The path {path} cannot be used ({error}); check it and its permissions.") from error
+        raise InputError(f"The path {path} cannot be used ({error}); check it and its permissions.") from error
