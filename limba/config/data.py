@@ -1,4 +1,4 @@
-"""What is read. `limba/config/` has the other choices, and is where all are imported from."""
+"""The choice of data: task, corpus, vocabulary, objective, lengths, batch and shards."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ from dataclasses import dataclass
 
 from limba.config.errors import one_of, positive, require
 
-OBJECTIVES = (
-    "span_corruption",
-    "whole_word_span_corruption",
-    "ul2",
-    "prefix_lm",
-    "lm_adaptation",
-    "causal_lm",
-)
-SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder alone can learn
+OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
+SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
 READ_FAILURES = ("stop", "skip")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read, and how a global batch is made of it.
+    """What is read, and how global batches are made from it.
 
-    `task_feature_lengths` may be {'inputs': 512} alone: span corruption then derives the targets
-    (114), so that nothing is padding. {'targets': 256} alone is for a decoder-only model: rows are single
-    sequences of that length. `vocabulary` and `data_files` replace what the task names.
+    With `task_feature_lengths={'inputs': 512}` the length of the targets follows from the objective (114 for span
+    corruption), so that there is no padding. {'targets': 256} is for a decoder-only model: each row is one sequence of
+    that length. `vocabulary` and `data_files` replace those of the task.
+
+    >>> DataConfig("my_task", {"inputs": 512}, batch_size=128).rows_per_shard
+    8
     """
 
     mixture_or_task_name: str
@@ -34,33 +30,31 @@ class DataConfig:
     batch_size: int
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
     extra_ids: int = 100  # sentinels above the pieces of `vocabulary`
-    new_vocabulary_size: int | None = None  # ids, sentinels included, of one trained where `vocabulary` has none yet
-    new_vocabulary_bytes: int = 400_000_000  # of the training split's text, at most, that it is trained on
-    new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; the rest is spelt in bytes
-    objective: str | None = None  # one of OBJECTIVES instead of the task's own; None keeps that
+    new_vocabulary_size: int | None = None  # ids, with sentinels, of the vocabulary to train if the file does not exist
+    new_vocabulary_bytes: int = 400_000_000  # maximum bytes of training text to train it on
+    new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; others are spelled in bytes
+    objective: str | None = None  # one of OBJECTIVES; None: the task's own
     noise_density: float | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
     mean_noise_span_length: float | None = None  # in tokens (T5: 3); None: the task's own
-    pack: bool = False  # several short examples in a row, kept apart by segment ids
+    pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
-    column: str | Mapping[str, str] = "text"  # of data_files that have columns; {'inputs': 'en', 'targets': 'ms'}
-    prefix: str | None = None  # before each input of a task with inputs and targets; None: the task's own
-    validation_percent: float = 1.0  # of data_files without a validation split, carved out by document hash
-    read_timeout_seconds: float = 60.0  # of one request for part of a remote file
-    read_attempts: int = 6  # of a request, with growing pauses
-    on_read_failure: str = "stop"  # then, and where a file is damaged; 'skip' leaves out the rest of the unit
+    column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
+    prefix: str | None = None  # added before each input of a supervised task; None: the task's
+    validation_percent: float = 1.0  # of data_files without a validation split; chosen by document hash
+    read_timeout_seconds: float = 60.0  # time limit of one request for part of a remote file
+    read_attempts: int = 6  # attempts of a request, with growing pauses
+    on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
     train_split: str = "train"
     validation_split: str = "validation"
     shuffle: bool = True
-    shuffle_buffer: int = 0  # rows of each shard that are mixed once more; held in its position, about 1 kB a row
-    cache_dir: str | None = None  # of seqio_cache_tasks: the tasks are read from their caches there
+    shuffle_buffer: int = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
+    cache_dir: str | None = None  # folder of task caches, written by seqio_cache_tasks
     seed: int = 0
-    num_epochs: int | None = None  # the run ends when its corpora have been read so often; None: they are repeated
+    num_epochs: int | None = None  # passes over the corpora, after which the run ends; None: no limit
     mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
-    num_data_shards: int | None = (
-        None  # fixed for the life of a run; None: 16, or the largest power of two that divides batch_size
-    )
-    num_reader_processes: int = 1  # of a host, that read its shards; may change from start to start
-    task_modules: tuple[str, ...] = ()  # that register the tasks, for those processes; launch.train fills it in
+    num_data_shards: int | None = None  # fixed during a run; None: gcd(batch_size, 16)
+    num_reader_processes: int = 1  # processes that read a host's shards; may change when a run resumes
+    task_modules: tuple[str, ...] = ()  # modules that register the tasks, for those processes; set by the front end
 
     def __post_init__(self) -> None:
         require(
@@ -88,7 +82,7 @@ class DataConfig:
         require(
             (density is None or 0 < density < 1) and (span is None or span >= 1),
             "DataConfig.noise_density",
-            f"is {density!r} and mean_noise_span_length {span!r}; give a share between 0 and 1"
+            f"is {density!r} and DataConfig.mean_noise_span_length {span!r}; give a share between 0 and 1"
             " and a mean of 1 or more.",
         )
         if self.sequence_length is not None and self.objective is not None:
@@ -100,13 +94,13 @@ class DataConfig:
             )
         self._check_vocabulary()
         self._check_corpus()
-        if self.num_data_shards is None:
-            object.__setattr__(self, "num_data_shards", math.gcd(self.batch_size, 16))
+        num_shards = math.gcd(self.batch_size, 16) if self.num_data_shards is None else self.num_data_shards
+        object.__setattr__(self, "num_data_shards", num_shards)
         positive(self, "num_data_shards", "num_reader_processes")
         require(
-            self.batch_size % self.num_data_shards == 0,
+            self.batch_size % num_shards == 0,
             "DataConfig.batch_size",
-            f"{self.batch_size} does not divide by num_data_shards {self.num_data_shards}; make it a multiple.",
+            f"{self.batch_size} does not divide by DataConfig.num_data_shards {num_shards}; make it a multiple.",
         )
 
     def _check_vocabulary(self) -> None:
@@ -115,8 +109,9 @@ class DataConfig:
             require(
                 self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
                 "DataConfig.new_vocabulary_size",
-                f"is {self.new_vocabulary_size} with extra_ids {self.extra_ids} and"
-                f" vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not 'byte'.",
+                f"is {self.new_vocabulary_size} with DataConfig.extra_ids {self.extra_ids} and"
+                f" DataConfig.vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not"
+                " 'byte'.",
             )
         require(
             0 < self.new_vocabulary_coverage <= 1,
@@ -135,7 +130,7 @@ class DataConfig:
         require(
             self.cache_dir is None or self.data_files is None,
             "DataConfig.cache_dir",
-            "holds a task's cache and data_files are another corpus; leave one of them out.",
+            "is the cache of a task, and DataConfig.data_files names another corpus; leave out one of them.",
         )
         require(
             isinstance(self.seed, int) and self.seed >= 0,
@@ -150,7 +145,7 @@ class DataConfig:
         require(
             self.data_files is not None or self.column == "text",
             "DataConfig.column",
-            f"is {self.column!r} and there are no data_files it could be of; set DataConfig.data_files too.",
+            f"is {self.column!r}, and DataConfig.data_files, whose column it is, is not set; set that too.",
         )
         if self.num_epochs is not None:
             positive(self, "num_epochs")
@@ -169,5 +164,11 @@ class DataConfig:
 
     @property
     def sequence_length(self) -> int | None:
-        """Tokens of a row that is one sequence, for a decoder-only model; None where an encoder reads inputs."""
+        """The length of a decoder-only model's sequence; None for an encoder-decoder."""
         return None if "inputs" in self.task_feature_lengths else self.task_feature_lengths["targets"]
+
+    @property
+    def rows_per_shard(self) -> int:
+        """Rows of a global batch that come from each logical data shard."""
+        assert self.num_data_shards is not None  # __post_init__ has set it
+        return self.batch_size // self.num_data_shards

@@ -1,4 +1,7 @@
-"""What has to be set before jax and TensorFlow are imported, in one place."""
+"""Settings that must be made before jax and TensorFlow are imported.
+
+`python limba/config/environment.py` exits with 0 on a Cloud TPU machine, else with 1. It needs no other package.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,35 @@ from pathlib import Path
 
 # Read by the libraries when they are imported. What the user has set stays.
 VARIABLES = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes say nothing of use
-    "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; no arithmetic of ours runs in TensorFlow
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; Limba does no arithmetic in TensorFlow
     "GRPC_VERBOSITY": "ERROR",
     "GLOG_minloglevel": "2",
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/limba/compiled"),  # a second start compiles nothing
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
-# Large pages for the arrays of a step on a CPU: a step takes its memory anew each time, and touching it
-# 4 kB at a time cost a fifth of the step. glibc reads this only when a process starts.
+# Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
+# 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # TensorFlow's notes that no variable silences.
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 
 
 def set_variables() -> None:
-    """Sets VARIABLES where the user has not, and the form of log lines."""
+    """Sets VARIABLES where the user has not, and silences Orbax, which logs each of its choices."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+def set_logging() -> None:
+    """Sets the log format to the bare message."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every choice it makes
 
 
 def use_large_pages() -> None:
-    """Starts this program once more with LARGE_PAGES set, where it is a CPU's and they are not."""
+    """Starts this program again with LARGE_PAGES set, if it runs on a CPU and they are not set."""
     name, value = LARGE_PAGES
     on_cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu" and not _has_accelerator()
     if on_cpu and sys.platform == "linux" and name not in os.environ:
@@ -49,9 +56,9 @@ def use_large_pages() -> None:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Holds back what is written to stderr inside, and passes on all but TensorFlow's start-up notes.
+    """Buffers stderr inside the context, then writes all of it except TensorFlow's start-up notes.
 
-    Meanwhile no garbage is collected, which took a quarter of the time; what is made inside is not searched later.
+    Garbage collection, a quarter of the import time, is off inside; objects made inside are never searched.
     """
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -87,3 +94,7 @@ def is_tpu_vm() -> bool:
             if (device / "vendor").read_text().strip() == "0x1ae0" and (device / "device").read_text().strip() in chips:
                 return True
     return False
+
+
+if __name__ == "__main__":
+    sys.exit(0 if is_tpu_vm() else 1)

@@ -1,14 +1,14 @@
-"""The errors that end a program with a sentence, and the checks that configurations make of themselves."""
+"""Errors that end a program with one sentence, and checks for the fields of configurations."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Something given cannot be used: one sentence saying what, where, and what to do."""
+    """An invalid input: one sentence that says what is wrong, where, and what to do."""
 
 
 class ConfigError(InputError):
-    """A field that cannot work. `field` is its full name; each front end says the name that its user typed.
+    """A field with an invalid value. `field` is its full name; each front end shows the name that its user typed.
 
     >>> error = ConfigError("DataConfig.batch_size", "is 0; give a whole number above 0.")
     >>> str(error), error.field
@@ -24,7 +24,17 @@ class ConfigError(InputError):
 
 
 class NonFiniteError(RuntimeError):
-    """The loss or the gradient is no longer a number; the batch is written down, nothing is saved after it."""
+    """The loss or the gradient is not finite; the batch is written to a file, and no checkpoint is saved after it."""
+
+
+def reason_of(error: BaseException, limit: int = 200) -> str:
+    """Returns the first line of an error's message, or its type if it has none; at most `limit` characters.
+
+    >>> reason_of(OSError(2, "No such file or directory")), reason_of(KeyError()), reason_of(ValueError("bad.\\nBut"))
+    ('No such file or directory', 'KeyError', 'bad')
+    """
+    text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    return text[:limit].rstrip(".") or type(error).__name__
 
 
 def require(condition: bool, field: str, sentence: str) -> None:
@@ -34,7 +44,7 @@ def require(condition: bool, field: str, sentence: str) -> None:
 
 
 def positive(owner: object, *names: str) -> None:
-    """Raises ConfigError for a field that is no whole number above 0."""
+    """Raises ConfigError for a field that is not a whole number above 0."""
     for name in names:
         value = getattr(owner, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -42,6 +52,6 @@ def positive(owner: object, *names: str) -> None:
 
 
 def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
-    """Raises ConfigError for a field that is none of the choices."""
+    """Raises ConfigError for a field that is not one of the choices."""
     value = getattr(owner, name)
     require(value in choices, f"{type(owner).__name__}.{name}", f"is {value!r}; choose one of {', '.join(choices)}.")

@@ -1,4 +1,4 @@
-"""The network's choices. `limba/config/` has the others, and is where all are imported from."""
+"""The network's choices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ REMAT_POLICIES = ("none", "minimal", "full")
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
 
-    Without encoder layers it is a decoder alone, and positions, norm, biases and num_kv_heads choose its layout;
-    an encoder-decoder is a T5 and takes their defaults. Raises ConfigError for sizes below 1, unknown
+    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases` and `num_kv_heads` choose its layout.
+    With them it is a T5, which has the defaults of these four. Raises ConfigError for sizes below 1, unknown
     activations, dtypes or remat policies, and choices that do not go together.
+
+    >>> t5 = ModelConfig(32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024, num_encoder_layers=8,
+    ...                  num_decoder_layers=8)
+    >>> t5.is_decoder_only, t5.mlp_activations
+    (False, ('gelu', 'linear'))
     """
 
-    vocab_size: int  # rows of the embedding, a multiple of 128 for the TPU's sake
+    vocab_size: int  # rows of the embedding, on TPUs best a multiple of 128
     emb_dim: int
     num_heads: int
     head_dim: int
@@ -32,22 +37,24 @@ class ModelConfig:
     num_encoder_layers: int  # 0: a decoder-only language model
     num_decoder_layers: int
     mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    logits_via_embedding: bool = False  # tied head; an encoder-decoder's has its input scaled by emb_dim^-1/2 (T5 1.0)
+    logits_via_embedding: bool = False  # tied head; T5 1.0 scales its input by emb_dim^-1/2
     relative_bias_per_layer: bool = False  # umT5
     num_relpos_buckets: int = 32
     relpos_max_distance: int = 128
-    positions: str = "relative"  # T5's bias; a decoder alone has rotary, learned or sinusoidal ones
-    rotary_base: float = 10_000.0  # of rotary positions; a larger one for longer texts
+    positions: str = "relative"  # T5's bias; decoder-only: rotary, learned or sinusoidal
+    rotary_base: float = 10_000.0  # of rotary positions; larger for longer texts
     max_length: int = 2048  # rows of learned positions
     norm: str = "rms"  # or layer, with scale and bias
-    biases: tuple[str, ...] = ()  # the parts of a decoder alone that have them: attention, mlp, logits
-    num_kv_heads: int | None = None  # of a decoder alone: fewer than num_heads share keys and values; None: as many
+    biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
+    num_kv_heads: int | None = None  # decoder-only: heads of keys and values, each for several queries; None: num_heads
     layer_norm_epsilon: float = 1e-6
     dropout_rate: float = 0.0
     dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
     remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
-    attention: str = "auto"  # einsum, memory_efficient, pallas (TPU, GPU; both keep no scores), auto: the fastest here
+    attention: str = (
+        "auto"  # einsum, memory_efficient, pallas (TPU, GPU); the last two store no scores; auto: the fastest
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
@@ -58,8 +65,8 @@ class ModelConfig:
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",
-            f"is {self.num_relpos_buckets} and relpos_max_distance"
-            f" {self.relpos_max_distance}; give at least 4 buckets and a distance above half of them.",
+            f"is {self.num_relpos_buckets}, and ModelConfig.relpos_max_distance {self.relpos_max_distance};"
+            " give at least 4 buckets, and a distance above half of them.",
         )
         for activation in self.mlp_activations:
             require(
@@ -75,7 +82,7 @@ class ModelConfig:
         require(
             0.0 <= self.dropout_rate < 1.0,
             "ModelConfig.dropout_rate",
-            f"is {self.dropout_rate!r}; give a share from 0 up to, not including, 1.",
+            f"is {self.dropout_rate!r}; give a number from 0 to below 1.",
         )
         one_of(self, "dtype", DTYPES)
         one_of(self, "remat", REMAT_POLICIES)
@@ -91,19 +98,19 @@ class ModelConfig:
                 require(
                     value == default,
                     f"ModelConfig.{name}",
-                    f"is {value!r}, which an encoder-decoder, being a T5, has not; leave it"
-                    f" {default!r}, or set num_encoder_layers to 0.",
+                    f"is {value!r}, and an encoder-decoder has {default!r}; set it to that, or"
+                    " ModelConfig.num_encoder_layers to 0.",
                 )
             return
         require(
             self.positions != "relative",
             "ModelConfig.positions",
-            "is 'relative' and num_encoder_layers 0; choose rotary, learned or sinusoidal.",
+            "is 'relative', and ModelConfig.num_encoder_layers is 0; choose rotary, learned or sinusoidal.",
         )
         require(
             self.attention != "pallas",
             "ModelConfig.attention",
-            "is 'pallas' and num_encoder_layers 0; that kernel is an encoder-decoder's:"
+            "is 'pallas', which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0;"
             " choose auto, einsum or memory_efficient.",
         )
         for part in self.biases:
@@ -115,24 +122,26 @@ class ModelConfig:
         require(
             not (self.logits_via_embedding and "logits" in self.biases),
             "ModelConfig.biases",
-            "holds 'logits' and logits_via_embedding is True; a tied head has no bias.",
+            "holds 'logits', and ModelConfig.logits_via_embedding is True; a tied head has no bias: remove one of"
+            " them.",
         )
         if self.num_kv_heads is not None:
             positive(self, "num_kv_heads")
         require(
             self.num_heads % self.kv_heads == 0,
             "ModelConfig.num_heads",
-            f"{self.num_heads} does not divide by num_kv_heads {self.num_kv_heads}; make it a multiple.",
+            f"is {self.num_heads}, which does not divide by ModelConfig.num_kv_heads {self.num_kv_heads};"
+            " give a multiple.",
         )
         require(
             self.positions != "rotary" or self.head_dim % 2 == 0,
             "ModelConfig.head_dim",
-            f"is {self.head_dim}, and rotary positions turn pairs; give an even one.",
+            f"is {self.head_dim}, and rotary positions rotate pairs; give an even number.",
         )
         require(
             self.rotary_base > 1,
             "ModelConfig.rotary_base",
-            f"is {self.rotary_base!r}; give a number above 1, as 10000.0.",
+            f"is {self.rotary_base!r}; give a number above 1, such as 10000.0.",
         )
 
     @property
@@ -141,5 +150,5 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads

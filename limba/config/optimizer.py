@@ -1,4 +1,4 @@
-"""The loss, the learning rate's schedule and the optimizer."""
+"""The loss, the schedule of the learning rate, and the optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossConfig:
         require(
             0 <= self.label_smoothing < 1,
             "LossConfig.label_smoothing",
-            f"is {self.label_smoothing!r}; give a share from 0 up to, not including, 1.",
+            f"is {self.label_smoothing!r}; give a number from 0 to below 1.",
         )
 
 
@@ -46,7 +46,7 @@ class ScheduleConfig:
     base_learning_rate: float = 1.0
     factors: str = "constant * rsqrt_decay"
     warmup_steps: int = 10_000
-    decay_steps: int | None = None  # where linear and cosine end, length of the last phase of warmup_stable_decay
+    decay_steps: int | None = None  # the last step of linear and cosine; the decay's length in warmup_stable_decay
     final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
     decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
     steps_per_decay: int = 20_000  # T5X: of decay_every
@@ -81,7 +81,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), or AdamW."""
+    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), or AdamW.
+
+    >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100)).schedule.base_learning_rate
+    0.001
+    """
 
     name: str = "adafactor"
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -95,7 +99,7 @@ class OptimizerConfig:
     epsilon1: float = 1e-30
     epsilon2: float = 1e-3
     momentum: float | None = None
-    frozen: tuple[str, ...] = ()  # what names of parameters that stay begin with: 'encoder', '.*/relpos_bias'
+    frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
     # AdamW
     beta1: float = 0.9
     beta2: float = 0.999
@@ -117,5 +121,5 @@ class OptimizerConfig:
             require(
                 value is None or 0 <= value < 1,
                 f"OptimizerConfig.{name}",
-                f"is {value!r}; give a number from 0 up to, not including, 1.",
+                f"is {value!r}; give a number from 0 to below 1.",
             )

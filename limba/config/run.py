@@ -1,6 +1,6 @@
-"""One complete run: every choice as frozen dataclasses, which check themselves when they are made.
+"""One complete run: every choice in frozen dataclasses, which check themselves when they are made.
 
-A wrong choice costs a second and not an hour on a TPU. A message says what is wrong, where, and what to do.
+So a wrong choice costs a second and not an hour on a TPU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class CheckpointConfig:
     """When the state and the data position are saved, and how many are kept."""
 
     every_steps: int = 10_000
-    keep: int | None = 5  # the newest ones; None keeps all
-    best_metric: str | None = None  # of the evaluations: 'loss', 'chrf', …; its best step is kept in model_dir/best
+    keep: int | None = 5  # number of newest checkpoints to keep; None: all
+    best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
     best_mode: str = "max"  # or min
 
     def __post_init__(self) -> None:
@@ -41,14 +41,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Loss, accuracy, perplexity and bits per byte on the validation split; for tasks with metrics, those of written
-    text; for language models, samples."""
+    """What is evaluated on the validation split: loss, accuracy, perplexity and bits per byte.
+
+    Tasks with metrics can also evaluate generated text; language models can generate samples.
+    """
 
     every_steps: int = 1_000
-    num_batches: int | None = 20  # at most; None, or a smaller split: all of it
-    num_examples: int = 0  # of the split that text is written for, to be judged by the task's metrics; 0: none
-    patience: int | None = None  # evaluations without a better best_metric after which the run ends; None: never
-    prompts: tuple[str, ...] = ()  # that a decoder-only model goes on with at each evaluation
+    num_batches: int | None = 20  # maximum number of validation batches; None: the whole split
+    num_examples: int = 0  # validation examples to generate text for, for the task's metrics; 0: none
+    patience: int | None = None  # evaluations without a better best_metric, after which the run ends; None: no limit
+    prompts: tuple[str, ...] = ()  # prompts that a decoder-only model continues at each evaluation
     sampling: GenerationConfig = field(
         default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
     )
@@ -69,7 +71,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One complete training run; `limba.train.run` takes it whole."""
+    """One complete training run, as `limba.train` takes it.
+
+    >>> t5 = ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=128, num_encoder_layers=2,
+    ...                  num_decoder_layers=2)
+    >>> run = RunConfig(t5, DataConfig("my_task", {"inputs": 512}, batch_size=16), "runs/mine", train_steps=100)
+    >>> run.optimizer.name, run.checkpoint.keep
+    ('adafactor', 5)
+    """
 
     model: ModelConfig
     data: DataConfig
@@ -81,15 +90,15 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    # Start from a checkpoint of Limba's or T5X's, or a folder or hub id of Hugging Face's, when model_dir holds none
+    # Initialize from this checkpoint (Limba, T5X, Hugging Face folder or hub id) if model_dir has none.
     initial_checkpoint_path: str | None = None
-    reset_step: bool = False  # begin at step 0 with a fresh optimizer, whatever the initial checkpoint's step is
+    reset_step: bool = False  # start at step 0 with a new optimizer state; read only the parameters
     num_microbatches: int = 1
-    gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices add them up; see train_step.gradients
+    gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices sum gradients; see training/step.py
     log_every_steps: int = 100
     random_seed: int = 0
-    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are a TPU's own: faster, other numbers
-    profile_steps: int = 0  # so many steps, from the third on, are traced into model_dir/profile
+    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
+    profile_steps: int = 0  # number of steps to trace into model_dir/profile, from a start's third step on
 
     def __post_init__(self) -> None:
         one_of(self, "random_bits", RANDOM_BITS)
@@ -111,7 +120,7 @@ class RunConfig:
         require(
             self.loss.logits != "chunked" or "logits" not in self.model.biases,
             "LossConfig.logits",
-            "is 'chunked' and ModelConfig.biases holds 'logits', which chunks do without; choose whole or auto.",
+            "is 'chunked', which has no bias, and ModelConfig.biases holds 'logits'; choose whole or auto.",
         )
         if self.data.vocabulary is None and self.data.new_vocabulary_size is not None:
             data = dataclasses.replace(self.data, vocabulary=f"{self.model_dir.rstrip('/')}/vocabulary.model")
@@ -119,23 +128,24 @@ class RunConfig:
         require(
             self.evaluation.patience is None or self.checkpoint.best_metric is not None,
             "EvaluationConfig.patience",
-            "waits for a better CheckpointConfig.best_metric, which is None; name one, such as 'loss'.",
+            "waits for a better CheckpointConfig.best_metric, which is None; set that, such as to 'loss'.",
         )
         require(
             self.data.batch_size % self.num_microbatches == 0,
             "DataConfig.batch_size",
-            f"{self.data.batch_size} does not divide by num_microbatches {self.num_microbatches}; make it a multiple.",
+            f"is {self.data.batch_size}, which does not divide by RunConfig.num_microbatches {self.num_microbatches};"
+            " give a multiple.",
         )
 
     def _check_sides(self) -> None:
-        """Raises ConfigError where the rows are not what the network reads."""
+        """Raises ConfigError if the rows of the data do not fit the network."""
         length, model = self.data.sequence_length, self.model
         if not model.is_decoder_only:
             require(
                 self.data.objective != "causal_lm",
                 "DataConfig.objective",
                 "is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
-                " prefix_lm or lm_adaptation, or include a file of gin/models/lm.",
+                " prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
             )
             require(
                 length is None,
@@ -147,12 +157,12 @@ class RunConfig:
         require(
             length is not None,
             "DataConfig.task_feature_lengths",
-            f"is {dict(self.data.task_feature_lengths)!r}, and the model is a decoder alone, which"
+            f"is {dict(self.data.task_feature_lengths)!r}, and the model is decoder-only, which"
             " reads one sequence; give {'targets': 256}.",
         )
         require(
             model.positions != "learned" or length is None or length <= model.max_length,
             "DataConfig.task_feature_lengths",
-            f"gives rows of {length} tokens and the model has {model.max_length} learned"
-            " positions; set ModelConfig.max_length.",
+            f"gives rows of {length} tokens, and the model has {model.max_length} learned positions; raise"
+            " ModelConfig.max_length.",
         )

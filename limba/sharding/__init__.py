@@ -1,4 +1,4 @@
-"""The device mesh, what lies where on it, and the processes of one run.
+"""The device mesh, the shardings of arrays over it, and the processes of one run.
 
 Floor 1: imports `config/`.
 """

@@ -1,7 +1,8 @@
-"""The device mesh and what lies where on it: logical axis -> mesh axis, and a batch's split."""
+"""The device mesh and the shardings over it: of parameters by their logical axes, of a batch, of the update."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,9 +12,9 @@ from limba.config import MeshConfig
 
 Tree = Any
 
-# T5X's logical axis names. Matrices are cut over `model` along heads, mlp and vocabulary, and over
-# `fsdp` along the model width, gathered when used (arXiv:1910.02054, stage 3). Stacked layers and
-# relative position buckets stay whole.
+# T5X's logical axis names. Matrices are sharded over `model` along heads, mlp and vocabulary, and over `fsdp` along
+# the model width; they are gathered when they are used (arXiv:1910.02054, stage 3). Stacked layers and relative
+# position buckets are not sharded.
 LOGICAL_AXIS_RULES = {
     "batch": ("data", "fsdp"),
     "vocab": "model",
@@ -28,21 +29,26 @@ LOGICAL_AXIS_RULES = {
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
-    """Returns the mesh (data, fsdp, model) over all devices of all hosts; ConfigError if sizes do not fit."""
+    """Returns the mesh (data, fsdp, model) of all devices of all hosts; ConfigError if the sizes do not fit."""
     sizes = config.sizes(jax.device_count())
     return jax.make_mesh(sizes, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data and fsdp, whole along the rest."""
+    """Returns the sharding of a batch: its rows over data and fsdp, other axes replicated."""
     return NamedSharding(mesh, PartitionSpec(LOGICAL_AXIS_RULES["batch"]))
 
 
-def constrain_batch_sharding(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Returns x [B, …], its rows kept over data and fsdp as the batch's are.
+def num_batch_groups(mesh: Mesh | None) -> int:
+    """Returns the number of groups of devices that hold different rows of a batch; 1 without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in LOGICAL_AXIS_RULES["batch"])
 
-    Without this the compiler lets activations lie as the parameters do, cut along the model width over `fsdp`: every
-    device then works on all rows, and each product is added up over all of them.
+
+def constrain_batch_sharding(x: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Returns x [B, …] with its rows sharded over data and fsdp, like the batch's.
+
+    Without this the compiler shards activations as it does parameters, along the model width over `fsdp`. Every device
+    then computes all rows, and each product has to be summed over all devices.
     """
     if mesh is None or mesh.shape["fsdp"] == 1 or x.shape[0] % (mesh.shape["data"] * mesh.shape["fsdp"]):
         return x
@@ -50,16 +56,15 @@ def constrain_batch_sharding(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def is_pure_data_parallel(mesh: Mesh) -> bool:
-    """True where several devices hold the same parameters, and nothing is cut over `fsdp` or `model`."""
+    """Returns whether there are several devices, all of them on the axis `data`."""
     return mesh.shape["data"] == mesh.size > 1
 
 
 def update_shardings(mesh: Mesh, shapes: Tree) -> Tree:
-    """Returns a NamedSharding per parameter: matrices cut over `data`, each device updating its share of them
-    (Xu et al. 2020, arXiv:2004.13336).
+    """Returns a NamedSharding per parameter, with matrices sharded over `data`: ZeRO-style, each device updates a part.
 
-    Cut is the first axis that divides. Mostly that is the layers', along which Adafactor takes no means. Relative
-    positions, norms' scales and biases are small, and whole.
+    See Xu et al. 2020 (arXiv:2004.13336). The first axis that `data` divides is sharded. Mostly that is the axis of
+    layers, along which Adafactor takes no means. Relative positions, norms' scales and biases are small and replicated.
     """
 
     def one(path: tuple, shape: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -71,11 +76,12 @@ def update_shardings(mesh: Mesh, shapes: Tree) -> Tree:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a fully replicated array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
-    """Returns a NamedSharding per parameter; an axis that does not divide stays whole."""
+    """Returns a NamedSharding per parameter by LOGICAL_AXIS_RULES; an axis that does not divide is not sharded."""
 
     def one(axes: PartitionSpec, shape: jax.ShapeDtypeStruct) -> NamedSharding:
         spec = []

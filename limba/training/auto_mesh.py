@@ -1,6 +1,6 @@
-"""The mesh of a run that asks for `MeshConfig.auto`: the smallest sharding that fits, by the compiler's own account.
+"""The mesh of a run with `MeshConfig.auto`: the least sharding whose compiled step fits the devices' memory.
 
-All processes choose alike: the narrowest memory counts, and the largest account.
+All processes choose the same mesh: they use the smallest memory limit and the largest size over all of them.
 """
 
 from __future__ import annotations
@@ -14,65 +14,66 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from limba.config import InputError, MeshConfig, RunConfig
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
-from limba.training.optimizer import make_optimizer, make_schedule
+from limba.sharding.multihost import gather
+from limba.training.optimizer import make_optimizer
+from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
 from limba.training.step import jit_train_step
 
 FILE = "mesh.json"
-USABLE = 0.95  # of a device's memory: evaluation and the next batch want some, too
+USABLE = 0.95  # of a device's memory; evaluation and the next batch need some too
 
 
 def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> tuple[Mesh, Callable | None]:
-    """Returns the mesh for this run's step, and the compiled step where one had to be compiled to find out.
+    """Returns the mesh for this run's step, and the compiled step where choosing has compiled it.
 
-    The choice is kept in model_dir/mesh.json, and taken again as long as the devices and what is trained on them are
-    the same. `feature_shapes` are those of a global batch. Raises ConfigError where no mesh fits, or where the
-    devices tell no limit and `MeshConfig.memory_gib` gives none.
+    The choice is saved in model_dir/mesh.json, and reused while the devices and the step are the same.
+    `feature_shapes` are those of a global batch. Raises InputError if no mesh fits, or if the devices report no
+    memory limit and `MeshConfig.memory_gib` is not set.
     """
     limit = _limit(config.mesh)
     about = _about(config, feature_shapes, limit)
-    kept = _kept(config.model_dir, about)
-    if kept is not None:
-        _say(f"Mesh as chosen before: {_in_words(kept)} ({config.model_dir}/{FILE})")
-        return make_mesh(kept), None
+    saved = _saved(config.model_dir, about)
+    if saved is not None:
+        _say(f"Mesh as chosen before: {_in_words(saved)} ({config.model_dir}/{FILE})")
+        return make_mesh(saved), None
     least = math.inf
     for sizes in candidates(config, jax.device_count()):
         mesh = make_mesh(sizes)
         compiled, size = _compiled(config, mesh, feature_shapes, limit)
         least = min(least, size)
         fits = size <= limit
-        what = ", taken" if fits else "" if compiled is not None else " for the state alone"
+        what = ", chosen" if fits else "" if compiled is not None else " for the state alone"
         _say(f"Mesh {_in_words(sizes)}: {size / 2**30:.3g} GiB a device of {limit / 2**30:.3g}{what}")
         if fits:
-            _keep(config.model_dir, sizes, size, about)
+            _save(config.model_dir, sizes, size, about)
             return mesh, compiled
     raise InputError(
-        f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB, the nearest takes"
-        f" {least / 2**30:.3g}; set ModelConfig.remat to full, raise RunConfig.num_microbatches, or take a "
-        "smaller DataConfig.batch_size."
+        f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB; the smallest needs"
+        f" {least / 2**30:.3g}: set ModelConfig.remat to 'full', raise RunConfig.num_microbatches, or lower"
+        " DataConfig.batch_size."
     )
 
 
 def mesh_of_run(config: RunConfig) -> Mesh:
-    """Returns the mesh to read a trained model on: with auto as it was chosen for so many devices, else data alone."""
+    """Returns the mesh for using a trained model: with auto the run's choice, if the number of devices is the same."""
     path = _path(config.model_dir)
     if config.mesh.auto and path.exists():
-        kept = json.loads(path.read_text())
-        if kept["about"]["devices"] == jax.device_count():
-            return make_mesh(MeshConfig(fsdp=kept["fsdp"], model=kept["model"]))
+        saved = json.loads(path.read_text())
+        if saved["about"]["devices"] == jax.device_count():
+            return make_mesh(MeshConfig(fsdp=saved["fsdp"], model=saved["model"]))
     return make_mesh(config.mesh)
 
 
 def candidates(config: RunConfig, num_devices: int) -> list[MeshConfig]:
-    """Returns the meshes in the order they are tried: data alone, fsdp over ever more devices, then also model.
+    """Returns the meshes in the order of trial: pure data parallelism, then larger fsdp, then also model.
 
-    Where the dtype of reductions is chosen, only the first has them in hand.
+    With a given `gradient_reduce_dtype` only pure data parallelism: on other meshes XLA places the reductions.
     """
     factors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
     found = [MeshConfig(fsdp=n) for n in factors]
@@ -83,7 +84,10 @@ def candidates(config: RunConfig, num_devices: int) -> list[MeshConfig]:
 def _compiled(
     config: RunConfig, mesh: Mesh, feature_shapes: Mapping[str, tuple[int, int]], limit: int
 ) -> tuple[Callable | None, float]:
-    """Returns the compiled step and a device's bytes while it runs; without it those of the state, if they exceed."""
+    """Returns the compiled step and the bytes of a device while it runs.
+
+    If the state alone exceeds the limit nothing is compiled: returns (None, the state's bytes).
+    """
     model, optimizer = Network(config.model, mesh), make_optimizer(config.optimizer, config.train_steps)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
@@ -113,7 +117,7 @@ def _bytes_of(state: TrainState) -> int:
 
 
 def _limit(mesh: MeshConfig) -> int:
-    """Returns the bytes of a device that a step may take."""
+    """Returns the bytes per device that a step may use."""
     if mesh.memory_gib is None:
         here = USABLE * (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     else:
@@ -121,22 +125,22 @@ def _limit(mesh: MeshConfig) -> int:
     limit = int(_over_processes(here, min))
     if not limit:
         raise InputError(
-            f"MeshConfig.auto: a {jax.devices()[0].device_kind} does not tell how much memory it has; set"
+            f"MeshConfig.auto needs the devices' memory, and a {jax.devices()[0].device_kind} reports no limit; set"
             " MeshConfig.memory_gib."
         )
     return limit
 
 
 def _over_processes(size: float, choose: Callable) -> float:
+    """Returns the minimum or maximum over all processes, in whole KiB if there are several."""
     if jax.process_count() == 1:
         return size
-    kib = np.array(min(size / 2**10, 2**31 - 1), np.int32)  # no process may round otherwise than another
-    chosen = int(choose(multihost_utils.process_allgather(kib).tolist()))
+    chosen = int(choose(gather(np.array(min(size / 2**10, 2**31 - 1), np.int32)).tolist()))
     return math.inf if chosen == 2**31 - 1 else chosen * 2**10
 
 
 def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, Any]:
-    """Returns what a choice depends on."""
+    """Returns all that the choice of the mesh depends on."""
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
     digest = hashlib.blake2b(repr(trained).encode(), digest_size=8).hexdigest()
@@ -148,19 +152,18 @@ def _path(model_dir: str) -> epath.Path:
     return epath.Path(model_dir) / FILE
 
 
-def _kept(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
-    """Returns what model_dir says, as the first process reads it."""
+def _saved(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
+    """Returns the choice saved in model_dir, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
     if jax.process_index() == 0 and _path(model_dir).exists():
-        kept = json.loads(_path(model_dir).read_text())
-        if kept["about"] == about:
-            sizes[:] = kept["fsdp"], kept["model"]
-    if jax.process_count() > 1:
-        sizes = multihost_utils.broadcast_one_to_all(sizes)
-    return MeshConfig(fsdp=int(sizes[0]), model=int(sizes[1])) if sizes[0] else None
+        saved = json.loads(_path(model_dir).read_text())
+        if saved["about"] == about:
+            sizes[:] = saved["fsdp"], saved["model"]
+    fsdp, model = gather(sizes)[0].tolist()
+    return MeshConfig(fsdp=fsdp, model=model) if fsdp else None
 
 
-def _keep(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:
+def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:
     if jax.process_index() == 0:
         choice = {"fsdp": sizes.fsdp, "model": sizes.model, "live_gib": round(size / 2**30, 3), "about": about}
         _path(model_dir).write_text(json.dumps(choice, indent=1) + "\n")

@@ -1,7 +1,7 @@
-"""What a step costs: the formula of the useful FLOPs, and the chips' peaks.
+"""The FLOPs of a training step, and the peak FLOP/s of devices.
 
-Only matrix products count, at the objective's exact lengths; recomputation, padding beyond them and
-one-hot products do not. MFU is this over time over peak (Chowdhery et al. 2022, arXiv:2204.02311, B).
+Only matrix products at the objective's exact lengths count; recomputation and padding do not. MFU is these FLOPs per
+second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import jax
 
 from limba.config import ModelConfig
 
-# Dense bf16 TFLOP/s of one chip, by a part of jax's `device_kind`, the longer name first.
+# Dense bf16 TFLOP/s of one device, by a part of jax's `device_kind`. The first part that occurs counts.
 PEAK_TFLOPS = {
     "TPU v6": 918.0,
     "TPU v5p": 459.0,
@@ -18,7 +18,7 @@ PEAK_TFLOPS = {
     "TPU v5e": 197.0,
     "TPU v5": 459.0,
     "TPU v4": 275.0,
-    "TPU v3": 61.5,  # jax counts v2's and v3's two cores as two devices
+    "TPU v3": 61.5,  # of one core: for jax a chip of v2 or v3 is two devices
     "TPU v2": 23.0,
     "A100": 312.0,
     "H100": 989.0,
@@ -27,9 +27,9 @@ PEAK_TFLOPS = {
 
 
 def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: int) -> float:
-    """Returns the FLOPs that training takes for one sequence: three times the forward pass's.
+    """Returns the FLOPs of training on one sequence: three times those of the forward pass.
 
-    A decoder-only model's sequence is all targets.
+    All tokens of a decoder-only model's sequence are targets.
 
     >>> base = ModelConfig(32128, 768, 12, 64, 2048, 12, 12)
     >>> round(flops_per_sequence(base, 512, 114) / 1e9)
@@ -52,7 +52,7 @@ def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: 
 
 
 def peak_flops_per_device() -> float | None:
-    """Returns the peak bf16 FLOP/s of one device here, or None where it is not known (CPUs)."""
+    """Returns the peak bf16 FLOP/s of one of this machine's devices, or None if it is not known, as for CPUs."""
     kind = jax.devices()[0].device_kind
     for name, tflops in PEAK_TFLOPS.items():
         if name in kind:

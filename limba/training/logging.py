@@ -1,7 +1,7 @@
-"""What is logged, in which unit, and where: console, TensorBoard, JSON lines in the run directory.
+"""Logging of a run's figures: to the console, TensorBoard and metrics.jsonl in the run directory.
 
-Units: loss and cross entropy in nats per target token, seconds, tokens per second over all devices
-(padding not counted), bits per byte of the text that the targets spell, as a whole and by character set.
+Units: loss and cross entropy in nats per target token; seconds; tokens per second over all devices, without padding;
+bits per byte of the targets' text, in total and by character set.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from etils import epath
 from tqdm import tqdm
 
-# Where torch is installed, tensorboardX would import it for the sake of an annotation; that takes two seconds.
-_no_torch = "torch" not in sys.modules and sys.modules.setdefault("torch", None) is None
+# Where torch is installed, tensorboardX would import it for one annotation; that takes two seconds.
+_no_torch = "torch" not in sys.modules
+if _no_torch:
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  an import of it then fails
 from tensorboardX import SummaryWriter  # noqa: E402
 
 if _no_torch:
@@ -25,7 +28,7 @@ if _no_torch:
 
 
 def duration(seconds: float) -> str:
-    """Returns a length of time for people.
+    """Returns a length of time in two units.
 
     >>> duration(7), duration(200), duration(10_000), duration(400_000)
     ('7 s', '3 min 20 s', '2 h 46 min', '4 d 15 h')
@@ -38,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
-    """Returns a few words for each character set of the held-out text.
+    """Returns a short text about each character set of the validation text.
 
     >>> figures = {"bits_per_byte/kanji": 2.5, "bytes/kanji": 30, "bits_per_byte/other": 1, "bytes/other": 10}
     >>> bits_per_byte_by_set(figures)
@@ -52,50 +55,56 @@ def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
     ]
 
 
-class Metrics:
-    """Writes one run's figures; only the first process writes, the others are silent.
+class _Outputs(NamedTuple):
+    """The outputs of the first process."""
 
-    `start` is the step the run goes on from. Use as a context manager: leaving it flushes all files.
+    board: SummaryWriter
+    lines: _JsonLines
+    bar: tqdm
+
+
+class Metrics:
+    """Writes one run's figures, where `writes` is true: in the first process.
+
+    `start` is the step that the run resumes from. Use it as a context manager: on exit it flushes all files.
     """
 
     def __init__(self, model_dir: str, start: int, train_steps: int, writes: bool):
         self.train_steps, self.writes = train_steps, writes
-        self._bar = self._board = self._lines = None
+        self._outputs: _Outputs | None = None
         if writes:
-            directory = epath.Path(model_dir)
-            self._board = SummaryWriter(logdir=str(directory / "tensorboard"))
-            self._lines = _JsonLines(directory)
-            self._bar = tqdm(
-                total=train_steps, initial=start, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True
+            directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
+            self._outputs = _Outputs(
+                SummaryWriter(logdir=str(directory / "tensorboard")),
+                _JsonLines(directory),
+                tqdm(total=train_steps, initial=start, unit="step", disable=hidden, dynamic_ncols=True),
             )
 
     def __enter__(self) -> Metrics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.writes:
-            self._bar.close()
-            self._board.close()
-            self._lines.close()
+        for output in reversed(self._outputs or ()):
+            output.close()
 
     def say(self, text: str) -> None:
-        """Prints a line of the run's story, above the progress bar where there is one."""
+        """Prints a sentence, above the progress bar if there is one."""
         if self.writes:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
 
     def advance(self, step: int) -> None:
-        if self.writes:
-            self._bar.update(step - self._bar.n)
+        """Moves the progress bar."""
+        if self._outputs is not None:
+            self._outputs.bar.update(step - self._outputs.bar.n)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Records scalars under `kind` ("train" or "validation") at a step."""
-        if not self.writes:
+        """Records numbers of a `kind`: "train", "validation" or "text"."""
+        if self._outputs is None:
             return
         for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._lines.append({"kind": kind, "step": step, "time": now, **values})
+            self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
+        self._outputs.lines.append({"kind": kind, "step": step, "time": _now(), **values})
 
     def train_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the steps up to `step`."""
@@ -121,6 +130,7 @@ class Metrics:
         self.say(" | ".join([*parts, f"ETA {duration(left)}"]))
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes and prints the figures of the validation split."""
         self.write("validation", step, values)
         self.say(
             f"step {step:,} validation: loss {values['loss']:.4f} | token accuracy {values['accuracy']:.1%}"
@@ -131,25 +141,28 @@ class Metrics:
             self.say(f"step {step:,} bits per byte: {' | '.join(by_set)}")
 
     def text_line(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes and prints the metrics of generated text."""
         self.write("text", step, values)
         figures = [f"{name} {value:.2f}" for name, value in values.items() if not name.startswith("letter/")]
         self.say(f"step {step:,} text: {' | '.join(figures)}")
 
     def samples(self, step: int, texts: Mapping[str, Sequence[str]]) -> None:
-        """Records and prints what the model made of each prompt."""
-        if not self.writes:
+        """Writes and prints the texts that the model generated for each prompt."""
+        if self._outputs is None:
             return
         for number, (prompt, several) in enumerate(texts.items()):
-            self._board.add_text(f"samples/{number}", "\n\n".join(several), step)
+            self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
-                self.say(f"step {step:,} goes on from {prompt!r}: {text}")
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._lines.append({"kind": "samples", "step": step, "time": now, "texts": dict(texts)})
+                self.say(f"step {step:,} sample for {prompt!r}: {text}")
+        self._outputs.lines.append({"kind": "samples", "step": step, "time": _now(), "texts": dict(texts)})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class _JsonLines:
-    """metrics.jsonl. A bucket's objects cannot grow, so there each start writes a file of its own,
-    whole again at most once a minute."""
+    """metrics.jsonl. Objects in a bucket cannot grow: there each start has its own file, uploaded every minute."""
 
     def __init__(self, directory: epath.Path):
         self._local = "://" not in str(directory)
@@ -157,7 +170,7 @@ class _JsonLines:
         self._path = directory / name
         self._file = open(self._path, "a+", encoding="utf-8") if self._local else None
         if self._file is not None and self._file.tell():
-            self._file.write("\n")  # ends a line that a killed run left torn
+            self._file.write("\n")  # ends a line that a killed run left incomplete
         self._written, self._records = time.monotonic(), []
 
     def append(self, record: dict) -> None:
@@ -182,11 +195,11 @@ class _JsonLines:
 
 
 def read_metrics(model_dir: str) -> list[dict]:
-    """Returns all records of a run in the order of steps; where a resumed run wrote a step again, the last one."""
+    """Returns all records of a run in the order of steps; of a repeated step, the last record."""
     records: dict[tuple[str, int], dict] = {}
     for path in sorted(epath.Path(model_dir).glob("metrics*.jsonl")):
         for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # empty, or torn by a kill
+            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # empty, incomplete, no record
                 record = json.loads(line)
                 records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))

@@ -1,4 +1,4 @@
-"""What training changes: step, parameters, optimizer state; made already sharded."""
+"""The state of a training run: step, parameters and optimizer state, created already sharded."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from limba.model import Network
 from limba.sharding.mesh import is_pure_data_parallel, parameter_shardings, replicated, update_shardings
+from limba.sharding.tree import leaf_name, named_leaves
 
 Tree = Any
 
 
 @flax.struct.dataclass
 class TrainState:
-    """`step` counts finished updates. The random key is not here: a step derives it from its number."""
+    """The arrays of a run, or for each of them its shape or its sharding.
 
-    step: Int[Array, ""]
+    `step`, int32 [], counts the updates made. It has no random key: a step derives its key from its number.
+    """
+
+    step: Any
     params: Tree
     opt_state: Tree
 
 
 def init_state(model: Network, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
-    """Returns a fresh state; trace it under `jax.jit` or `jax.eval_shape`."""
+    """Returns a new state at step 0; for use under `jax.jit` or `jax.eval_shape`."""
     params = model.init(key)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
@@ -35,11 +39,11 @@ def init_state(model: Network, optimizer: optax.GradientTransformation, key: Arr
 def state_shardings(
     model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
 ) -> TrainState:
-    """Returns a NamedSharding per array of the state; `shard_update` is `MeshConfig`'s.
+    """Returns a NamedSharding per array of the state; `shard_update` is `MeshConfig.shard_update`.
 
-    Optimizer arrays with a parameter's name and shape lie like that parameter (Adam's moments,
-    Adafactor's unfactored second moments). Rows and columns of factored ones are small: whole on every
-    device, but where the parameter is cut for the update, for they are then worked out in shares.
+    Optimizer arrays with the name and shape of a parameter are sharded like it: Adam's moments, Adafactor's
+    unfactored second moments. Adafactor's factored averages are small and replicated, except where the parameter is
+    sharded for the update: each device then computes its part of them.
     """
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
     if shard_update and is_pure_data_parallel(mesh):
@@ -47,15 +51,13 @@ def state_shardings(
     else:
         params = parameter_shardings(mesh, model.logical_axes(), shapes.params)
     by_name = {
-        _name(path): (shape.shape, sharding)
-        for (path, shape), sharding in zip(
-            jax.tree.leaves_with_path(shapes.params), jax.tree.leaves(params), strict=True
-        )
+        name: (shape.shape, sharding)
+        for (name, shape), sharding in zip(named_leaves(shapes.params).items(), jax.tree.leaves(params), strict=True)
     }
     whole = replicated(mesh)
 
     def like_parameter(path: tuple, leaf: jax.ShapeDtypeStruct) -> Any:
-        name = _name(path)
+        name = leaf_name(path)
         for start in range(name.count("/") + 1):
             shape, sharding = by_name.get(name.split("/", start)[-1], (None, None))
             if shape == leaf.shape:
@@ -69,12 +71,15 @@ def state_shardings(
 
 
 def _of_average(kind: str, average: tuple[int, ...], shape: tuple[int, ...], sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding of a factored average of a parameter of that shape and sharding: the axis it runs along is
-    cut as the parameter's. optax's v_row runs along a matrix's shorter axis, of two equal ones the first."""
+    """Returns the sharding of a factored average, from its parameter's shape and sharding.
+
+    The average is sharded as the parameter is along the axis that both have. optax's v_row has a matrix's shorter
+    axis, of two equal ones the first; v_col has the other.
+    """
     shorter = -2 if shape[-2] <= shape[-1] else -1
     axis = shorter if kind == "v_row" else -3 - shorter
     spec = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
-    is_factored = average == (*shape[:-2], shape[axis])  # else one number, unused
+    is_factored = average == (*shape[:-2], shape[axis])  # if not, optax keeps one unused number
     return NamedSharding(sharding.mesh, PartitionSpec(*spec[:-2], spec[axis]) if is_factored else PartitionSpec())
 
 
@@ -92,22 +97,19 @@ def abstract_state(
 def create_state(
     model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, shard_update: bool = True
 ) -> TrainState:
-    """Returns a fresh state, every array created in its place: no host ever holds the whole model."""
+    """Returns a new state, every array created on its own devices: no host ever holds the whole model."""
     shardings = state_shardings(model, optimizer, mesh, shard_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
     return make(jax.random.key(seed))
 
 
 def gather_parameters(model: Network, params: Tree) -> Tree:
-    """Returns the parameters as they lie where a model is only read: those that `shard_update` cut, gathered."""
+    """Returns the parameters sharded as evaluation and inference need them: what `shard_update` sharded is gathered."""
+    assert model.mesh is not None
     shardings = parameter_shardings(model.mesh, model.logical_axes(), params)
-    lies_so = jax.tree.map(lambda leaf, wanted: leaf.sharding.is_equivalent_to(wanted, leaf.ndim), params, shardings)
-    return params if all(jax.tree.leaves(lies_so)) else jax.jit(lambda x: x, out_shardings=shardings)(params)
+    equal = jax.tree.map(lambda leaf, wanted: leaf.sharding.is_equivalent_to(wanted, leaf.ndim), params, shardings)
+    return params if all(jax.tree.leaves(equal)) else jax.jit(lambda x: x, out_shardings=shardings)(params)
 
 
 def count_parameters(params: Tree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

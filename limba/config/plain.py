@@ -1,0 +1,143 @@
+"""A configuration as plain data: the text of config.json, and the configuration that such a text describes.
+
+Each run writes its config.json; whatever takes a run's directory reads that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from limba.config.errors import InputError, reason_of
+from limba.config.model import ModelConfig
+from limba.config.run import RunConfig
+
+FILE = "config.json"
+FORMAT = 1
+KINDS = {"run": RunConfig, "model": ModelConfig}
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+
+
+def to_text(config: RunConfig | ModelConfig) -> str:
+    """Returns the text of config.json: every field of the configuration, with its resolved value.
+
+    >>> to_text(ModelConfig(256, 32, 2, 16, 64, 2, 2)).split("\\n")[:4]
+    ['{', ' "format": 1,', ' "model": {', '  "vocab_size": 256,']
+    """
+    (kind,) = (kind for kind, owner in KINDS.items() if isinstance(config, owner))
+    return json.dumps({"format": FORMAT, kind: _plain(config)}, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
+
+
+def from_text(text: str, place: str) -> RunConfig | ModelConfig:
+    """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default.
+
+    `place` is the text's path. Raises InputError, which names the place and the field, for a text that is not JSON,
+    a newer format, an unknown or missing field, and a value that the field does not take.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{place} is not JSON ({reason_of(error)}); restore it from a copy.") from None
+    kinds = [kind for kind in KINDS if isinstance(document, dict) and kind in document]
+    if len(kinds) != 1 or not isinstance(document.get("format"), int):
+        raise InputError(f"{place} is not a Limba configuration: it needs 'format', and 'run' or 'model'.")
+    if document["format"] > FORMAT:
+        raise InputError(
+            f"{place} has format {document['format']}, and this version of Limba reads formats up to {FORMAT};"
+            " install a newer version."
+        )
+    return _built(document[kinds[0]], KINDS[kinds[0]], place)
+
+
+def moved(run: RunConfig, directory: str) -> RunConfig:
+    """Returns the run of a directory that may be a copy: the path of a vocabulary in it is updated.
+
+    >>> from limba.config import DataConfig
+    >>> data = DataConfig("corpus", {"inputs": 512}, 8, new_vocabulary_size=1000)
+    >>> run = RunConfig(ModelConfig(1024, 32, 2, 16, 64, 2, 2), data, "/old/run", 100)
+    >>> moved(run, "/new/run").data.vocabulary
+    '/new/run/vocabulary.model'
+    """
+    before, vocabulary = run.model_dir.rstrip("/"), run.data.vocabulary
+    if vocabulary is not None and vocabulary.startswith(f"{before}/"):
+        name = vocabulary.removeprefix(before)
+        # model_dir/best has no file of its own where an earlier version wrote it.
+        places = (directory.rstrip("/") + name, os.path.dirname(directory.rstrip("/")) + name, vocabulary)
+        vocabulary = next(filter(os.path.exists, places), places[0])
+    return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Returns whether a plain value has the type of a field's type hint.
+
+    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None)
+    (True, False, True)
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
+    if origin is not None:
+        key, item = arguments
+        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+    kinds = (int, float) if hint is float else (hint,)
+    return isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+
+
+def in_words(hint: Any) -> str:
+    """Returns a description of the values that a type hint allows.
+
+    >>> in_words(float | None), in_words(tuple[str, ...])
+    ('a number or None', 'a list, each a string')
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(argument) for argument in arguments)
+    if origin is tuple:
+        return f"a list, each {in_words(arguments[0])}"
+    if origin is not None:
+        return f"a mapping such as {{'inputs': {512 if arguments[1] is int else repr('a.txt')}}}"
+    return WORDS.get(hint) or hint.__name__
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _built(values: Any, owner: Any, place: str) -> Any:
+    """Returns the dataclass `owner` with these fields."""
+    name, hints = owner.__name__, typing.get_type_hints(owner)
+    if not isinstance(values, dict):
+        raise InputError(f"{place}: {name} is {values!r}; give its fields.")
+    for unknown in sorted(set(values) - set(hints)):
+        near = difflib.get_close_matches(unknown, hints, n=1)
+        advice = f"did you mean {near[0]}?" if near else "remove it."
+        raise InputError(f"{place}: {name} has no field {unknown!r}; {advice}")
+    fields = {}
+    for entry in dataclasses.fields(owner):
+        if entry.name not in values:
+            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+                raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
+            continue
+        value, hint = values[entry.name], hints[entry.name]
+        if dataclasses.is_dataclass(hint):
+            fields[entry.name] = _built(value, hint, place)
+        elif fits(value, hint):
+            fields[entry.name] = tuple(value) if isinstance(value, list) else value
+        else:
+            raise InputError(f"{place}: {name}.{entry.name} is {value!r}; give {in_words(hint)}.")
+    try:
+        return owner(**fields)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None

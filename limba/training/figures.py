@@ -1,0 +1,133 @@
+"""The introduction of a run, and the figures of each logged line."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from limba.config import NonFiniteError, RunConfig
+from limba.training.flops import flops_per_sequence, peak_flops_per_device
+
+AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
+LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step
+
+
+class RecentSteps:
+    """The steps since the last logged line: their batches, their metrics on the devices, and the time they took."""
+
+    def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int):
+        self._config, self._num_devices = config, num_devices
+        flops, peak = flops_per_sequence(config.model, *sides(config, lengths)), peak_flops_per_device()
+        self._seconds_at_peak = flops * config.data.batch_size / (peak * num_devices) if peak else None
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the steps and starts the clock again."""
+        self._steps: list[tuple[int, Any, Any]] = []
+        self._waited, self._began = 0.0, time.monotonic()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as waiting for data."""
+        began = time.monotonic()
+        yield
+        self._waited += time.monotonic() - began
+
+    def add(self, step: int, rows: Any, metrics: Any) -> None:
+        """Adds a step; its metrics may still be computing on the devices."""
+        self._steps.append((step, rows, metrics))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def figures(self, epochs: Mapping[str, float], saved_steps: Sequence[int]) -> dict[str, float]:
+        """Waits for the devices and returns the figures of the steps; NonFiniteError if one is not finite.
+
+        `epochs` are those of each task so far; `saved_steps` are named in the error.
+        """
+        fetched = jax.device_get([metrics for _, _, metrics in self._steps])
+        seconds, number = time.monotonic() - self._began, len(fetched)
+        for (step, rows, _), values in zip(self._steps, fetched, strict=True):
+            if not all(map(math.isfinite, (values["loss"], values["gradient_norm"], values["update_norm"]))):
+                raise NonFiniteError(_report(self._config.model_dir, step, rows, values, saved_steps))
+        tokens = np.array([values["target_tokens"] for values in fetched])
+        weights = tokens / max(tokens.sum(), 1.0)
+        all_tokens = float(tokens.sum()) + sum(float(values["input_tokens"]) for values in fetched)
+        figures = {
+            **{name: float(np.dot([values[name] for values in fetched], weights)) for name in AVERAGED},
+            **{name: float(fetched[-1][name]) for name in LAST},
+            "seconds_per_step": seconds / number,
+            "tokens_per_second": all_tokens / seconds,
+            "sequences_per_second_per_device": self._config.data.batch_size * number / seconds / self._num_devices,
+            "data_wait": self._waited / seconds,
+            **{f"epochs/{name}": value for name, value in epochs.items()},
+        }
+        if memory := jax.local_devices()[0].memory_stats():  # None on a CPU
+            figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
+        if self._seconds_at_peak is not None:
+            figures["mfu"] = self._seconds_at_peak / figures["seconds_per_step"]
+        return figures
+
+
+def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], start: int) -> Iterator[str]:
+    """Yields the sentences that introduce a run before its first step."""
+    devices = jax.devices()
+    yield (
+        f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind} in {jax.process_count()}"
+        " process(es)"
+    )
+    inputs, targets = sides(config, lengths)
+    tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
+    yield (
+        f"{config.data.mixture_or_task_name}: {config.data.batch_size} rows of {tokens} a step,"
+        f" {config.data.num_data_shards} data shards"
+    )
+    where = f"resumes at step {start:,}" if start else "starts"
+    yield f"{config.model_dir} {where}, up to step {config.train_steps:,}"
+    if start < config.train_steps:
+        yield "Compiling the step; the first line follows it."
+
+
+def sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the lengths of the encoder's and the decoder's rows; a decoder-only model reads one sequence."""
+    length = config.data.sequence_length
+    return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
+
+
+def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
+    """Returns advice if the devices waited for data in 10 or more steps and the host has free cores; else "".
+
+    >>> waiting_advice(9, 0.5, 1) or waiting_advice(100, 0.09, 1) or waiting_advice(100, 0.5, 1_000)
+    ''
+    """
+    num_cores = os.cpu_count() or 1
+    if num_steps < 10 or data_wait < 0.1 or num_processes >= num_cores:
+        return ""
+    return (
+        f"The devices wait for data {data_wait:.0%} of the time; raise DataConfig.num_reader_processes, which is"
+        f" {num_processes} on this host of {num_cores} cores."
+    )
+
+
+def _report(
+    model_dir: str, step: int, rows: Mapping[int, Any], values: Mapping[str, float], saved_steps: Sequence[int]
+) -> str:
+    """Saves this process's rows of the failed step; returns the error message."""
+    saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
+    path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
+    arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    return (
+        f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
+        f" {values['update_norm']:.6g}; its batch is in {path}, {saved}: lower ScheduleConfig.base_learning_rate, or"
+        " look at the batch."
+    )

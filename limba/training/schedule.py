@@ -1,0 +1,64 @@
+"""The learning rate of each step: T5X's product of factors, and optax's linear, cosine and warmup-stable-decay."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from limba.config import ScheduleConfig
+
+
+def make_schedule(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
+    """Returns a function from a step's number, 0 for the first one, to its learning rate.
+
+    `factors` multiplies T5X's named factors. `linear`, `cosine` and `warmup_stable_decay` are optax's. The first two
+    end at `decay_steps` (None: the run's last step); the third decays for `decay_steps` steps (None: a tenth of the
+    run).
+
+    >>> schedule = make_schedule(ScheduleConfig("linear", base_learning_rate=1.0, warmup_steps=10), train_steps=110)
+    >>> [round(float(schedule(step)), 2) for step in (0, 5, 10, 60, 110)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    peak, final, warmup = config.base_learning_rate, config.final_learning_rate, config.warmup_steps
+    if config.name == "factors":
+        return lambda count: _factors(config, jnp.asarray(count, jnp.float32))
+    if config.name == "warmup_stable_decay":
+        decay = config.decay_steps or max(1, train_steps // 10)
+        pieces = [
+            optax.linear_schedule(0.0, peak, max(1, warmup)),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, final, decay),
+        ]
+        return optax.join_schedules(pieces, [warmup, max(warmup, train_steps - decay)])
+    end = config.decay_steps or train_steps
+    if config.name == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(end, warmup + 1), final)
+    pieces = [
+        optax.linear_schedule(0.0, peak, max(1, warmup)),
+        optax.linear_schedule(peak, final, max(1, end - warmup)),
+    ]
+    return optax.join_schedules(pieces, [warmup])
+
+
+def _factors(config: ScheduleConfig, step: jax.Array) -> jax.Array:
+    step = jnp.maximum(0.0, step - config.step_offset)
+    base, warmup = config.base_learning_rate, float(config.warmup_steps)
+    after_warmup = jnp.maximum(step, max(warmup, 1.0))
+    values = {
+        "constant": lambda: base,
+        "linear_warmup": lambda: jnp.minimum(1.0, step / max(warmup, 1.0)),
+        "linear_decay": lambda: (
+            base * jnp.minimum(step / max(warmup, 1.0), 1.0 + config.decay_factor * (warmup - step))
+        ),
+        "rsqrt_decay": lambda: jax.lax.rsqrt(after_warmup),
+        "rsqrt_normalized_decay": lambda: jnp.sqrt(max(warmup, 1.0)) * jax.lax.rsqrt(after_warmup),
+        "decay_every": lambda: config.decay_factor ** (step // config.steps_per_decay),
+        "cosine_decay": lambda: (
+            0.5 * (1.0 + jnp.cos(jnp.pi * (jnp.maximum(0.0, step - warmup) / config.steps_per_cycle % 1.0)))
+        ),
+    }
+    rate = jnp.float32(1.0)
+    for name in config.factor_names:
+        rate = rate * values[name]()
+    return jnp.maximum(rate, config.min_learning_rate).astype(jnp.float32)

@@ -1,0 +1,43 @@
+"""The profiler's trace of a few steps, for TensorBoard and Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from etils import epath
+
+from limba.config import RunConfig
+
+FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
+
+
+class Trace:
+    """Traces `RunConfig.profile_steps` steps of a start into model_dir/profile; `say` prints the result."""
+
+    def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
+        self._directory = str(epath.Path(config.model_dir) / "profile")
+        self._num_steps, self._say = config.profile_steps, say
+        self._first = start + FIRST_TRACED
+        self._is_running = False
+
+    def before(self, step: int) -> None:
+        """Starts the trace before its first step."""
+        if self._num_steps and step == self._first:
+            jax.profiler.start_trace(self._directory)
+            self._is_running = True
+
+    def after(self, step: int, state: Any, is_last: bool) -> None:
+        """Ends the trace after its last step, or the run's; waits for the devices first."""
+        if self._is_running and (is_last or step == self._first + self._num_steps - 1):
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self._is_running = False
+            self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
+
+    def close(self, step: int, state: Any) -> None:
+        """Ends the trace if the run ends before it; reports if nothing was traced."""
+        self.after(step, state, is_last=True)
+        if self._num_steps and step < self._first:
+            self._say(f"Nothing was traced: tracing starts at step {self._first}, and the run ended at step {step}.")
