@@ -1,8 +1,9 @@
-"""The networks, behind a wall: `Network.init(key) -> params`, `Network.apply(params, batch, …) -> logits`.
+"""The networks behind one interface: `Network.init(key) -> parameters`, `Network.apply(parameters, batch) -> logits`.
 
-Floor 2: imports `config/` and `sharding/`; Flax is imported here and in `training/state.py` alone.
+Floor 2: imports `config/` and `sharding/`; Flax is imported only here and in `training/state.py`.
 """
 
 from limba.model.network import Network
+from limba.model.trees import Batch
 
-__all__ = ["Network"]
+__all__ = ["Batch", "Network"]

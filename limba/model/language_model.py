@@ -1,7 +1,7 @@
-"""Decoder-only language models: the flax lm1b layout, GPT-2's and Llama's differ only in ModelConfig's fields.
+"""Decoder-only language models. Those of flax's lm1b example, GPT-2 and Llama differ only in ModelConfig's fields.
 
 Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971). Parameter names are T5X's for a
-decoder; scores are divided by the root of the head's width, where a T5 has that in its initial values.
+decoder. Scores are divided by sqrt(C); a T5 has that factor in its initial values.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
-from limba.model.attention import attend
-from limba.model.layers import Dense, Dropout, Embed, LayerNorm, MlpBlock, RMSNorm, attention_kernel_init
+from limba.model.kernels.choose import Einsum, choose_for_any_mask
+from limba.model.layers import ATTENDED, Dense, Dropout, Embed, MlpBlock, attention_init, logits_dense, norm, parameter
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
-from limba.model.t5 import Batch, run_layers
+from limba.model.stack import run_layers
+from limba.model.trees import Batch
 
 SINUSOID_SCALE = 10_000.0  # Vaswani et al. 2017 (arXiv:1706.03762), section 3.5
 
 
 def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
-    """Returns each token's place in its own packed example, counted from 0; one segment is counted through.
+    """Returns each token's position in its own packed example, from 0.
 
     >>> positions_in_segments(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
     [[0, 1, 2, 0, 1, 0]]
@@ -34,18 +36,18 @@ def positions_in_segments(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
 
 
 def rotated(x: Float[Array, "B L H C"], positions: Int[Array, "B L"], base: float) -> Float[Array, "B L H C"]:
-    """Returns x turned by its position, halves paired as Llama pairs them (Su et al. 2021, arXiv:2104.09864)."""
+    """Returns x rotated by its position; pairs are (i, i + C/2), as Llama's (Su et al. 2021, arXiv:2104.09864)."""
     half = x.shape[-1] // 2
     frequencies = (base ** (-np.arange(half) / half)).astype(np.float32)
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None]
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(x.dtype)
+    result = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return result.astype(x.dtype)
 
 
 def sinusoids(positions: Int[Array, "B L"], width: int) -> Float[Array, "B L D"]:
-    """Returns sines in the first half and cosines in the second, as flax's lm1b example lays them out."""
+    """Returns position embeddings: sines in the first half, cosines in the second, as in flax's lm1b example."""
     half = width // 2
     frequencies = (SINUSOID_SCALE ** (-np.arange(half) / max(half - 1, 1))).astype(np.float32)
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None]
@@ -53,13 +55,8 @@ def sinusoids(positions: Int[Array, "B L"], width: int) -> Float[Array, "B L D"]
     return jnp.pad(table, ((0, 0), (0, 0), (0, width - 2 * half)))
 
 
-def norm(config: ModelConfig) -> RMSNorm | LayerNorm:
-    kind = RMSNorm if config.norm == "rms" else LayerNorm
-    return kind(config.layer_norm_epsilon, jnp.dtype(config.dtype))
-
-
 class SelfAttention(nn.Module):
-    """The projections; what attends between them is the layer's, with or without a cache."""
+    """The projections of self-attention. The layer attends between them, with or without a KV cache."""
 
     config: ModelConfig
 
@@ -69,15 +66,15 @@ class SelfAttention(nn.Module):
 
         def into_heads(heads: int) -> Dense:
             width = heads * config.head_dim
-            return Dense(width, ("embed", "joined_kv"), dtype, attention_kernel_init, has_bias=has_bias)
+            return Dense(width, ("embed", "joined_kv"), dtype, attention_init, has_bias=has_bias)
 
         self.query, self.key, self.value = map(into_heads, (config.num_heads, config.kv_heads, config.kv_heads))
-        self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_kernel_init, has_bias=has_bias)
+        self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_init, has_bias=has_bias)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
     ) -> tuple[Float[Array, "B L H C"], Float[Array, "B L G C"], Float[Array, "B L G C"]]:
-        """Returns queries, divided by the root of C, and the keys and values of the G heads that have them."""
+        """Returns queries divided by sqrt(C), and the keys and values of the G key-value heads."""
         config = self.config
         query, key, value = (
             flat.reshape(*flat.shape[:-1], -1, config.head_dim) for flat in (self.query(x), self.key(x), self.value(x))
@@ -88,65 +85,65 @@ class SelfAttention(nn.Module):
         return query * config.head_dim**-0.5, key, value
 
     def join(self, attended: Float[Array, "B L H C"]) -> Float[Array, "B L D"]:
+        """Returns the heads' values, projected back to the model width."""
         return self.out(attended.reshape(*attended.shape[:-2], -1))
 
 
 def every_head(grouped: Float[Array, "B K G C"], num_heads: int) -> Float[Array, "B K H C"]:
-    """Repeats keys or values for the queries that share them (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """Returns keys or values, repeated for the query heads that share them (Ainslie et al. 2023, arXiv:2305.13245)."""
     times = num_heads // grouped.shape[2]
     return grouped if times == 1 else jnp.repeat(grouped, times, axis=2)
 
 
 class LanguageModelLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); in pieces, so that decoding puts its cache between them."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). In parts, between which a decode step uses its KV cache."""
 
     config: ModelConfig
-    mesh: Mesh | None = None
 
     def setup(self) -> None:
         config = self.config
         self.pre_self_attention_layer_norm = norm(config)
         self.self_attention = SelfAttention(config)
         self.pre_mlp_layer_norm = norm(config)
-        self.mlp = MlpBlock(
-            config.mlp_dim,
-            config.mlp_activations,
-            config.dropout_rate,
-            jnp.dtype(config.dtype),
-            has_biases="mlp" in config.biases,
-        )
+        self.mlp = MlpBlock(config)
         self.drop = Dropout(config.dropout_rate)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
     ) -> tuple[Float[Array, "B L H C"], Float[Array, "B L G C"], Float[Array, "B L G C"]]:
+        """Returns queries, keys and values of norm(x)."""
         return self.self_attention.project(self.pre_self_attention_layer_norm(x), positions)
 
     def finish(
         self, x: Float[Array, "B L D"], attended: Float[Array, "B L H C"], deterministic: bool
     ) -> Float[Array, "B L D"]:
+        """Returns the layer's output, given what its attention returned."""
         x = x + self.drop(self.self_attention.join(attended), deterministic)
         return x + self.drop(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic)
 
     def __call__(
         self,
         x: Float[Array, "B L D"],
+        attend: Einsum,
         positions: Int[Array, "B L"],
         mask: Bool[Array, "B L L"],
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
         config = self.config
-        query, key, value = self.project(x, positions)
+        heads = self.project(x, positions)
         if config.dropout_rate > 0 and not deterministic:
-            # As in a T5: an attention weight is dropped for all queries of a head, which drops the value it picks.
-            kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - config.dropout_rate, (*value.shape[:-1], 1))
-            value = jnp.where(kept, value / (1 - config.dropout_rate), 0)
+            # As in T5, dropout of weights is shared over the queries of a head, which equals dropout of values.
+            keep_rate, shape = 1 - config.dropout_rate, (*heads[2].shape[:-1], 1)
+            kept = jax.random.bernoulli(self.make_rng("dropout"), keep_rate, shape)
+            heads = attend.drop_values(heads, kept, keep_rate)
+        query, key, value = heads
         key, value = (every_head(each, config.num_heads) for each in (key, value))
-        return self.finish(x, attend(config.attention, self.mesh, query, key, value, mask), deterministic)
+        attended = checkpoint_name(attend((query, key, value), None, mask), ATTENDED)
+        return self.finish(x, attended, deterministic)
 
 
 class Stack(nn.Module):
-    """Embedded tokens to normed hidden states, and these to logits where the head is not tied."""
+    """Embedded tokens to normalized hidden states, and to logits where the head is not tied."""
 
     config: ModelConfig
     mesh: Mesh | None = None
@@ -154,22 +151,14 @@ class Stack(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.positions == "learned":
-            init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("length", "embed"))
-            self.position_embedding = self.param(
-                "position_embedding", init, (config.max_length, config.emb_dim), jnp.float32
-            )
+            init, shape = nn.initializers.normal(0.02), (config.max_length, config.emb_dim)
+            self.position_embedding = parameter(self, "position_embedding", init, ("length", "embed"), shape)
         self.decoder_norm = norm(config)
         if not config.logits_via_embedding:
-            self.logits_dense = Dense(
-                config.vocab_size,
-                ("embed", "vocab"),
-                jnp.dtype(config.dtype),
-                output_dtype=jnp.dtype("float32"),
-                has_bias="logits" in config.biases,
-            )
+            self.logits_dense = logits_dense(config)
 
-    def placed(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        """Adds what tells the positions, where that is not the attention's affair."""
+    def add_positions(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        """Returns x plus learned or sinusoidal position embeddings; rotary positions are in the attention."""
         if self.config.positions == "learned":
             return x + jnp.take(self.position_embedding, positions, axis=0, mode="clip").astype(x.dtype)
         if self.config.positions == "sinusoidal":
@@ -177,6 +166,7 @@ class Stack(nn.Module):
         return x
 
     def finish(self, x: Float[Array, "B L D"], as_states: bool = False) -> Float[Array, "B L DorV"]:
+        """Returns logits, or normalized hidden states with `as_states` or a tied head."""
         x = self.decoder_norm(x)
         return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
 
@@ -189,37 +179,36 @@ class Stack(nn.Module):
         deterministic: bool,
         as_states: bool = False,
     ) -> Float[Array, "B L DorV"]:
-        config = self.config
-        x = Dropout(config.dropout_rate)(self.placed(x, positions), deterministic)
-        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, (positions, mask), deterministic)
+        config, (batch, length, _) = self.config, x.shape
+        attend = choose_for_any_mask(config, self.mesh, batch, length, length)
+        x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
+        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, (attend, positions, mask), deterministic)
         return self.finish(x, as_states)
 
 
 class LanguageModel(nn.Module):
     """The whole network over a batch of features (seqio's names), all int32 [B, L].
 
-    `decoder_input_tokens` and `decoder_target_tokens`; packed batches also carry `decoder_segment_ids`, each
-    segment beginning at position 0, and prefix LM `decoder_causal_attention`, 1 where the prefix is read.
-    A tied head is not scaled; its embedding starts at D^-1/2 instead.
+    `decoder_input_tokens` and `decoder_target_tokens`; packed batches also have `decoder_segment_ids`, each
+    segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read.
     """
 
     config: ModelConfig
     mesh: Mesh | None = None
 
     def setup(self) -> None:
-        config = self.config
-        deviation = config.emb_dim**-0.5 if config.logits_via_embedding else 1.0
-        self.token_embedder = Embed(config.vocab_size, config.emb_dim, jnp.dtype(config.dtype), deviation)
-        self.decoder = Stack(config, self.mesh)
+        self.token_embedder = Embed(self.config)
+        self.decoder = Stack(self.config, self.mesh)
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B L DorV"]:
+        """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits."""
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
-        behind = causal_mask(targets.shape[1])
+        allowed = causal_mask(targets.shape[1])
         if "decoder_causal_attention" in batch:
-            behind = behind | prefix_mask(batch["decoder_causal_attention"] > 0)
+            allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
         ids = ids_of(targets, segments)
-        mask = Mask(ids, ids).visible() & behind
+        mask = Mask(ids, ids).visible() & allowed
         x = self.token_embedder(batch["decoder_input_tokens"])
         x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states)
         tied = self.config.logits_via_embedding and not as_states

@@ -1,6 +1,6 @@
-"""A decoder-only network token by token: the same parameters and numbers as `LanguageModel`, with keys and values kept.
+"""A decoder-only network, one decode step at a time, with a KV cache: same numbers as `LanguageModel`.
 
-Queries that share keys and values read the cache as it lies: nothing is repeated.
+Query heads that share keys and values read them directly from the cache, without repetition.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
-from limba.model.attention import HIDDEN_SCORE, attend
+from limba.model.kernels.einsum import cached_attention, dot_product_attention
 from limba.model.language_model import LanguageModelLayer, Stack, every_head
 from limba.model.layers import Embed
 from limba.model.masks import causal_mask
-from limba.model.t5_cached import Cache, Parameters, Step
+from limba.model.stack import apply_module, decode_runner
+from limba.model.trees import Cache, DecodeStep, Parameters
 
 
 def cached_language_model(
     config: ModelConfig, params: Parameters, prompt: Int[Array, "B P"], max_tokens: int
-) -> tuple[Step, Cache]:
-    """Returns the step (cache, last ids, position) -> (logits, cache), and the cache of all but the prompts' last ids.
+) -> tuple[DecodeStep, Cache]:
+    """Returns the decode step (cache, last ids, position) -> (logits, cache), and the cache of the prompts.
 
-    Prompts begin with the start id 0 and end together, with -1 before shorter ones. `position` is 0 at their last
-    id. The cache is "key" and "value" [N, B, G, L, C], and "skipped" [1, B], the places before a prompt.
+    Prompts begin with the start id 0; shorter ones are padded with -1 on the left. The cache has all but the last id of
+    each, which the first decode step, at `position` 0, reads. It is "key" and "value" [N, B, G, L, C], and "skipped"
+    [1, B], the number of places before a prompt.
     """
     network = _Network(config, params, prompt.shape[1] - 1 + max_tokens)
     cache = network.read(prompt[:, :-1], jnp.sum(prompt < 0, axis=1))
@@ -38,19 +40,14 @@ def cached_language_model(
 
 
 class _Network:
-    """The network's parts with their parameters; `length` places are kept."""
+    """The network's parts with their parameters; the cache has `length` positions."""
 
     def __init__(self, config: ModelConfig, params: Parameters, length: int):
         self._config, self._params, self._length = config, params, length
-        layers = params["decoder"]["layers"]
-        # As in `decode`: on a CPU a slice of a stack is copied before each product, so it is cut once.
-        self._unrolled = not config.scan_layers or jax.default_backend() == "cpu"
-        self._stacked = layers
-        count = range(config.num_decoder_layers) if self._unrolled else ()
-        self._layers = [jax.tree.map(lambda leaf, i=i: leaf[i], layers) for i in count]
+        self._run_layers = decode_runner(config, config.num_decoder_layers, params["decoder"]["layers"])
 
     def read(self, tokens: Int[Array, "B P"], skipped: Int[Array, " B"]) -> Cache:
-        """Returns the keys and values of the prompts' ids, room behind them."""
+        """Returns the cache with the keys and values of the prompts' ids; the places after them are empty."""
         config, (rows, length) = self._config, tokens.shape
         shape = (config.num_decoder_layers, rows, config.kv_heads, self._length, config.head_dim)
         empty = jnp.zeros(shape, jnp.dtype(config.dtype))
@@ -63,11 +60,12 @@ class _Network:
 
         def one_layer(x: Array, layer: Parameters) -> tuple[Array, tuple[Array, Array]]:
             query, key, value = self._apply(layer, "project", x, positions)
-            whole = (every_head(each, config.num_heads) for each in (key, value))
-            x = self._apply(layer, "finish", x, attend("einsum", None, query, *whole, mask), True)
+            keys, values = (every_head(each, config.num_heads) for each in (key, value))
+            attended = dot_product_attention(query, keys, values, None, mask)
+            x = self._apply(layer, "finish", x, attended, True)
             return x, (jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
 
-        _, (keys, values) = jax.lax.scan(one_layer, x, self._stacked)
+        _, (keys, values) = jax.lax.scan(one_layer, x, self._params["decoder"]["layers"])
         return {
             "key": jax.lax.dynamic_update_slice_in_dim(empty, keys, 0, axis=3),
             "value": jax.lax.dynamic_update_slice_in_dim(empty, values, 0, axis=3),
@@ -75,59 +73,49 @@ class _Network:
         }
 
     def step(self, cache: Cache, last: Int[Array, " R"], place: Int[Array, ""]) -> tuple[Float[Array, "R V"], Cache]:
-        """Returns the logits behind the ids that stand at `place`, and the cache with them in it."""
+        """Returns the logits of the ids after `place`, and the cache with the last ids at `place`."""
         skipped = cache["skipped"][0]
         positions = (place - skipped)[:, None]
         places = jnp.arange(self._length)
         visible = (places[None] <= place) & (places[None] >= skipped[:, None])
         x = self._embedded(last[:, None], positions)
-        kept = {name: cache[name] for name in ("key", "value")}
 
-        def one_layer(x: Array, kept: Cache, layer: Parameters, index: Array | int) -> tuple[Array, Cache]:
+        def one_layer(x: Array, cache: Cache, layer: Parameters, index: Array | int) -> tuple[Array, Cache]:
             query, key, value = self._apply(layer, "project", x, positions)
-            kept = {
-                name: jax.lax.dynamic_update_slice(kept[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, place, 0))
+            cache = {
+                name: jax.lax.dynamic_update_slice(cache[name], jnp.swapaxes(new, 1, 2)[None], (index, 0, 0, place, 0))
                 for name, new in (("key", key), ("value", value))
             }
-            attended = _attend_kept(query, kept["key"][index], kept["value"][index], visible)
-            return self._apply(layer, "finish", x, attended, True), kept
+            attended = _attend(query, cache["key"][index], cache["value"][index], visible)
+            return self._apply(layer, "finish", x, attended, True), cache
 
-        if self._unrolled:
-            for index, layer in enumerate(self._layers):
-                x, kept = one_layer(x, kept, layer, index)
-        else:
-            xs = (self._stacked, jnp.arange(self._config.num_decoder_layers))
-            (x, kept), _ = jax.lax.scan(lambda carry, xs: (one_layer(*carry, *xs), None), (x, kept), xs)
-        return self._logits(x)[:, 0], {**kept, "skipped": cache["skipped"]}
+        x, new = self._run_layers(one_layer, x, {name: cache[name] for name in ("key", "value")})
+        return self._logits(x)[:, 0], {**new, "skipped": cache["skipped"]}
 
     def _apply(self, layer: Parameters, method: str, *inputs: Any) -> Any:
-        return LanguageModelLayer(self._config).apply({"params": layer}, *inputs, method=method)
+        return apply_module(LanguageModelLayer(self._config), layer, *inputs, method=method)
 
     def _stack(self, method: str, *inputs: Array) -> Array:
-        return Stack(self._config).apply({"params": self._params["decoder"]}, *inputs, method=method)
+        return apply_module(Stack(self._config), self._params["decoder"], *inputs, method=method)
 
     def _embed(self, method: str, x: Array) -> Array:
-        embed = Embed(self._config.vocab_size, self._config.emb_dim, jnp.dtype(self._config.dtype))
-        return embed.apply({"params": self._params["token_embedder"]}, x, method=method)
+        return apply_module(Embed(self._config), self._params["token_embedder"], x, method=method)
 
     def _embedded(self, ids: Int[Array, "B L"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        return self._stack("placed", self._embed("__call__", ids), positions)
+        return self._stack("add_positions", self._embed("__call__", ids), positions)
 
     def _logits(self, x: Float[Array, "R 1 D"]) -> Float[Array, "R 1 V"]:
         x = self._stack("finish", x)
         return self._embed("attend", x) if self._config.logits_via_embedding else x
 
 
-def _attend_kept(
+def _attend(
     query: Float[Array, "R 1 H C"],
     key: Float[Array, "R G L C"],
     value: Float[Array, "R G L C"],
     visible: Bool[Array, "R L"],
 ) -> Float[Array, "R 1 H C"]:
-    """The arithmetic of `attention.dot_product_attention` for one query a row."""
-    rows, _, heads, width = query.shape
-    grouped = query.reshape(rows, key.shape[1], -1, width)  # [R, G, H / G, C]
-    scores = jnp.einsum("rgic,rglc->rgil", grouped, key, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, HIDDEN_SCORE), axis=-1)
-    attended = jnp.einsum("rgil,rglc->rgic", weights.astype(value.dtype), value)
-    return attended.reshape(rows, 1, heads, width)
+    """Returns the attention of one query per row; query heads that share a key are treated as several queries."""
+    rows, groups, _, width = key.shape
+    grouped = query.reshape(rows, groups, -1, width)  # [R, G, H / G, C]
+    return cached_attention(grouped, key, value, None, visible).reshape(query.shape)

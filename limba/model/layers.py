@@ -1,27 +1,30 @@
-"""The pieces a layer is made of besides attention: embedding, dense, norms, gated MLP, dropout.
+"""The parts of a layer besides attention: embedding, dense, norms, gated MLP, dropout.
 
 Raffel et al. 2020 (arXiv:1910.10683) sections 2.1 and 3.1; the gated MLP is Shazeer 2020
-(arXiv:2002.05202). Parameter names, logical axes and initial values are T5X's, so that a
-checkpoint's names and a first loss of about ln V + 0.5 come out the same.
+(arXiv:2002.05202). Parameter names, logical axes and initial values are T5X's: checkpoints have the
+same names, and the first loss is about ln V + 0.5.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int
 
-kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-attention_kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+from limba.config import ModelConfig
 
-# What a layer's backward pass needs and a second forward pass would cost most to make again.
+Initializer = Callable[..., Array]  # (key, shape, dtype) -> initial values
+kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+attention_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+# Names of the arrays for a layer's backward pass that are the most expensive to recompute.
 DENSE, ATTENDED = "dense", "attended"
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
@@ -32,12 +35,18 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def parameter(module: nn.Module, name: str, init: Initializer, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
+    """Returns a float32 parameter of the module, `axes` being the logical names of its axes."""
+    partitioned: Any = nn.with_logical_partitioning(init, axes)
+    return module.param(name, partitioned, shape, jnp.float32)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Float[Array, "... I"], kernel: Float[Array, "I O"], output_dtype: jnp.dtype) -> Float[Array, "... O"]:
-    """Returns x @ kernel. Its gradient to the kernel is asked for as x^T g.
+    """Returns x @ kernel, with the gradient of the kernel computed as x^T g.
 
-    Automatic differentiation asks for (g^T x)^T; XLA on a CPU then writes g transposed, and works out what
-    made g (an activation's derivative, say) in that transposed order: the MLP took twice the time.
+    Automatic differentiation computes (g^T x)^T. XLA on a CPU then writes g transposed, and also computes its inputs
+    (such as an activation's derivative) in transposed order: the MLP took twice the time.
     """
     return jnp.matmul(x, kernel, preferred_element_type=output_dtype)
 
@@ -48,7 +57,7 @@ def _matmul_forward(x: Array, kernel: Array, output_dtype: jnp.dtype) -> tuple[A
 
 def _matmul_backward(output_dtype: jnp.dtype, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = saved
-    # That of float32 logits is rounded, as in the chunked loss: a GPU multiplies float32 at half the speed at best.
+    # The gradient of float32 logits is rounded, as in the chunked loss: a GPU multiplies float32 at best half as fast.
     gradient = gradient.astype(x.dtype)
     last, rows = gradient.ndim - 1, tuple(range(x.ndim - 1))
     to_x = jax.lax.dot_general(gradient, kernel, (((last,), (1,)), ((), ())), preferred_element_type=output_dtype)
@@ -59,22 +68,30 @@ def _matmul_backward(output_dtype: jnp.dtype, saved: tuple[Array, Array], gradie
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
+def dense(
+    x: Float[Array, "... I"], kernel: Float[Array, "I O"], output_dtype: jnp.dtype | None = None
+) -> Float[Array, "... O"]:
+    """Returns x @ kernel in the kernel's dtype, which `remat = 'minimal'` saves."""
+    return checkpoint_name(matmul(x.astype(kernel.dtype), kernel, output_dtype or kernel.dtype), DENSE)
+
+
 def _gate(activations: tuple[str, ...], branches: tuple[Array, ...]) -> Array:
-    return math.prod(ACTIVATION_FUNCTIONS[name](x) for name, x in zip(activations, branches, strict=True))
+    factors = [ACTIVATION_FUNCTIONS[name](x) for name, x in zip(activations, branches, strict=True)]
+    return functools.reduce(operator.mul, factors)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gated(activations: tuple[str, ...], branches: tuple[Float[Array, "... F"], ...]) -> Float[Array, "... F"]:
     """Returns the product of the branches, each through its activation.
 
-    Branches and their gradients are arrays, by barriers: on a TPU XLA would work out a branch's gradient anew in each
-    product that reads it, and one branch's own product inside that of the whole.
+    Barriers make XLA write the branches and their gradients to memory. Without them, on a TPU, it recomputes a branch's
+    gradient in each matrix product that reads it, and fuses one branch's matrix product into this product.
     """
     return _gate(activations, jax.lax.optimization_barrier(branches))
 
 
 def _gated_forward(activations: tuple[str, ...], branches: tuple[Array, ...]) -> tuple[Array, tuple[Array, ...]]:
-    branches = jax.lax.optimization_barrier(branches)  # kept so too: both passes then share what they have in common
+    branches = jax.lax.optimization_barrier(branches)  # saved after the barrier: both passes then share expressions
     return _gate(activations, branches), branches
 
 
@@ -92,7 +109,7 @@ gated.defvjp(_gated_forward, _gated_backward)
 def _gather_both(
     table: Float[Array, "V D"], first: Int[Array, "B K"], second: Int[Array, "B Q"], dtype: jnp.dtype
 ) -> tuple[Float[Array, "B K D"], Float[Array, "B Q D"]]:
-    """Returns two gathers of one table. Its gradient is one scatter, not the sum of two tables as large."""
+    """Returns two gathers of one table, whose gradient is one scatter and not the sum of two table-sized arrays."""
     return jnp.take(table, first, axis=0).astype(dtype), jnp.take(table, second, axis=0).astype(dtype)
 
 
@@ -110,33 +127,37 @@ _gather_both.defvjp(_gather_both_forward, _gather_both_backward)
 
 
 class Embed(nn.Module):
-    """Token embeddings N(0, 1), gathered: a one-hot product costs 14-74 % of a base step."""
+    """Token embeddings, gathered: a one-hot product costs 14-74 % of a base step.
 
-    vocab_size: int
-    emb_dim: int
-    dtype: jnp.dtype
-    deviation: float = 1.0  # of the initial values
+    They start as N(0, 1); those of a decoder-only network with a tied head, which is not scaled, as N(0, 1/D).
+    """
+
+    config: ModelConfig
 
     def setup(self) -> None:
-        init = nn.with_logical_partitioning(nn.initializers.normal(self.deviation), ("vocab", "embed"))
-        self.embedding = self.param("embedding", init, (self.vocab_size, self.emb_dim), jnp.float32)
+        config = self.config
+        deviation = config.emb_dim**-0.5 if config.is_decoder_only and config.logits_via_embedding else 1.0
+        init, shape = nn.initializers.normal(deviation), (config.vocab_size, config.emb_dim)
+        self.embedding = parameter(self, "embedding", init, ("vocab", "embed"), shape)
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
+        return jnp.take(self.embedding, ids, axis=0).astype(self.config.dtype)
 
     def both(
         self, first: Int[Array, "B K"], second: Int[Array, "B Q"]
     ) -> tuple[Float[Array, "B K D"], Float[Array, "B Q D"]]:
-        """Returns the embeddings of two inputs; the table's gradient is then made once."""
-        return _gather_both(self.embedding, first, second, jnp.dtype(self.dtype))
+        """Returns the embeddings of two inputs; the table's gradient is then computed once."""
+        return _gather_both(self.embedding, first, second, jnp.dtype(self.config.dtype))
 
     def attend(self, x: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
         """Returns float32 logits against the embeddings: the tied head of T5 1.0."""
-        return jnp.einsum("bld,vd->blv", x, self.embedding.astype(self.dtype), preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            "bld,vd->blv", x, self.embedding.astype(self.config.dtype), preferred_element_type=jnp.float32
+        )
 
 
 class Kernel(nn.Module):
-    """A dense layer's matrix alone, in the activations' dtype, under the layer's own name."""
+    """The matrix of a dense layer, in the activations' dtype, under the layer's own name."""
 
     shape: tuple[int, int]
     axes: tuple[str, str]
@@ -145,12 +166,11 @@ class Kernel(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "I O"]:
-        init = nn.with_logical_partitioning(self.init, self.axes)
-        return self.param("kernel", init, self.shape, jnp.float32).astype(self.dtype)
+        return parameter(self, "kernel", self.init, self.axes, self.shape).astype(self.dtype)
 
 
 class Dense(nn.Module):
-    """`x @ kernel`, which `remat = 'minimal'` keeps, over the last axis, plus a bias where told; T5 has none."""
+    """`x @ kernel` over the last axis, which `remat = 'minimal'` saves, plus a bias if it `has_bias` (T5's do not)."""
 
     features: int
     axes: tuple[str, str]  # logical names of the kernel's two axes
@@ -161,52 +181,58 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        init = nn.with_logical_partitioning(self.init, self.axes)
-        kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
-        y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.output_dtype or self.dtype)
-        y = checkpoint_name(y, DENSE)
+        kernel = parameter(self, "kernel", self.init, self.axes, (x.shape[-1], self.features))
+        y = dense(x, kernel.astype(self.dtype), self.output_dtype)
         if not self.has_bias:
             return y
-        bias_init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
-        bias = self.param("bias", bias_init, (self.features,), jnp.float32)
+        bias = parameter(self, "bias", nn.initializers.zeros, self.axes[1:], (self.features,))
         return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
 
 
+def logits_dense(config: ModelConfig, name: str | None = None) -> Dense:
+    """Returns the head from hidden states to float32 logits, if it is not tied to the embedding."""
+    dtype, logits_dtype, has_bias = jnp.dtype(config.dtype), jnp.dtype("float32"), "logits" in config.biases
+    return Dense(config.vocab_size, ("embed", "vocab"), dtype, output_dtype=logits_dtype, has_bias=has_bias, name=name)
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale, the mean of squares taken in float32 (Zhang & Sennrich, arXiv:1910.07467)."""
+    """x / rms(x) * scale, the mean of squares in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
     epsilon: float
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-        scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
+        scale = parameter(self, "scale", nn.initializers.ones, ("embed",), x.shape[-1:])
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
         return x.astype(self.dtype) * scale.astype(self.dtype)[None, None]
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / deviation * scale + bias, the statistics taken in float32 (Ba et al. 2016, arXiv:1607.06450)."""
+    """(x - mean) / deviation * scale + bias, the statistics in float32 (Ba et al. 2016, arXiv:1607.06450)."""
 
     epsilon: float
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        ones = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("embed",))
-        scale = self.param("scale", ones, (x.shape[-1],), jnp.float32)
-        bias = self.param("bias", zeros, (x.shape[-1],), jnp.float32)
+        scale = parameter(self, "scale", nn.initializers.ones, ("embed",), x.shape[-1:])
+        bias = parameter(self, "bias", nn.initializers.zeros, ("embed",), x.shape[-1:])
         x = x.astype(jnp.float32)
         x = x - jnp.mean(x, axis=-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
         return (x * scale[None, None] + bias[None, None]).astype(self.dtype)
 
 
+def norm(config: ModelConfig, name: str | None = None) -> RMSNorm | LayerNorm:
+    """Returns the normalization that `config.norm` names, 'rms' or 'layer'; a T5 has the first."""
+    kind = RMSNorm if config.norm == "rms" else LayerNorm
+    return kind(config.layer_norm_epsilon, jnp.dtype(config.dtype), name=name)
+
+
 class Dropout(nn.Module):
-    """Dropout whose mask is shared along the length, as T5's: fewer random bits, same effect."""
+    """Dropout with one mask for all positions of a sequence, as T5's: fewer random bits, same effect."""
 
     rate: float
 
@@ -218,18 +244,15 @@ class Dropout(nn.Module):
 class MlpBlock(nn.Module):
     """wo(act(wi_0 x) * wi_1 x), or wo(act(wi x)) with one activation (T5 1.0)."""
 
-    mlp_dim: int
-    activations: tuple[str, ...]
-    dropout_rate: float
-    dtype: jnp.dtype
-    has_biases: bool = False
+    config: ModelConfig
 
     @nn.compact
     def __call__(self, x: Float[Array, "B L D"], deterministic: bool) -> Float[Array, "B L D"]:
-        names = ("wi",) if len(self.activations) == 1 else ("wi_0", "wi_1")
+        config, dtype, has_bias = self.config, jnp.dtype(self.config.dtype), "mlp" in self.config.biases
+        names = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
         branches = tuple(
-            Dense(self.mlp_dim, ("embed", "mlp"), self.dtype, has_bias=self.has_biases, name=name)(x) for name in names
+            Dense(config.mlp_dim, ("embed", "mlp"), dtype, has_bias=has_bias, name=name)(x) for name in names
         )
-        hidden = gated(self.activations, branches)
-        hidden = Dropout(self.dropout_rate)(hidden, deterministic)
-        return Dense(x.shape[-1], ("mlp", "embed"), self.dtype, has_bias=self.has_biases, name="wo")(hidden)
+        hidden: Any = gated(config.mlp_activations, branches)
+        hidden = Dropout(config.dropout_rate)(hidden, deterministic)
+        return Dense(x.shape[-1], ("mlp", "embed"), dtype, has_bias=has_bias, name="wo")(hidden)

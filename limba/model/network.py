@@ -12,20 +12,29 @@ from jaxtyping import Array, Float, Int
 from limba.config import ModelConfig
 from limba.model.language_model import LanguageModel
 from limba.model.language_model_cached import cached_language_model
-from limba.model.t5 import Batch, Parameters, Transformer
-from limba.model.t5_cached import Cache, Step, cached_decoder
+from limba.model.stack import apply_module
+from limba.model.t5 import Transformer
+from limba.model.t5_cached import cached_decoder
+from limba.model.trees import Batch, Cache, DecodeStep, Parameters
 
 
 class Network:
-    """A network as two pure functions; Flax stays behind this wall."""
+    """A network as pure functions: `init(key) -> parameters`, `apply(parameters, batch) -> logits`.
+
+    >>> from limba.config import ModelConfig
+    >>> network = Network(ModelConfig(256, 64, 2, 32, 128, num_encoder_layers=2, num_decoder_layers=2))
+    >>> parameters = jax.eval_shape(network.init, jax.random.key(0))
+    >>> parameters["encoder"]["layers"]["attention"]["query"]["kernel"].shape
+    (2, 64, 64)
+    """
 
     def __init__(self, config: ModelConfig, mesh: Mesh | None = None):
-        """`mesh` is where it will run, which decides how attention is computed; None: one device, or any."""
+        """`mesh` is where it will run, on which the attention kernel depends. None: this machine's devices."""
         self.config, self.mesh = config, mesh
         self._module = (LanguageModel if config.is_decoder_only else Transformer)(config, mesh)
 
     def _boxed(self, key: Array) -> Parameters:
-        # Shapes of parameters do not depend on the batch's: the smallest batch will do.
+        # The parameters' shapes do not depend on the batch, so the smallest batch is used.
         ones = jnp.ones((1, 1), jnp.int32)
         names = ("decoder_input_tokens", "decoder_target_tokens")
         names += () if self.config.is_decoder_only else ("encoder_input_tokens",)
@@ -36,37 +45,39 @@ class Network:
         return meta.unbox(self._boxed(key))
 
     def logical_axes(self) -> Parameters:
-        """Returns the same tree with a `PartitionSpec` of logical axis names at each parameter."""
+        """Returns the same tree with a `PartitionSpec` of logical axis names for each parameter."""
         return nn.get_partition_spec(jax.eval_shape(self._boxed, jax.random.key(0)))
 
-    def apply(self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None) -> Float[Array, "B Q V"]:
-        """Returns float32 logits; dropout is off without a key."""
-        rngs = {} if dropout_key is None else {"dropout": dropout_key}
-        return self._module.apply({"params": parameters}, batch, dropout_key is None, rngs=rngs)
+    def apply(
+        self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None, as_states: bool = False
+    ) -> Float[Array, "B Q DorV"]:
+        """Returns float32 logits, or with `as_states` the hidden states that `head` turns into logits.
 
-    def apply_to_states(
-        self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None
-    ) -> Float[Array, "B Q D"]:
-        """Returns what the logits are made of, for a loss that makes them itself: see `head`."""
-        rngs = {} if dropout_key is None else {"dropout": dropout_key}
-        return self._module.apply({"params": parameters}, batch, dropout_key is None, True, rngs=rngs)
+        Without a key there is no dropout.
+        """
+        return apply_module(self._module, parameters, batch, dropout_key is None, as_states, dropout_key=dropout_key)
 
     def head(self, parameters: Parameters) -> tuple[Float[Array, "D V"], float]:
-        """Returns the matrix, in the activations' dtype, and the factor that turn states into logits without bias."""
+        """Returns a matrix, in the activations' dtype, and a factor: logits are factor * states @ matrix (+ bias)."""
         dtype = jnp.dtype(self.config.dtype)
         if self.config.logits_via_embedding:
             scale = 1.0 if self.config.is_decoder_only else self.config.emb_dim**-0.5
             return parameters["token_embedder"]["embedding"].astype(dtype).T, scale
         return parameters["decoder"]["logits_dense"]["kernel"].astype(dtype), 1.0
 
-    def cached_decoder(self, parameters: Parameters, inputs: Int[Array, "B K"], max_tokens: int) -> tuple[Step, Cache]:
-        """Encodes, and returns the decoder's step for `limba.decoding` with its empty cache; dropout is off."""
+    def encode(self, parameters: Parameters, inputs: Int[Array, "B K"]) -> Float[Array, "B K D"]:
+        """Returns the encoder's states, without dropout; padding is 0."""
         batch = {"encoder_input_tokens": inputs}
-        encoded = self._module.apply({"params": parameters}, batch, True, method=Transformer.encode)
-        return cached_decoder(self.config, parameters, encoded, inputs, max_tokens)
+        return apply_module(self._module, parameters, batch, True, method=Transformer.encode)
+
+    def cached_decoder(
+        self, parameters: Parameters, inputs: Int[Array, "B K"], max_tokens: int
+    ) -> tuple[DecodeStep, Cache]:
+        """Encodes the inputs; returns the decode step and an empty KV cache of an encoder-decoder, without dropout."""
+        return cached_decoder(self.config, parameters, self.encode(parameters, inputs), inputs, max_tokens)
 
     def cached_language_model(
         self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int
-    ) -> tuple[Step, Cache]:
-        """Reads the prompts, which end together behind -1, and returns a decoder-only network's step and its cache."""
+    ) -> tuple[DecodeStep, Cache]:
+        """Reads the prompts, padded with -1 on the left; returns a decoder-only network's decode step and KV cache."""
         return cached_language_model(self.config, parameters, prompt, max_tokens)

@@ -1,11 +1,12 @@
-"""T5's relative position bias: a learned number per head and bucket of distance.
+"""T5's relative position bias: a learned number per head and bucket of distances.
 
-Raffel et al. 2020 (arXiv:1910.10683) section 2.1: half of the buckets count single steps, the rest
-grow with the logarithm of the distance up to `max_distance`, beyond which all share the last one.
+Raffel et al. 2020 (arXiv:1910.10683) section 2.1: half of the buckets hold one distance each, the others grow with the
+logarithm of the distance up to `max_distance`; all larger distances share the last bucket.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import flax.linen as nn
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from limba.model.kernels.sharded import PallasAttention
+from limba.config import ModelConfig
+from limba.model.layers import parameter
 
 
 def relative_position_buckets(
@@ -22,7 +24,7 @@ def relative_position_buckets(
     """Returns the bucket of each distance (key position minus query position), int32.
 
     Bidirectional (encoder) halves the buckets between past and future; otherwise the future, which
-    the causal mask hides, falls into bucket 0. Computed in float32, as every T5 has been.
+    the causal mask hides, falls into bucket 0. Computed in float32, as in T5.
 
     >>> relative_position_buckets(np.arange(-3, 4), bidirectional=True, num_buckets=32, max_distance=128)
     array([ 3,  2,  1,  0, 17, 18, 19], dtype=int32)
@@ -41,57 +43,48 @@ def relative_position_buckets(
     return (offset + np.where(distances < num_exact, distances, large)).astype(np.int32)
 
 
-class RelativeBias(nn.Module):
-    """The table `rel_embedding` [H, buckets], looked up for every pair of positions.
+@dataclasses.dataclass(frozen=True)
+class BiasTable:
+    """The bias as a function of the distance; an attention kernel turns it into the layout that it reads."""
 
-    With `attend`, it comes as that attention wants it: on a GPU as its diagonals, from distance -Q on, else with keys
-    before queries; and once for each group of devices that share a batch. Each adds up its own gradient over the
-    layers; what is reduced between them is the table's.
-    """
-
-    num_heads: int
-    num_buckets: int
+    table: Float[Array, "H buckets"]
+    bidirectional: bool
     max_distance: int
+
+    def at(self, distances: np.ndarray) -> Float[Array, "H N"]:
+        """Returns the bias of each distance (key position minus query position)."""
+        num_buckets = self.table.shape[-1]
+        buckets = relative_position_buckets(
+            distances, bidirectional=self.bidirectional, num_buckets=num_buckets, max_distance=self.max_distance
+        )
+        one_hot = (buckets == np.arange(num_buckets)[:, None]).astype(np.float32)
+        return jnp.matmul(self.table, one_hot, precision="highest")
+
+    def pairs(self, rows: int, columns: int, keys_first: bool = False) -> Float[Array, "H R C"]:
+        """Returns the bias of queries (rows) and keys (columns), or with `keys_first` of keys and queries.
+
+        It is equal along each diagonal, so it is looked up once per diagonal. Row r of the result is the diagonals
+        rolled by r: reading them repeatedly, in rows one shorter than their number, rolls them.
+        """
+        period = rows + columns
+        places = np.arange(period)
+        distances = np.where(places < columns, places, places - period)  # column minus row, modulo `period`
+        diagonals = self.at(-distances if keys_first else distances)
+        heads = diagonals.shape[0]
+        repeated = jnp.broadcast_to(diagonals[:, None], (heads, rows, period)).reshape(heads, -1)
+        return repeated[:, : rows * (period - 1)].reshape(heads, rows, period - 1)[:, :, :columns]
+
+
+class RelativeBias(nn.Module):
+    """The parameter `rel_embedding` [H, buckets] of a stack, or of one layer (umT5)."""
+
+    config: ModelConfig
     bidirectional: bool
 
     @nn.compact
-    def __call__(
-        self, query_length: int, key_length: int, attend: PallasAttention | None = None
-    ) -> Float[Array, "H Q K"] | Float[Array, "G H K Q"] | Float[Array, "G H P"]:
-        init = nn.with_logical_partitioning(
-            nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"), ("heads", "relpos_buckets")
-        )
-        table = self.param("rel_embedding", init, (self.num_heads, self.num_buckets), jnp.float32)
-        # The bias is one number on every diagonal: it is looked up once a diagonal, not once a pair.
-        # Column p stands for distance p, the last query_length columns for distances below zero.
-        period = query_length + key_length
-        columns = np.arange(period)
-        buckets = relative_position_buckets(
-            np.where(columns < key_length, columns, columns - period),
-            bidirectional=self.bidirectional,
-            num_buckets=self.num_buckets,
-            max_distance=self.max_distance,
-        )
-        if attend is not None:
-            # Read from the most negative distance on, or as query minus key.
-            buckets = np.roll(buckets, query_length) if attend.on_gpu else buckets[-columns % period]
-            tables = attend.for_each_group(table)
-            diagonals = _diagonals(tables.reshape(-1, self.num_buckets), buckets)
-            if attend.on_gpu:
-                return diagonals.reshape(*tables.shape[:2], period)
-            spread = _spread_diagonals(diagonals, key_length, query_length)
-            return spread.reshape(*tables.shape[:2], key_length, query_length)
-        return _spread_diagonals(_diagonals(table, buckets), query_length, key_length)
-
-
-def _diagonals(table: Float[Array, "H buckets"], buckets: np.ndarray) -> Float[Array, "H P"]:
-    one_hot = (buckets == np.arange(table.shape[-1])[:, None]).astype(np.float32)
-    return jnp.matmul(table, one_hot, precision="highest")
-
-
-def _spread_diagonals(diagonals: Float[Array, "H P"], query_length: int, key_length: int) -> Float[Array, "H Q K"]:
-    """Returns [h, q, k] = diagonals[h, (k - q) mod P], by reading P-long rows at a stride of P - 1."""
-    heads, period = diagonals.shape
-    rows = jnp.broadcast_to(diagonals[:, None], (heads, query_length, period)).reshape(heads, -1)
-    skewed = rows[:, : query_length * (period - 1)].reshape(heads, query_length, period - 1)
-    return skewed[:, :, :key_length]
+    def __call__(self) -> BiasTable:
+        config = self.config
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        shape = (config.num_heads, config.num_relpos_buckets)
+        table = parameter(self, "rel_embedding", init, ("heads", "relpos_buckets"), shape)
+        return BiasTable(table, self.bidirectional, config.relpos_max_distance)

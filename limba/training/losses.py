@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,30 +12,70 @@ from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import LossConfig
 
+Sums = dict[str, Float[Array, ""]]
+
+
+class Smoothing(NamedTuple):
+    """The constants of label smoothing: on * (the target's nats) + off * (the sum of all entries' nats) - entropy.
+
+    T5X's definition: smoothing s leaves 1 - s on the target and spreads s over the other V - 1 entries. The entropy
+    of that mixture is subtracted, so that a perfect model has loss 0.
+
+    >>> on, off, entropy = Smoothing.of(0.1, vocab_size=11)
+    >>> round(on, 3), round(off, 3), round(entropy, 3)
+    (0.89, 0.01, 0.555)
+    """
+
+    on: float = 1.0
+    off: float = 0.0
+    entropy: float = 0.0
+
+    @classmethod
+    def of(cls, smoothing: float, vocab_size: int) -> Smoothing:
+        if not smoothing:
+            return cls()
+        share, off = 1.0 - smoothing, smoothing / (vocab_size - 1)
+        entropy = -(share * math.log(share) + (vocab_size - 1) * off * math.log(off))
+        return cls(share - off, off, entropy)
+
+
+def trained_nats(
+    config: LossConfig, vocab_size: int, plain: Array, log_z: Array, sum_of_logits: Callable[[], Array]
+) -> Float[Array, "B Q"]:
+    """Returns the loss per token: its plain nats with label smoothing, and the z-loss, `z_loss * log(Z)^2`.
+
+    Z is the softmax's normalizer. All arrays are [B, Q].
+    """
+    trained = plain
+    if config.label_smoothing:
+        on, off, entropy = Smoothing.of(config.label_smoothing, vocab_size)
+        trained = on * plain + off * (vocab_size * log_z - sum_of_logits()) - entropy
+    return trained + config.z_loss * jnp.square(log_z)
+
 
 def cross_entropy(
     logits: Float[Array, "B Q V"], targets: Int[Array, "B Q"], config: LossConfig
 ) -> tuple[Float[Array, "B Q"], Float[Array, "B Q"], Bool[Array, "B Q"]]:
-    """Returns per token: nats as trained (z-loss and smoothing), plain nats, whether no token is likelier.
-
-    T5X's definition: smoothing s leaves 1 - s on the target and spreads s over the other V - 1
-    entries, less the entropy of that mixture, so that a perfect model scores 0; the z-loss is
-    `z_loss * log(Z)^2`, Z the softmax's normalizer.
-    """
+    """Returns per token: trained nats (z-loss, smoothing), plain nats, whether no token is likelier than the target."""
     logits = logits.astype(jnp.float32)
     vocab_size = logits.shape[-1]
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    # A comparison and a sum, not a gather: its gradient is no scatter, and it shards over V.
+    # A comparison and a sum, not a gather: its gradient needs no scatter, and it shards over V.
     is_target = targets[..., None] == jnp.arange(vocab_size)[None, None]
     target_logit = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
-    # The maximum is at hand from the logsumexp; an argmax would read all logits once more.
+    # The logsumexp computes the maximum anyway; an argmax would read all logits once more.
     correct = target_logit >= jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     plain = log_z - target_logit
-    trained = plain
-    if config.label_smoothing:
-        on = 1.0 - config.label_smoothing
-        off = config.label_smoothing / (vocab_size - 1)
-        everywhere = vocab_size * log_z - jnp.sum(logits, axis=-1)
-        entropy = -(on * math.log(on) + (vocab_size - 1) * off * math.log(off))
-        trained = (on - off) * plain + off * everywhere - entropy
-    return trained + config.z_loss * jnp.square(log_z), plain, correct
+    trained = trained_nats(config, vocab_size, plain, log_z, lambda: jnp.sum(logits, axis=-1))
+    return trained, plain, correct
+
+
+def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "B Q"]) -> Sums:
+    """Returns the sums of what `cross_entropy` returns: `loss`, `nats`, `correct`; and `tokens`, that of the weights.
+
+    >>> one = jnp.ones((1, 2))
+    >>> {name: float(value) for name, value in weighted_sums((3 * one, 2 * one, one), jnp.array([[1.0, 0.0]])).items()}
+    {'loss': 3.0, 'nats': 2.0, 'correct': 1.0, 'tokens': 1.0}
+    """
+    sums = {name: jnp.sum(x * weights) for name, x in zip(("loss", "nats", "correct"), per_token, strict=True)}
+    return {**sums, "tokens": jnp.sum(weights)}

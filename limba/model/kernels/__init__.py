@@ -1,4 +1,4 @@
-"""Attention's implementations, and the choice among them.
+"""How attention is computed on each platform, and the choice for a call's shapes (`choose.py`).
 
-Part of `model/`.
+Part of `model/`: imports its layers, masks and relative bias, and no network.
 """

@@ -1,19 +1,19 @@
-"""Attention that keeps no scores: one example after another, recomputed for the gradient.
+"""Attention that saves no scores: one example after another, recomputed for the gradient.
 
-Rabe & Staats 2021 (arXiv:2112.05682), with the softmax's normalizer kept as in FlashAttention (Dao et al.
-2022, arXiv:2205.14135, appendix B.2). Plain XLA: on a CPU the scores of one example stay in the cache, where
-those of a whole batch go out to memory and back several times.
+Rabe & Staats 2021 (arXiv:2112.05682), with the softmax's normalizer saved as in FlashAttention (Dao et al.
+2022, arXiv:2205.14135, appendix B.2). Plain XLA: on a CPU the scores of one example stay in the cache; those of a
+whole batch are written to memory and read again several times.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-# What a hidden key scores: far below any real score, and finite, so that a query that sees
-# nothing (padding) spreads evenly instead of giving NaN.
-HIDDEN_SCORE = -1e10
+from limba.model.kernels.einsum import HIDDEN_SCORE
 
 
 @jax.custom_vjp
@@ -43,7 +43,7 @@ def _scores(
 def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    def attend(example: tuple[Array | None, ...]) -> tuple[Array, Array, Array]:
+    def attend(example: Any) -> tuple[Array, Array, Array]:
         query, key, value, mask = example
         scores = _scores(query, key, bias, mask)
         highest = jnp.max(scores, axis=-1, keepdims=True)
@@ -52,17 +52,15 @@ def _forward(
         attended = jnp.einsum("hqk,khc->qhc", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
         return (attended / total.T[..., None]).astype(value.dtype), highest, total[..., None]
 
-    # The normalizer stays in two parts: where all keys are hidden, the logarithm of the total is lost beside -1e10.
+    # The normalizer is saved in two parts: if all keys are hidden, float32 loses log(total) when it is added to -1e10.
     attended, highest, total = jax.lax.map(attend, (query, key, value, mask))
     return attended, (query, key, value, bias, mask, attended, highest, total)
 
 
-def _backward(
-    saved: tuple[Array | None, ...], gradient: Float[Array, "B Q H C"]
-) -> tuple[Array, Array, Array, Array | None, None]:
+def _backward(saved: Any, gradient: Float[Array, "B Q H C"]) -> tuple[Array, Array, Array, Array | None, None]:
     query, key, value, bias, mask, attended, highest, total = saved
 
-    def step(bias_gradient: Array | None, example: tuple[Array | None, ...]) -> tuple[Array | None, tuple[Array, ...]]:
+    def step(bias_gradient: Array | None, example: Any) -> tuple[Array | None, tuple[Array, ...]]:
         query, key, value, mask, attended, highest, total, gradient = example
         weights = jnp.exp(_scores(query, key, bias, mask) - highest) / total
         to_weights = jnp.einsum("qhc,khc->hqk", gradient, value, preferred_element_type=jnp.float32)

@@ -1,10 +1,10 @@
 """Attention for NVIDIA GPUs that never writes its scores to memory, with T5's bias and its gradient.
 
-FlashAttention-2's blocks (Dao 2023, arXiv:2307.08691), lowered by Triton. The bias is one number a diagonal, so a
-program reads the diagonals, [H, Q + K], which stay in its cache; an array [H, Q, K] would come from the L2 cache more
-slowly than it is used. Backward, one kernel makes the query's gradient, one the key's and the value's, one the bias's:
-a tile of one head, added up in registers while the examples go by. Nothing is added up by atomics: a step repeats bit
-for bit.
+FlashAttention-2's blocks (Dao 2023, arXiv:2307.08691), lowered by Triton. The bias is equal along each diagonal, so a
+program reads the diagonals, [H, Q + K], which stay in its cache; reading an array [H, Q, K] from the L2 cache would
+take longer than the attention itself. In the backward pass one kernel computes the gradient of the query, one that of
+key and value, one that of the bias: a tile of one head, accumulated in registers over the examples. There are no atomic
+additions: a step repeats bit for bit. `to_x` is the gradient of x.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jax.experimental.pallas import triton as plgpu
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from limba.model.kernels.memory_efficient import HIDDEN_SCORE
+from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
 
-COMPUTE_CAPABILITY = 8.0  # at least: an A100 has it, a V100 (7.0) or T4 (7.5) has not
+COMPUTE_CAPABILITY = 8.0  # at least: that of an A100; a V100 has 7.0, a T4 7.5
 WIDTHS = (16, 32, 64, 128)  # of a head
-PROGRAMS = 512  # of the bias's gradient, at least: a few for each of a card's 108 or 132 multiprocessors
+PROGRAMS = 512  # at least, for the bias's gradient: a few for each of a card's 108 or 132 multiprocessors
 LOG2_E = math.log2(math.e)
-NO_ID = -1  # what a query that sees nothing looks for
+NO_ID = -1  # of a query that sees nothing; no key has it
 
 
 class Blocks(NamedTuple):
-    """How a kernel is cut: queries and keys of a tile, warps of a program, tiles fetched ahead."""
+    """How a kernel is cut: queries and keys of a tile, warps of a program, tiles that are prefetched."""
 
     queries: int
     keys: int
@@ -42,8 +42,8 @@ class Blocks(NamedTuple):
 
 KEY_SIDE = ("key", "value", "key_ids", "to_key", "to_value")
 STATISTICS = ("highest", "share", "mean")
-# As NVIDIA's compiler has them in registers, without spilling any: for two-byte arrays and heads of up to 64 on cards
-# with wgmma (H100, H200), whose products read shared memory, and for everything else.
+# The largest that NVIDIA's compiler keeps in registers without spilling. Large blocks are for two-byte arrays and
+# heads of up to 64 on cards with wgmma (H100, H200), whose products read shared memory; small ones for all else.
 LARGE_BLOCKS = {
     "forward": Blocks(128, 64, 8, 3),
     "to_query": Blocks(128, 64, 8, 2),
@@ -59,7 +59,7 @@ SMALL_BLOCKS = {
 
 
 class Call(NamedTuple):
-    """A call's lengths and choices."""
+    """The lengths and choices of a call."""
 
     queries: int
     keys: int
@@ -85,12 +85,12 @@ def pallas_attention(
 ) -> Float[Array, "B Q H C"]:
     """Returns softmax(q k^T + bias) v; scores and softmax in float32, products in the inputs' dtype.
 
-    The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. A query sees the keys of its own id, with
-    `causal`, which is for a sequence that attends to itself, none behind it, and none at all where its id is 0: it then
-    spreads evenly over all keys. C is one of WIDTHS. `has_wgmma`: compute capability 9.
+    The bias of query q and key k is `diagonals[:, k - q + Q]`, P = Q + K. A query sees the keys with its own id; with
+    `causal` (for self-attention) none after it; with id 0 none at all: its weights are then equal for all keys. C is
+    one of WIDTHS. `has_wgmma`: compute capability 9.
     """
     call = Call(query.shape[1], key.shape[1], causal, has_wgmma, interpret)
-    # Up to here blocks behind the diagonal can be skipped: a hidden query spreads over them, too.
+    # Blocks after the diagonal are skipped for queries before the first hidden one, whose weights are on all keys.
     places = jnp.where(query_ids == 0, jnp.arange(call.queries)[None], call.queries)
     first_hidden = jnp.min(places, axis=1, keepdims=True)
     ids = {"query_ids": query_ids, "key_ids": key_ids, "first_hidden": first_hidden}
@@ -126,14 +126,17 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _sums_of_diagonals(bias: Float[Array, "H Q K"]) -> Float[Array, "H P"]:
-    """Returns [h, p], the sum over q of bias[h, q, q + p - Q]: rows of P - 1 read at a stride of P."""
+    """Returns [h, p], the sum over q of bias[h, q, q + p - Q]: rows of P - 1, read as rows of P."""
     heads, queries, keys = bias.shape
     rows = jnp.pad(bias, ((0, 0), (0, 0), (0, queries - 1))).reshape(heads, -1)
     return jnp.sum(jnp.pad(rows, ((0, 0), (queries, 0))).reshape(heads, queries, queries + keys), axis=1)
 
 
 def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) -> dict[str, Array]:
-    """Runs a kernel over (blocks of a row, heads, examples), the bias's over (tiles, heads, groups of examples)."""
+    """Returns the results of a kernel, run over (blocks of a row, heads, examples).
+
+    That of the bias's gradient runs over (tiles, heads, groups of examples).
+    """
     query = arrays["query"]
     (batch, queries, heads, width), keys = query.shape, call.keys
     blocks = call.blocks(kernel, query)
@@ -145,7 +148,7 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
             group //= 2
 
     def place(name: str) -> tuple[tuple[int, ...], DTypeLike, pl.BlockSpec]:
-        """Returns the shape, the dtype and a program's part of an array."""
+        """Returns an array's shape, its dtype and a program's part of it."""
         if name == "diagonals":
             return (heads, queries + keys), jnp.float32, pl.BlockSpec((None, queries + keys), lambda i, h, b: (h, 0))
         if name == "to_bias":
@@ -180,7 +183,7 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
 
 
 class Side(NamedTuple):
-    """The queries, or the keys, of a tile: `size` from place `first` on, of `length` that there are."""
+    """The queries, or the keys, of a tile: `size` of them from position `first` on; `length` is the number of all."""
 
     first: Array
     size: int
@@ -192,7 +195,7 @@ class Side(NamedTuple):
 
     @property
     def is_ragged(self) -> bool:
-        """True where a tile may reach behind the end."""
+        """True if a tile may reach past the end."""
         return self.length % self.size > 0
 
     def _inside(self, shape: tuple[int, ...]) -> Array | None:
@@ -200,7 +203,7 @@ class Side(NamedTuple):
         return jnp.broadcast_to(inside if len(shape) == 1 else inside[:, None], shape) if self.is_ragged else None
 
     def load(self, refs: dict[str, Any], example: Array | int, *names: str) -> tuple[Array, ...]:
-        """Returns these rows of each array, and zeros behind their end."""
+        """Returns these rows of each array, and zeros past its end."""
         rows = []
         for name in names:
             at = refs[name].at[
@@ -216,7 +219,7 @@ class Side(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries by keys, [Q, K], or, with `keys_first`, [K, Q]."""
+    """The scores of some queries and keys, [Q, K], or with `keys_first` [K, Q]."""
 
     call: Call
     queries: Side
@@ -245,7 +248,7 @@ class Tile(NamedTuple):
     def scores(
         self, query: Array, key: Array, query_ids: Array, key_ids: Array, bias: Array | None
     ) -> tuple[Array, Array]:
-        """Returns the scores, and True where they are visible; keys behind the last score -infinity."""
+        """Returns the scores, and True where they are visible; those of keys past the end are -infinity."""
         scores = self.product(query, key)
         if bias is not None:
             scores = scores + bias
@@ -262,7 +265,7 @@ def _product(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def _exp(x: Array) -> Array:
-    return jnp.exp2(x * LOG2_E)  # one instruction; exp is ten
+    return jnp.exp2(x * LOG2_E)  # one instruction; exp takes ten
 
 
 def _queries(call: Call, blocks: Blocks, block: Array) -> Side:
@@ -274,7 +277,7 @@ def _keys(call: Call, blocks: Blocks, block: Array) -> Side:
 
 
 def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Any], queries: Side) -> Array | int:
-    """Returns how many blocks of keys these queries see."""
+    """Returns the number of blocks of keys that these queries see."""
     all_blocks = pl.cdiv(call.keys, blocks.keys)
     if not call.causal:
         return all_blocks
@@ -307,7 +310,7 @@ def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any
     queries = _queries(call, blocks, pl.program_id(0))
     query, gradient, attended = queries.load(refs, 0, "query", "gradient", "attended")
     query_ids, highest, share = queries.load(refs, 0, "query_ids", "highest", "share")
-    # The mean of the weights' gradients, but for the rounding of what was attended; what that took is added below.
+    # The mean of the weights' gradients, except for the rounding of `attended`; `lost` corrects that below.
     mean = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=1)
 
     def step(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -360,7 +363,7 @@ def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]
         weights = _exp(scores - highest[:, None]) * share[:, None]
         return to_bias + jnp.where(visible, weights * (tile.product(gradient, value) - mean[:, None]), 0)
 
-    # Tiles behind the diagonal have no gradient.
+    # Tiles after the diagonal have no gradient.
     has_any = tile.keys.first < queries.first + queries.size
     count = group * has_any.astype(jnp.int32) if call.causal else group
     to_bias = jax.lax.fori_loop(0, count, step, jnp.zeros((queries.size, tile.keys.size), jnp.float32))

@@ -1,10 +1,11 @@
 """Attention for TPUs that never writes its scores to memory, with T5's bias and its gradient.
 
 One program of the grid holds all scores of some queries of one head. Arrays are feature-major, [B, H, C, length]:
-a head is 64 wide, and 64 of a TPU's 128 lanes would lie empty. Scores are kept as [K, Q], so that maxima and sums
-run across registers, not across lanes. The batch is the grid's innermost axis: a head's bias stays in VMEM while
-the examples go by, and its gradient is added up there. Saved are the inputs and, for each query, its highest score
-and one over its weights' sum (Dao et al. 2022, arXiv:2205.14135, without the blocks over keys).
+with C = 64 last, half of a TPU's 128 lanes would be empty. Scores are [K, Q], so that maxima and sums run across
+registers, not across lanes. The batch is the grid's innermost axis: a head's bias stays in VMEM for all examples, and
+its gradient is accumulated there. The backward pass needs the inputs and two numbers per query: its highest score and
+the inverse of its weights' sum (Dao et al. 2022, arXiv:2205.14135, without the blocks over keys). `to_x` is the
+gradient of x.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from limba.model.kernels.memory_efficient import HIDDEN_SCORE
+from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
 
 LANES = 128
-SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy is 1 MiB of VMEM's 16, and about eight are alive
-SCORES_A_PROGRAM = 2 * SCORES_IN_VMEM  # a second example fills the matrix units' waits: 18 % fewer cycles
-EXAMPLES_A_PROGRAM = 8  # at most; their code lies one after another
+SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy takes 1 of VMEM's 16 MiB, and about eight are live at once
+SCORES_PER_PROGRAM = 2 * SCORES_IN_VMEM  # a second example uses the time that matrix units wait: 18 % fewer cycles
+MAX_EXAMPLES_PER_PROGRAM = 8  # their code is unrolled
 
 
 class Plan(NamedTuple):
-    """How a call is cut: queries of a program (all keys beside them), examples of a program; and what it computes."""
+    """How a call is divided into programs (some queries against all keys, some examples), and its options."""
 
     query_block: int
     rows: int
@@ -39,16 +40,17 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, batch: int, queries: int, keys: int, causal: bool, interpret: bool) -> Plan:
-        """Returns the plan for these sizes; ValueError where even 128 queries' scores do not fit."""
+        """Returns the plan for these sizes; ValueError if the scores of 128 queries do not fit."""
         if not fits(keys):
-            raise ValueError(f"{keys} keys are more than the {SCORES_IN_VMEM // LANES} that attention here can hold")
+            most = SCORES_IN_VMEM // LANES
+            raise ValueError(f"{keys} keys are more than the {most} of this kernel; set ModelConfig.attention to auto.")
         block = queries if queries * keys <= SCORES_IN_VMEM else LANES * (SCORES_IN_VMEM // (LANES * keys))
-        wanted = min(EXAMPLES_A_PROGRAM, SCORES_A_PROGRAM // (block * keys))
+        wanted = min(MAX_EXAMPLES_PER_PROGRAM, SCORES_PER_PROGRAM // (block * keys))
         return cls(block, math.gcd(batch, 1 << (wanted.bit_length() - 1)), causal, interpret)
 
 
 def fits(keys: int) -> bool:
-    """True where attention over that many keys can run here."""
+    """Returns True if the kernel can attend to that many keys."""
     return LANES * keys <= SCORES_IN_VMEM
 
 
@@ -62,9 +64,9 @@ def pallas_attention(
 ) -> Float[Array, "B H C Q"]:
     """Returns (softmax(q k^T + bias) v)^T; scores and softmax in float32, products in the inputs' dtype.
 
-    `projections` holds query, key and value in one array, N = 3, or the query, N = 1, and key and value, N = 2. A query
-    sees the keys of its own id, with `causal` none behind it, and none at all where its id is 0: it then spreads evenly
-    over all keys. ValueError for more than 2,048 keys (see `fits`).
+    `projections` [B, N, H, C, L] is one array of query, key and value (N = 3), or two: the query (N = 1), and key and
+    value (N = 2). A query sees the keys with its own id; with `causal` none after it; with id 0 none at all: its
+    weights are then equal for all keys. ValueError for more than 2,048 keys (see `fits`).
     """
     queries = query_ids.shape[-1]
     plan = Plan.of(query_ids.shape[0], queries, key_ids.shape[-1], causal, interpret)
@@ -74,9 +76,9 @@ def pallas_attention(
             projections = (projections[0][:, :1], projections[0][:, 1:])
         query, query_ids = (_padded(x, short) for x in (projections[0], query_ids))
         projections, bias = (query, projections[1]), None if bias is None else _padded(bias, short)
-    # -1 is no key's id.
+    # No key has the id -1.
     ids = (jnp.where(query_ids == 0, -1, query_ids)[:, None], key_ids[:, None])
-    return _attend(plan, projections, bias, ids)[..., :queries]
+    return jnp.asarray(_attend(plan, projections, bias, ids))[..., :queries]
 
 
 def _padded(x: Array, count: int) -> Array:
@@ -88,7 +90,7 @@ def _attend(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids:
     return _call("forward", plan, projections, bias, ids)[0]
 
 
-def _attend_forward(plan: Plan, *inputs: Array | tuple[Array, ...] | None) -> tuple[Array, tuple]:
+def _attend_forward(plan: Plan, *inputs: Any) -> tuple[Array, tuple]:
     attended, statistics = _call("forward", plan, *inputs)
     return attended, (*inputs, checkpoint_name(statistics, ATTENDED))
 
@@ -97,7 +99,7 @@ def _attend_backward(plan: Plan, saved: tuple, gradient: Array) -> tuple:
     projections, bias, ids, statistics = saved
     results = _call("backward", plan, projections, bias, ids, statistics, gradient)
     to_bias = None if bias is None else results.pop()
-    if len(results) == 2:  # the query's, and the keys' and values' by each block of queries
+    if len(results) == 2:  # the gradient of the query, and that of keys and values from each block of queries
         parts = results[1]
         summed = parts[0] if len(parts) == 1 else jnp.sum(parts, axis=0, dtype=jnp.float32).astype(parts.dtype)
         results = [jnp.concatenate([results[0], summed], axis=1)] if len(projections) == 1 else [results[0], summed]
@@ -115,7 +117,7 @@ def _call(
     ids: tuple[Array, Array],
     *of_backward: Array,
 ) -> list[Array]:
-    """Runs the kernel over (heads, blocks of queries, examples)."""
+    """Returns the results of the kernel, run over (heads, blocks of queries, groups of examples)."""
     (batch, _, heads, width, queries), dtype = projections[0].shape, projections[0].dtype
     keys, block, rows = ids[1].shape[-1], plan.query_block, plan.rows
     num_blocks, is_fused = queries // block, len(projections) == 1
@@ -140,7 +142,7 @@ def _call(
         if is_fused and num_blocks == 1:
             shapes, out_specs = [jax.ShapeDtypeStruct(projections[0].shape, dtype)], [projected(0, keys, 3)]
         else:
-            # Programs of other queries add to the same keys: each writes a part of its own.
+            # Programs of different queries have gradients for the same keys: each writes its own part.
             to_query = jax.ShapeDtypeStruct((batch, 1, heads, width, queries), dtype)
             shapes = [to_query, jax.ShapeDtypeStruct((num_blocks, batch, 2, heads, width, keys), dtype)]
             part = pl.BlockSpec((1, rows, 2, 1, width, keys), lambda h, i, b: (i, b, 0, h, 0, 0))
@@ -170,7 +172,7 @@ def _call(
 
 
 def _parts(is_fused: bool, block: int, keys: int) -> tuple[tuple[int, int], ...]:
-    """Returns the place along N and the length of the query, the key and the value in their arrays."""
+    """Returns for query, key and value their index along N and their length."""
     return ((0, block), (1, keys), (2, keys)) if is_fused else ((0, block), (0, keys), (1, keys))
 
 
@@ -186,7 +188,7 @@ def _scores(
     key_ids: Int[Array, "K 1"],
     first_query: Array | int | None,
 ) -> Float[Array, "K Q"]:
-    """Returns the scores; `first_query` is the place of the first one, None where the future may be seen."""
+    """Returns the scores; `first_query` is the position of the first query, None without a causal mask."""
     scores = _product(key, query, 0, 0)
     if bias is not None:
         scores = scores + bias
@@ -220,8 +222,8 @@ def _forward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
 
 def _backward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
     query_ids, key_ids, query, key, value, statistics, gradient, *rest = refs
-    bias, to_bias = (rest[0], rest[-1]) if has_bias else (None, None)
-    outputs = rest[1:-1] if has_bias else rest
+    bias, *outputs = rest if has_bias else (None, *rest)
+    to_bias: Any = outputs.pop() if has_bias else None
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
     if has_bias:
 
@@ -238,10 +240,10 @@ def _backward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
         # The softmax's division goes to the gradient, [C, Q], instead of to the weights, [K, Q].
         g = gradient[row, 0].astype(jnp.float32) * share
         to_value = _product(g.astype(v.dtype), weights.astype(v.dtype), 1, 1)
-        # A query that sees nothing has no say in its scores.
+        # The weights of a query that sees nothing do not depend on its scores.
         g = jnp.where(highest > HIDDEN_SCORE / 2, g, 0).astype(v.dtype)
         to_weights = _product(v, g, 0, 0)
-        # Not from the rounded output, which would be cheaper: in bfloat16 the bias's gradient was 2-4 times less exact.
+        # From the rounded output it is cheaper, but made the bias's gradient 2-4 times less exact in bfloat16.
         mean = jnp.sum(weights * to_weights, axis=0, keepdims=True) * share
         to_scores = weights * (to_weights - mean)
         if has_bias:

@@ -1,0 +1,110 @@
+"""Validation loss, on the mesh: perplexity, accuracy and bits per byte of the validation split."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from limba.config import LossConfig, RunConfig
+from limba.data.placement import place_batch
+from limba.data.tasks import Provider
+from limba.data.validation import validation_batches
+from limba.data.vocabulary.character_sets import SETS, CharacterSets
+from limba.data.vocabulary.load import piece_bytes
+from limba.model import Batch, Network
+from limba.sharding.mesh import num_batch_groups
+from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
+from limba.training.losses import cross_entropy, weighted_sums
+from limba.training.step import microbatches
+
+Figures = dict[str, float]
+
+
+def loss_evaluation(
+    config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, sharding: Any
+) -> Callable[[Any], Figures] | None:
+    """Returns a function from parameters to figures of the validation split, or None if the split is empty.
+
+    Bits per byte is the targets' cross entropy divided by the UTF-8 bytes that they spell, so models with different
+    vocabularies are comparable. By character set, a token's cross entropy is divided evenly among its bytes; that of a
+    token that spells nothing, such as the end of sequence, is added to "other". So the mean of `bits_per_byte/…`,
+    weighted by `bytes/…`, is `bits_per_byte`.
+    """
+    batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches)
+    if not batches:
+        return None
+    character_sets = CharacterSets(piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size))
+    sums_of = jit_evaluation(model, config.loss, config.num_microbatches)
+    num_bytes = np.sum(
+        [character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"]) for batch in batches],
+        axis=0,
+    )
+
+    def place(batch: Mapping[str, np.ndarray]) -> Batch:
+        counts = character_sets.counts(batch["decoder_target_tokens"])
+        return place_batch({**batch, "character_counts": counts}, sharding)
+
+    def evaluate(params: Any) -> Figures:
+        began = time.monotonic()
+        sums = jax.device_get([sums_of(params, place(batch)) for batch in batches])
+        total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
+        by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
+        total = {name: float(value) for name, value in total.items()}
+        figures = {
+            "loss": total["loss"] / total["tokens"],
+            "cross_entropy": total["nats"] / total["tokens"],
+            "accuracy": total["correct"] / total["tokens"],
+            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
+            "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
+            "target_tokens": int(total["tokens"]),
+        }
+        for name, nats, count in by_set:
+            if count:
+                figures |= {f"bits_per_byte/{name}": nats / math.log(2) / count, f"bytes/{name}": int(count)}
+        return {**figures, "seconds": time.monotonic() - began}
+
+    return evaluate
+
+
+def jit_evaluation(model: Network, loss: LossConfig, num_microbatches: int) -> Callable[[Any, Batch], dict[str, Array]]:
+    """Returns the jitted `evaluation_sums` of one batch, computed in parts whose logits fit on a device."""
+
+    def evaluate(params: Any, batch: Batch) -> dict[str, Array]:
+        rows, length = batch["decoder_target_tokens"].shape
+        parts = microbatches(batch, _num_parts(model, rows, length, num_microbatches))
+        sums = jax.lax.map(lambda part: evaluation_sums(model, loss, params, part), parts)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+
+    return jax.jit(evaluate)
+
+
+def evaluation_sums(model: Network, loss: LossConfig, params: Any, batch: Batch) -> dict[str, Array]:
+    """Returns `loss_sums` without dropout, and `nats_by_set` [S], the plain cross entropy by character set.
+
+    The batch's `character_counts` [B, Q, S] are the bytes that each target has in each of the S sets: its nats are
+    divided evenly among its bytes.
+    """
+    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"].astype(jnp.float32)
+    trained, plain, correct = cross_entropy(model.apply(params, batch), targets, loss)
+    counts = batch["character_counts"].astype(jnp.float32)
+    nats_per_byte = plain * weights / jnp.sum(counts, axis=-1)
+    sums = weighted_sums((trained, plain, correct), weights)
+    return {**sums, "nats_by_set": jnp.einsum("bq,bqs->s", nats_per_byte, counts)}
+
+
+def _num_parts(model: Network, rows: int, length: int, num_microbatches: int) -> int:
+    """Returns the number of parts of a batch: as few as fit, at least the micro-batches, at most a row per device."""
+    parts, groups = num_microbatches, num_batch_groups(model.mesh)
+    while (
+        rows % (2 * parts * groups) == 0
+        and logits_bytes(rows // parts, length, model.config.vocab_size, model.mesh) > WHOLE_LOGITS_BYTES
+    ):
+        parts *= 2
+    return parts

@@ -1,0 +1,142 @@
+"""The attention kernel, chosen once for a call's shapes.
+
+Each kernel is an object with `bias(table)`, which returns the relative position bias in its layout, and a call
+(projected heads, bias, mask) -> attended values. `layouts.py` has its projections. All compute
+softmax(q k^T + bias) v, scores and softmax in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float
+
+from limba.config import ModelConfig
+from limba.model.kernels import pallas_gpu, pallas_tpu
+from limba.model.kernels.einsum import dot_product_attention
+from limba.model.kernels.layouts import FeatureMajor, HeadsLast
+from limba.model.kernels.memory_efficient import memory_efficient_attention
+from limba.model.kernels.sharded import attend_on_mesh, for_each_group
+from limba.model.layers import ATTENDED
+from limba.model.masks import Mask
+from limba.model.relative_bias import BiasTable
+from limba.sharding.mesh import num_batch_groups
+
+CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
+
+
+def device_of(mesh: Mesh | None) -> Any:
+    """Returns a device of the compilation target, which may be on another machine."""
+    return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+
+
+def compute_capability(device: Any) -> float:
+    """Returns a GPU's CUDA compute capability: 8.0 for an A100, 9.0 for an H100 or H200; 0 for other vendors."""
+    text = str(getattr(device, "compute_capability", ""))
+    return float(text) if re.fullmatch(r"\d+\.\d+", text) else 0.0
+
+
+class Einsum(HeadsLast):
+    """All scores at once, by XLA. Runs on all platforms, with any mask."""
+
+    attention = staticmethod(dot_product_attention)
+
+    def bias(self, table: BiasTable) -> Float[Array, "H Q K"]:
+        """Returns the bias of every query and key."""
+        return table.pairs(self.queries, self.keys)
+
+    def __call__(
+        self, heads: tuple[Array, ...], bias: Float[Array, "H Q K"] | None, mask: Mask | Bool[Array, "B Q K"]
+    ) -> Float[Array, "B Q H C"]:
+        query, key, value = heads
+        return self.attention(query, key, value, bias, mask.visible() if isinstance(mask, Mask) else mask)
+
+    def join(self, attended: Float[Array, "B Q H C"], out: Float[Array, "W D"]) -> Float[Array, "B Q D"]:
+        """Returns the same, named for `remat`; the Pallas kernels name their own results."""
+        return super().join(checkpoint_name(attended.reshape(self.batch, self.queries, -1), ATTENDED), out)
+
+
+class MemoryEfficient(Einsum):
+    """One example at a time, by XLA; no scores are saved. The fastest on one CPU if all scores exceed its cache."""
+
+    attention = staticmethod(memory_efficient_attention)
+
+
+class PallasGpu(HeadsLast):
+    """The kernel of `pallas_gpu.py`, for NVIDIA's cards from the A100 on."""
+
+    def fits(self) -> bool:
+        """Returns True if the kernel can run on these devices and takes these sizes."""
+        is_new = compute_capability(device_of(self.mesh)) >= pallas_gpu.COMPUTE_CAPABILITY
+        return is_new and self.head_dim in pallas_gpu.WIDTHS and self.batch % num_batch_groups(self.mesh) == 0
+
+    def bias(self, table: BiasTable) -> Float[Array, "G H P"]:
+        """Returns the bias of every distance, from -Q on, once for each group of devices; P is Q + K."""
+        tables = for_each_group(table, self.mesh)
+        return tables.at(np.arange(-self.queries, self.keys)).reshape(-1, self.num_heads, self.queries + self.keys)
+
+    def __call__(
+        self, heads: tuple[Array, ...], bias: Float[Array, "G H P"] | None, mask: Mask
+    ) -> Float[Array, "B Q H C"]:
+        has_wgmma = 9 <= compute_capability(device_of(self.mesh)) < 10
+        choices = {"causal": mask.causal, "has_wgmma": has_wgmma}
+        kernel = lambda heads, *others: pallas_gpu.pallas_attention(*heads, *others, **choices)
+        return attend_on_mesh(kernel, self, 2, heads, bias, mask)
+
+
+class PallasTpu(FeatureMajor):
+    """The kernel of `pallas_tpu.py`; without a TPU it runs (slowly) in interpret mode."""
+
+    def fits(self) -> bool:
+        """Returns True if the kernel takes these sizes."""
+        return pallas_tpu.fits(self.keys) and self.batch % num_batch_groups(self.mesh) == 0
+
+    def bias(self, table: BiasTable) -> Float[Array, "G H K Q"]:
+        """Returns the bias of every key and query, once for each group of devices."""
+        pairs = for_each_group(table, self.mesh).pairs(self.keys, self.queries, keys_first=True)
+        return pairs.reshape(-1, self.num_heads, self.keys, self.queries)
+
+    def __call__(
+        self, heads: tuple[Array, ...], bias: Float[Array, "G H K Q"] | None, mask: Mask
+    ) -> Float[Array, "B H C Q"]:
+        interpret = device_of(self.mesh).platform != "tpu"
+        kernel = functools.partial(pallas_tpu.pallas_attention, causal=mask.causal, interpret=interpret)
+        return attend_on_mesh(kernel, self, 1, heads, bias, mask)
+
+
+AttentionKernel = Einsum | MemoryEfficient | PallasGpu | PallasTpu
+
+
+def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, keys: int) -> AttentionKernel:
+    """Returns the kernel that computes attention of these sizes: `config.attention`, or with 'auto' the fastest.
+
+    `mesh` is where it will run; its devices need not be on this machine. The einsum is used where the Pallas kernels
+    are not: for batches that the devices do not divide (as in validation), for more keys than fit a TPU's memory, and
+    on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than the A100.
+    """
+    platform = device_of(mesh).platform
+    if config.attention == "pallas" or (config.attention == "auto" and platform in ("tpu", "gpu")):
+        pallas = PallasGpu if platform == "gpu" else PallasTpu
+        kernel = pallas(mesh, batch, queries, keys, config.num_heads, config.head_dim)
+        if kernel.fits():
+            return kernel
+    return choose_for_any_mask(config, mesh, batch, queries, keys)
+
+
+def choose_for_any_mask(
+    config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, keys: int
+) -> Einsum | MemoryEfficient:
+    """Returns the kernel for a mask that is an array, which the Pallas kernels do not take."""
+    is_lean = config.attention == "memory_efficient"
+    if config.attention == "auto" and device_of(mesh).platform == "cpu":
+        # On several devices a loop over examples would gather them. Measured in benchmarks/README.md.
+        devices = jax.device_count() if mesh is None else mesh.size
+        is_lean = devices == 1 and 4 * batch * config.num_heads * queries * keys > CACHE_BYTES
+    kind = MemoryEfficient if is_lean else Einsum
+    return kind(mesh, batch, queries, keys, config.num_heads, config.head_dim)

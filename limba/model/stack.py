@@ -1,0 +1,118 @@
+"""Runs a stack of equal layers whose parameters are stacked on axis 0 under `layers`.
+
+A stack runs as one `lax.scan` (compiles once for all layers) or as a loop over its slices (faster steps, longer
+compilation). Both give the same numbers. `limba/formats/names.py` unstacks to T5X's `layers_0`, `layers_1`, ….
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+from jaxtyping import Array, Float
+
+from limba.config import ModelConfig
+from limba.model.layers import ATTENDED, DENSE
+from limba.model.trees import Cache, Parameters
+from limba.sharding.mesh import constrain_batch_sharding
+
+
+def apply_module(
+    module: nn.Module, params: Parameters, *inputs: Any, method: Any = None, dropout_key: Array | None = None
+) -> Any:
+    """Returns what `method` of a module, by default its call, computes with these parameters."""
+    rngs = {} if dropout_key is None else {"dropout": dropout_key}
+    return module.apply({"params": params}, *inputs, rngs=rngs, method=method)
+
+
+def run_layers(
+    owner: nn.Module,
+    layer_type: type[nn.Module],
+    num_layers: int,
+    x: Float[Array, "B L D"],
+    inputs: tuple[Any, ...],
+    deterministic: bool,
+) -> Float[Array, "B L D"]:
+    """Returns `x` after `num_layers` layers, whose stacked parameters `owner` holds as `layers`.
+
+    `owner` has the fields `config` and `mesh`; every layer is called with (x, *inputs, deterministic). Layer i draws
+    its dropout from the stack's key folded with i.
+    """
+    config, mesh = owner.config, owner.mesh  # pyright: ignore[reportAttributeAccessIssue]  fields of every stack
+    layer = layer_type(config, parent=None)  # pyright: ignore[reportCallIssue]  every layer has this field
+
+    def init(key: Array) -> Parameters:
+        init_one = lambda layer_key: layer.init(layer_key, x, *inputs, True)["params"]
+        stacked = jax.vmap(init_one)(jax.random.split(key, num_layers))
+        return meta.add_axis(stacked, 0, {meta.PARTITION_NAME: "layers"})
+
+    stacked = owner.param("layers", init)
+    dropout_key = owner.make_rng("dropout") if config.dropout_rate > 0 and not deterministic else None
+
+    def step(x: Array, parameters: Parameters, index: Array | int) -> Array:
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
+        x = constrain_batch_sharding(x, mesh)
+        return apply_module(layer, parameters, x, *inputs, deterministic, dropout_key=key)
+
+    if config.scan_layers:
+        stacked = jax.tree.map_with_path(functools.partial(_cast_kernel, jnp.dtype(config.dtype)), stacked)
+        step = _rematerialized(step, config.remat, prevent_cse=False)
+        x, _ = jax.lax.scan(lambda x, xs: (step(x, *xs), None), x, (stacked, jnp.arange(num_layers)))
+        return x
+    step = _rematerialized(step, config.remat, prevent_cse=True)
+    for i, parameters in enumerate(_unstack(stacked, num_layers)):
+        x = step(x, parameters, i)
+    return x
+
+
+def _cast_kernel(dtype: jnp.dtype, path: tuple, array: Array) -> Array:
+    """Casts a matrix to the activations' dtype, in which the scan then accumulates the gradient of its stack."""
+    return array.astype(dtype) if path[-1].key == "kernel" else array
+
+
+def _unstack(stacked: Parameters, num_layers: int) -> list[Parameters]:
+    """Returns the layers' trees. `split` and not indexing: its gradient is one concatenation."""
+    leaves, structure = jax.tree.flatten(stacked)
+    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
+    return [structure.unflatten([parts[i][0] for parts in split]) for i in range(num_layers)]
+
+
+def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
+    """Returns the layer with a backward pass that recomputes what `remat` does not save."""
+    if remat == "none":
+        return step
+    policy = jax.checkpoint_policies.save_only_these_names(DENSE, ATTENDED) if remat == "minimal" else None
+    return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
+
+
+DecodeLayer = Callable[[Array, Cache, Any, Array | int], tuple[Array, Cache]]
+
+
+def decode_runner(
+    config: ModelConfig, num_layers: int, stacked: Any
+) -> Callable[[DecodeLayer, Array, Cache], tuple[Array, Cache]]:
+    """Returns a function (one_layer, x, cache) -> (x, cache) that runs the layers of one decode step.
+
+    `one_layer` takes (x, cache, a layer's part of `stacked`, its index). On a CPU a slice of a stack is copied before
+    each matrix product, which doubles what a token reads: there it is unstacked once, before the first token.
+    """
+    if config.scan_layers and jax.default_backend() != "cpu":
+
+        def scanned(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
+            xs = (stacked, jnp.arange(num_layers))
+            return jax.lax.scan(lambda carry, xs: (one_layer(*carry, *xs), None), (x, cache), xs)[0]
+
+        return scanned
+    layers = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(num_layers)]
+
+    def unrolled(one_layer: DecodeLayer, x: Array, cache: Cache) -> tuple[Array, Cache]:
+        for index, layer in enumerate(layers):
+            x, cache = one_layer(x, cache, layer, index)
+        return x, cache
+
+    return unrolled

@@ -1,0 +1,14 @@
+"""Types of the trees of arrays that networks take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+Parameters = Mapping[str, Any]  # nested by T5X's names, layers stacked on axis 0
+Batch = Mapping[str, Array]  # seqio's feature names; a decoder-only network reads those of the decoder
+Cache = dict[str, Array]  # the KV cache: "key" and "value", each [N, R, H, L, C]
+# (cache, last ids, position) -> (logits of the next ids, cache)
+DecodeStep = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]
