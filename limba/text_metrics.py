@@ -2,8 +2,6 @@
 
 import warnings
 
-from limba.data.metrics import accuracy, bleu, chrf, diacritics, error_rates, exact_match, rouge, word_f1
-
-__all__ = ["accuracy", "bleu", "chrf", "diacritics", "error_rates", "exact_match", "rouge", "word_f1"]
+from limba.data.metrics import *  # noqa: F403
 
 warnings.warn("limba.text_metrics has moved; import from limba.data.metrics instead.", DeprecationWarning, stacklevel=2)

@@ -1,24 +1,23 @@
 """CC-100 (Conneau et al. 2020, arXiv:1911.02116), Japanese web text by lines, for language models.
 
-From TensorFlow Datasets below TFDS_DATA_DIR, or from the hub's own files. TFDS has no code for it; this makes it there:
-`python -m launch.prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=TFDS_DATA_DIR`.
+Read from TensorFlow Datasets below TFDS_DATA_DIR, or from the hub's own files. TFDS does not have this data set;
+prepare it with `limba prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=TFDS_DATA_DIR`.
 """
 
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives.choose import causal_lm, tokenize_documents
-from limba.data.sources.array_record import TfdsSource
-from limba.data.sources.files import HubSource
+from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.sources import HubSource, TfdsSource
 
-# VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin has one trained.
+# VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
 VOCABULARY = seqio.SentencePieceVocabulary("cc100/ja.model", extra_ids=0)
-MIN_LETTERS = 10  # of a line; shorter ones are menus and rests
-SLICES = {"train": "train[:98%]", "validation": "train[98%:]"}  # as published; it has no other split
+MIN_LETTERS = 10  # of a line; shorter ones are menus and fragments
+SLICES = {"train": "train[:98%]", "validation": "train[98%:]"}  # as published; the data set has only this split
 
 
 def line(text: bytes) -> list[bytes]:
-    """Returns the line without line ends, or nothing where it is short.
+    """Returns the line without line ends, or [] if it is too short.
 
     >>> line("今日は天気がとても良い。\\n".encode())[0].decode(), line("戻る\\n".encode())
     ('今日は天気がとても良い。', [])
@@ -37,9 +36,6 @@ for name, source in SOURCES.items():
         name,
         source=source,
         preprocessors=[tokenize_documents, causal_lm],
-        output_features={
-            "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-            "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        },
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
         shuffle_buffer_size=None,
     )

@@ -1,10 +1,10 @@
-"""The demonstration: span corruption of any files, by default those that launch/demo.sh writes."""
+"""The demo: span corruption of any files, by default those that launch/demo.sh writes."""
 
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives.choose import span_corruption, tokenize_documents
-from limba.data.sources.files import FileSource
+from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.sources import FileSource
 
 # VOCABULARY and CORPUS in gin replace both; neither is read before it is used.
 VOCABULARY = seqio.SentencePieceVocabulary("demo/vocabulary.model", extra_ids=100)
@@ -14,9 +14,6 @@ seqio.TaskRegistry.add(
     "demo_span_corruption",
     source=SOURCE,
     preprocessors=[tokenize_documents, span_corruption],
-    output_features={
-        "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-    },
+    output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
     shuffle_buffer_size=None,
 )

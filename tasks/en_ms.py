@@ -1,7 +1,7 @@
-"""Translation between English and Malay: each way a task, both a mixture. Any other pair is a few lines.
+"""Translation between English and Malay: one task for each direction, and a mixture of both.
 
 `CORPUS` and `COLUMN = {'inputs': 'en', 'targets': 'ms'}` in gin replace the corpus and its
-columns, `PREFIX` the prefix.
+columns, `PREFIX` the prefix. Another pair of languages is a few lines.
 """
 
 import functools
@@ -10,9 +10,9 @@ import seqio
 import tensorflow as tf
 
 from limba.data import metrics as text_metrics
-from limba.data.objectives.supervised import SUPERVISED, add_prefix
-from limba.data.sources.files import HubSource
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.objectives import SUPERVISED, add_prefix
+from limba.data.sources import HubSource
+from limba.data.vocabulary import TokenizersVocabulary
 
 # The tokenizer of the model that is fine-tuned; nothing is read before it is used.
 VOCABULARY = TokenizersVocabulary("hf://mesolitica/nanot5-base-malaysian-cased/tokenizer.json")
@@ -21,7 +21,7 @@ LANGUAGES = {"en": "English", "ms": "Malay"}
 
 
 def register(source: str, target: str) -> str:
-    """Registers the task from one language to the other, of the data set's columns of those names; returns its name."""
+    """Registers the task from one language to the other, which are columns of the data set; returns its name."""
     name = f"{source}_{target}_translation"
     seqio.TaskRegistry.add(
         name,
@@ -30,10 +30,7 @@ def register(source: str, target: str) -> str:
             functools.partial(add_prefix, prefix=f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "),
             *SUPERVISED,
         ],
-        output_features={
-            "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-            "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        },
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
         metric_fns=[text_metrics.bleu, text_metrics.chrf],
         shuffle_buffer_size=None,
     )

@@ -1,16 +1,16 @@
 """The One Billion Word Benchmark (Chelba et al. 2013, arXiv:1312.3005), English sentences, for language models.
 
-From TensorFlow Datasets below TFDS_DATA_DIR (`python -m launch.prepare --tfds=lm1b` makes it), or from the hub.
+Read from TensorFlow Datasets below TFDS_DATA_DIR (`limba prepare --tfds=lm1b` prepares it), or from the
+hub.
 """
 
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives.choose import causal_lm, tokenize_documents
-from limba.data.sources.array_record import TfdsSource
-from limba.data.sources.files import HubSource
+from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.sources import HubSource, TfdsSource
 
-# VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin has one trained.
+# VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
 VOCABULARY = seqio.SentencePieceVocabulary("lm1b/vocabulary.model", extra_ids=0)
 
 SOURCES = {
@@ -23,9 +23,6 @@ for name, source in SOURCES.items():
         name,
         source=source,
         preprocessors=[tokenize_documents, causal_lm],
-        output_features={
-            "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-            "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        },
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
         shuffle_buffer_size=None,
     )

@@ -1,34 +1,32 @@
-"""Romanian diacritics: text stripped of them on the fly, to be written with them; any monolingual corpus serves.
+"""Restoring diacritics, in Romanian and French: inputs are text without them, made from any monolingual corpus.
 
-`fr_capitals_bytes` makes capitals of it too.
+In `fr_capitals_bytes` the inputs are in capital letters too.
 
-`CORPUS` and `COLUMN` in gin replace the corpus. For another language copy a registration below, and change the
+`CORPUS` and `COLUMN` in gin replace the corpus. For another language copy a registration below and change the
 language (`limba/data/objectives/diacritics.py` has the letters), the names and the corpus.
 """
+
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from limba.data import metrics as text_metrics
-from limba.data.objectives.diacritics import restore_diacritics
-from limba.data.objectives.supervised import SUPERVISED
-from limba.data.sources.files import FileSource, HubSource
+from limba.data.objectives import SUPERVISED, restore_diacritics
+from limba.data.sources import FileSource, HubSource, UnitSource
 
-# mT5's, in which the published model was trained. VOCABULARY in gin replaces it; nothing is read before it is used.
+# mT5's, which the published model has. VOCABULARY in gin replaces it; nothing is read before it is used.
 VOCABULARY = seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", extra_ids=0)
 CORPUS = HubSource("dumitrescustefan/rlm", column="text", splits=("train", "validation"))
 
 
-def register(name: str, language: str, source: seqio.DataSource, **choices: float) -> None:
-    """Registers a task; `choices` are those of `restore_diacritics`: `bytes_per_token` is 1 for bytes."""
+def register(name: str, language: str, source: UnitSource, **choices: Any) -> None:
+    """Registers a task; `choices` are arguments of `restore_diacritics`, such as `bytes_per_token`, 1 for bytes."""
     seqio.TaskRegistry.add(
         name,
         source=source,
         preprocessors=[restore_diacritics(language, **choices), *SUPERVISED],
-        output_features={
-            "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-            "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        },
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
         metric_fns=[text_metrics.diacritics(language), text_metrics.error_rates, text_metrics.chrf],
         shuffle_buffer_size=None,
     )

@@ -2,8 +2,8 @@
 
     --gin.CORPUS='reviews/*.jsonl' --gin.COLUMN="{'inputs': 'review', 'targets': 'stars'}" --gin.PREFIX='rate: '
 
-A class is the text of its name. `VOCABULARY` in gin names the vocabulary; a file without a validation split gives up
-one in a hundred of its rows.
+A class is written as the text of its name. `VOCABULARY` in gin names the vocabulary. Without files for validation,
+one in a hundred rows is used for it.
 """
 
 import functools
@@ -12,8 +12,8 @@ import seqio
 import tensorflow as tf
 
 from limba.data import metrics as text_metrics
-from limba.data.objectives.supervised import SUPERVISED, add_prefix
-from limba.data.sources.files import FileSource
+from limba.data.objectives import SUPERVISED, add_prefix
+from limba.data.sources import FileSource
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=125)  # ByT5's
 TEMPLATES = {
@@ -28,10 +28,7 @@ for name, (prefix, (inputs, targets), metrics) in TEMPLATES.items():
         name,
         source=FileSource("data/*.jsonl", column={"inputs": inputs, "targets": targets}),
         preprocessors=[functools.partial(add_prefix, prefix=prefix), *SUPERVISED],
-        output_features={
-            "inputs": seqio.Feature(VOCABULARY, dtype=tf.int32),
-            "targets": seqio.Feature(VOCABULARY, dtype=tf.int32),
-        },
+        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
         metric_fns=metrics,
         shuffle_buffer_size=None,
     )

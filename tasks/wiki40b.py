@@ -1,7 +1,7 @@
 """Wiki-40B (Guo et al. 2020), Wikipedia articles, for language models: paragraph by paragraph, or whole.
 
-From TensorFlow Datasets below TFDS_DATA_DIR (`python -m launch.prepare --tfds=wiki40b/ja` makes it), or from the
-hub. For another of its 40 languages add its code to LANGUAGES.
+Read from TensorFlow Datasets below TFDS_DATA_DIR (`limba prepare --tfds=wiki40b/ja` prepares it), or from
+the hub. For another of its 40 languages add its code to LANGUAGES.
 """
 
 import itertools
@@ -9,13 +9,12 @@ import itertools
 import seqio
 import tensorflow as tf
 
-from limba.data.objectives.choose import causal_lm, tokenize_documents
-from limba.data.sources.array_record import TfdsSource
-from limba.data.sources.files import HubSource
+from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.sources import HubSource, TfdsSource
 
 LANGUAGES = ("ja",)
 MIN_LETTERS = 10  # of a paragraph, as published for Japanese
-MARKERS = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")  # each before a line of its kind
+MARKERS = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")  # each is the line before its text
 NEWLINE = "_NEWLINE_"  # between the lines of one paragraph
 
 
@@ -38,12 +37,12 @@ def article(text: bytes) -> list[bytes]:
     [b'Sea\\nThe sea is salt.\\nIt is wide.']
     """
     lines = text.decode().replace(NEWLINE, "\n").split("\n")
-    kept = [line.strip() for line in lines if line.strip() and line.strip() not in MARKERS]
-    return ["\n".join(kept).encode()] if kept else []
+    found = [line.strip() for line in lines if line.strip() and line.strip() not in MARKERS]
+    return ["\n".join(found).encode()] if found else []
 
 
 for language in LANGUAGES:
-    # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin has one trained.
+    # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
     vocabulary = seqio.SentencePieceVocabulary(f"wiki40b/{language}.model", extra_ids=0)
     sources = {
         f"wiki40b_{language}_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=paragraphs),
@@ -55,9 +54,6 @@ for language in LANGUAGES:
             task_name,
             source=source,
             preprocessors=[tokenize_documents, causal_lm],
-            output_features={
-                "inputs": seqio.Feature(vocabulary, dtype=tf.int32),
-                "targets": seqio.Feature(vocabulary, dtype=tf.int32),
-            },
+            output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(vocabulary, dtype=tf.int32)),
             shuffle_buffer_size=None,
         )

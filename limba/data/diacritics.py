@@ -2,9 +2,7 @@
 
 import warnings
 
-from limba.data.objectives import restore_diacritics
-
-__all__ = ["restore_diacritics"]
+from limba.data.objectives.diacritics import *  # noqa: F403
 
 warnings.warn(
     "limba.data.diacritics has moved; import from limba.data.objectives instead.", DeprecationWarning, stacklevel=2

@@ -1,4 +1,4 @@
-"""Metric functions for seqio tasks: (targets, predictions), both lists of texts, to {name: figure}.
+"""Metric functions for seqio tasks: from (targets, predictions), both lists of texts, to {name: value}.
 
 Percentages run from 0 to 100. BLEU, chrF and chrF2++ are sacrebleu's (Post 2018, arXiv:1804.08771; Popović 2017,
 W17-4770), ROUGE is rouge-score's, word and character error rates are jiwer's.
@@ -17,14 +17,14 @@ Metric = Callable[[Texts, Texts], Figures]
 
 
 def bleu(targets: Texts, predictions: Texts) -> Figures:
-    """Corpus BLEU with sacrebleu's 13a words."""
+    """Corpus BLEU with sacrebleu's 13a tokenizer."""
     import sacrebleu
 
     return {"bleu": sacrebleu.corpus_bleu(list(predictions), [list(targets)]).score}
 
 
 def chrf(targets: Texts, predictions: Texts) -> Figures:
-    """chrF2 (characters up to 6-grams) and chrF2++ (words up to 2-grams too), as FLORES is scored with."""
+    """chrF2 (characters up to 6-grams) and chrF2++ (words up to 2-grams too), the metrics of FLORES."""
     import sacrebleu
 
     predictions, references = list(predictions), [list(targets)]
@@ -35,9 +35,10 @@ def chrf(targets: Texts, predictions: Texts) -> Figures:
 
 
 def rouge(targets: Texts, predictions: Texts) -> Figures:
-    """F1 of ROUGE-1, ROUGE-2 and ROUGE-L over whole summaries, sentences apart by newlines (Lsum). No stemming.
+    """F1 of ROUGE-1, ROUGE-2 and ROUGE-Lsum, which needs a newline between sentences. No stemming.
 
-    Words are what is between spaces and punctuation, letters of any language: rouge-score's own tokenizer knows a-z.
+    Words are separated by spaces and punctuation and may have letters of any language; rouge-score's own tokenizer
+    only knows a-z.
     """
     from rouge_score import rouge_scorer
 
@@ -53,19 +54,27 @@ class _Words:
 
 
 def exact_match(targets: Texts, predictions: Texts) -> Figures:
-    """Share of predictions that are the target, spaces around both left out."""
+    """Share of predictions that equal the target, without the spaces around both.
+
+    >>> exact_match(["da", "nu"], ["da ", "poate"])
+    {'exact_match': 50.0}
+    """
     return {"exact_match": 100 * _mean([t.strip() == p.strip() for t, p in zip(targets, predictions, strict=True)])}
 
 
 def accuracy(targets: Texts, predictions: Texts) -> Figures:
-    """Share of classes that are right, and their F1 averaged over the targets' classes (macro)."""
+    """Share of right classes, and F1 averaged over the targets' classes (macro).
+
+    >>> accuracy(["da", "nu"], ["da", "da"])
+    {'accuracy': 50.0, 'macro_f1': 33.33333333333333}
+    """
     targets, predictions = [t.strip() for t in targets], [p.strip() for p in predictions]
     scores = []
     for label in sorted(set(targets)):
-        there = [t == label for t in targets]
-        said = [p == label for p in predictions]
-        hits = sum(t and p for t, p in zip(there, said, strict=True))
-        scores.append(2 * hits / (sum(there) + sum(said)))
+        is_target = [t == label for t in targets]
+        is_predicted = [p == label for p in predictions]
+        hits = sum(t and p for t, p in zip(is_target, is_predicted, strict=True))
+        scores.append(2 * hits / (sum(is_target) + sum(is_predicted)))
     return {
         "accuracy": 100 * _mean([t == p for t, p in zip(targets, predictions, strict=True)]),
         "macro_f1": 100 * _mean(scores),
@@ -73,39 +82,38 @@ def accuracy(targets: Texts, predictions: Texts) -> Figures:
 
 
 def word_f1(targets: Texts, predictions: Texts) -> Figures:
-    """F1 of words, whatever their order, case and punctuation (SQuAD's)."""
+    """F1 of words without regard to order, case and punctuation, as in SQuAD."""
 
     def words(text: str) -> collections.Counter:
         return collections.Counter(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
 
     scores = []
     for target, prediction in zip(targets, predictions, strict=True):
-        wanted, said = words(target), words(prediction)
-        both, total = sum((wanted & said).values()), sum(wanted.values()) + sum(said.values())
+        wanted, found = words(target), words(prediction)
+        both, total = sum((wanted & found).values()), sum(wanted.values()) + sum(found.values())
         scores.append(2 * both / total if total else 1.0)
     return {"word_f1": 100 * _mean(scores)}
 
 
 def error_rates(targets: Texts, predictions: Texts) -> Figures:
-    """Words and characters to be changed, left out or put in, over those of the targets; it may be above 100."""
+    """Words and characters to change, delete or insert, as a share of the targets'; it may be above 100."""
     import jiwer
 
-    kept = [(t, p) for t, p in zip(targets, predictions, strict=True) if t.strip()]
-    if not kept:
+    targets, predictions = _with_targets(targets, predictions)
+    if not targets:
         return {"word_error_rate": 0.0, "character_error_rate": 0.0}
-    targets, predictions = map(list, zip(*kept, strict=True))
     return {
-        "word_error_rate": 100 * jiwer.wer(targets, predictions),
-        "character_error_rate": 100 * jiwer.cer(targets, predictions),
+        "word_error_rate": 100 * jiwer.process_words(targets, predictions).wer,
+        "character_error_rate": 100 * jiwer.process_characters(targets, predictions).cer,
     }
 
 
 def diacritics(language: str) -> Metric:
-    """Returns the metric of a task that restores a language's diacritics; its parts are:
+    """Returns the metric function of a task that restores a language's diacritics.
 
-    `word_accuracy`: words of the targets that stand in the prediction, in order. `other_changes`: characters that
-    differ where both texts are stripped of diacritics, over the targets'. `letter/ș` and so on: how often a letter
-    of the target is there, for the letters with diacritics and those that could have one.
+    `word_accuracy` is the share of the targets' words that the prediction has, in order. `other_changes` is the share
+    of characters that differ after both texts are stripped of diacritics. `letter/ș` and so on is how often the
+    prediction has a letter of the target, for letters with diacritics and those that could have one.
     """
 
     def metric(targets: Texts, predictions: Texts) -> Figures:
@@ -120,8 +128,7 @@ def _diacritics(language: str, targets: Texts, predictions: Texts) -> Figures:
     from limba.data.objectives import diacritics as letters
 
     plain = letters.table(language)
-    kept = [(t, p) for t, p in zip(targets, predictions, strict=True) if t.strip()]
-    targets, predictions = map(list, zip(*kept, strict=True))
+    targets, predictions = _with_targets(targets, predictions)
     words = jiwer.process_words(targets, predictions)
     num_words = words.hits + words.substitutions + words.deletions
     changes = jiwer.process_characters([t.translate(plain) for t in targets], [p.translate(plain) for p in predictions])
@@ -140,15 +147,21 @@ def _letters(language: str, targets: Texts, predictions: Texts) -> Figures:
     from limba.data.objectives import diacritics as letters
 
     marked = letters.letters_of(language)
-    asked = sorted({*marked, *marked.translate(letters.table(language))})
-    there, hits = collections.Counter(), collections.Counter()
-    aligned = jiwer.process_characters(targets, predictions)
+    shown = sorted({*marked, *marked.translate(letters.table(language))})
+    totals, hits = collections.Counter(), collections.Counter()
+    aligned = jiwer.process_characters(list(targets), list(predictions))
     for target, chunks in zip(aligned.references, aligned.alignments, strict=True):
-        there.update(letter.lower() for letter in target)
+        totals.update(letter.lower() for letter in target)
         for chunk in chunks:
             if chunk.type == "equal":
                 hits.update(letter.lower() for letter in target[chunk.ref_start_idx : chunk.ref_end_idx])
-    return {f"letter/{letter}": 100 * hits[letter] / there[letter] for letter in asked if there[letter]}
+    return {f"letter/{letter}": 100 * hits[letter] / totals[letter] for letter in shown if totals[letter]}
+
+
+def _with_targets(targets: Texts, predictions: Texts) -> tuple[list[str], list[str]]:
+    """Returns the pairs whose target is not blank."""
+    pairs = [(t, p) for t, p in zip(targets, predictions, strict=True) if t.strip()]
+    return [t for t, _ in pairs], [p for _, p in pairs]
 
 
 def _mean(values: Sequence[float]) -> float:

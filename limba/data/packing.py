@@ -1,12 +1,13 @@
-"""Short examples packed into full rows, and rows of either kind as the features that the model reads.
+"""Packs short examples into full rows, and turns rows, packed or not, into the features that the model reads.
 
-A packed row holds several examples, told apart by segment ids; attention stays inside a segment, so
-an example's loss is what it would be alone (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).
+A packed row holds several examples, distinguished by segment ids. Attention stays inside a segment, so
+an example has the same loss as in a row of its own (Raffel et al. 2020, arXiv:1910.10683, section 3.1.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,7 @@ import tensorflow as tf
 from limba.config import InputError
 
 FEATURES = ("inputs", "targets")
-OPEN_ROWS = 16  # of a shard, waiting for an example that still fits; they are part of the saved position
+OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data position holds them
 EXAMPLES_AT_ONCE = 32
 
 Example = dict[str, tf.Tensor]
@@ -23,14 +24,16 @@ Example = dict[str, tf.Tensor]
 def batched(
     dataset: tf.data.Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool
 ) -> tf.data.Dataset:
-    """Returns the features of `lengths`, int32 [num_rows, L], cut and zero-padded, or packed with their segment ids.
+    """Returns the features of `lengths`, int32 [num_rows, L], truncated and zero-padded, or packed with segment ids.
 
-    Raises ConfigError where the examples lack one.
+    Raises InputError if the examples lack one of them.
     """
-    spec = dataset.element_spec
+    spec = cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
     for name in lengths:
         if name not in spec or spec[name].shape.rank != 1:
-            raise InputError(f"The task's preprocessors give no token vector {name!r}; add the step that makes it.")
+            raise InputError(
+                f"The task's preprocessors return no tokens {name!r}; add the preprocessor that makes them."
+            )
     if packed:
         return pack(dataset, lengths).batch(num_rows, drop_remainder=whole)
     if not _is_cut(spec, lengths):
@@ -43,7 +46,7 @@ def batched(
 
 
 def _is_cut(spec: Mapping[str, tf.TensorSpec], lengths: Mapping[str, int]) -> bool:
-    """Returns whether examples are what a batch wants but for padding: a map over single ones takes as long as they."""
+    """Returns whether examples only need padding; a map over single examples would cost as much as making them."""
     return set(spec) == set(lengths) and all(
         part.dtype == tf.int32 and (part.shape[0] or lengths[name] + 1) <= lengths[name] for name, part in spec.items()
     )
@@ -52,27 +55,27 @@ def _is_cut(spec: Mapping[str, tf.TensorSpec], lengths: Mapping[str, int]) -> bo
 def pack(dataset: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Dataset:
     """Returns rows of several examples each, int32 [length]: {name, name_segment_ids} for each feature of `lengths`.
 
-    Segments are numbered from 1 in the order of their examples; padding has segment 0. An example goes into
-    the first open row that has room for it, and where none has, the fullest is given out; examples longer than a
-    row are cut, empty ones left out. The open rows are the state of a `scan`, which tf.data saves and restores; seqio's
-    `trim_and_pack_dataset` closes all its rows after every 512 examples, which costs fill and a position of
-    760 kB.
+    Segments are numbered from 1 in the order of their examples; padding has segment 0. An example is put into the first
+    open row with room for it; if there is none, the fullest row is returned first. Examples longer than a row are
+    truncated, empty ones skipped. The open rows are the state of a `scan`, which tf.data saves and restores. seqio's
+    `trim_and_pack_dataset` closes all its rows after every 512 examples: its rows are less full, and a data position
+    takes 760 kB.
     """
     names = tuple(name for name in FEATURES if name in lengths)
     widths = [lengths[name] for name in names]
 
     def cut(example: Example) -> tuple[tf.Tensor, ...]:
         vectors = [tf.cast(example[name][:width], tf.int32) for name, width in zip(names, widths, strict=True)]
-        sizes = [tf.math.count_nonzero(vector, dtype=tf.int32) for vector in vectors]  # some come padded
+        sizes = [tf.math.count_nonzero(vector, dtype=tf.int32) for vector in vectors]  # some are padded already
         return (tf.stack(sizes), *vectors)
 
-    shapes = ([len(names)], *([None] for _ in names))
+    shapes: Any = ([len(names)], *([None] for _ in names))
     batches = dataset.map(cut).padded_batch(EXAMPLES_AT_ONCE, padded_shapes=shapes)
     nothing = (tf.zeros([0, len(names)], tf.int32), *(tf.zeros([0, 0], tf.int32) for _ in names))
     batches = batches.map(lambda *batch: (batch, False))
-    batches = batches.concatenate(tf.data.Dataset.from_tensors((nothing, True)))  # gives the open rows out
+    batches = batches.concatenate(tf.data.Dataset.from_tensors((nothing, True)))  # returns the open rows
 
-    def step(state: tuple[tf.Tensor, ...], element: tuple) -> tuple[tuple[tf.Tensor, ...], Example]:
+    def pack_batch(state: tuple[tf.Tensor, ...], element: tuple) -> tuple[tuple[tf.Tensor, ...], Example]:
         batch, is_last = element
         kinds = [tf.int32] * (len(state) + 2 * len(names))
         result = tf.numpy_function(_packed, [len(names), is_last, *state, *batch], kinds, stateful=False)
@@ -86,22 +89,22 @@ def pack(dataset: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Datase
 
     used = tf.zeros([OPEN_ROWS, len(names) + 1], tf.int32)
     state = (used, *(tf.zeros([OPEN_ROWS, width], tf.int32) for width in widths for _ in range(2)))
-    return batches.scan(state, step).unbatch()
+    return batches.scan(state, pack_batch).unbatch()
 
 
 def _packed(num_features: int, is_last: bool, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns the new state and the rows given out, from the state and a batch of examples.
+    """Returns the new state and the finished rows, from the state and a batch of examples.
 
-    The state is, per open row, places used of each feature and number of examples [R, F + 1], then tokens and
-    segment ids [R, L] of each feature; the batch the sizes [B, F] and tokens [B, W] of each feature.
+    The state is the tokens used of each feature and the number of examples, by open row [R, F + 1], then the tokens
+    and segment ids [R, L] of each feature. The batch is the sizes [B, F] and tokens [B, W] of each feature.
     """
     used, *matrices = (array.copy() for array in arrays[: 1 + 2 * num_features])
     sizes, *vectors = arrays[1 + 2 * num_features :]
     widths = np.array([matrix.shape[1] for matrix in matrices[::2]])
-    given_out: list[list[np.ndarray]] = []
+    finished: list[list[np.ndarray]] = []
 
-    def give_out(row: int) -> None:
-        given_out.append([matrix[row].copy() for matrix in matrices])
+    def finish(row: int) -> None:
+        finished.append([matrix[row].copy() for matrix in matrices])
         for array in (used, *matrices):
             array[row] = 0
 
@@ -112,7 +115,7 @@ def _packed(num_features: int, is_last: bool, *arrays: np.ndarray) -> tuple[np.n
         row = int(has_room.argmax())
         if not has_room[row]:
             row = int(used[:, :-1].sum(1).argmax())
-            give_out(row)
+            finish(row)
         segment = used[row, -1] + 1
         for place, vector in enumerate(vectors):
             start, stop = used[row, place], used[row, place] + size[place]
@@ -122,16 +125,20 @@ def _packed(num_features: int, is_last: bool, *arrays: np.ndarray) -> tuple[np.n
         used[row, -1] = segment
     if is_last:
         for row in np.flatnonzero(used[:, -1]):
-            give_out(int(row))
-    rows = [np.stack(column) for column in zip(*given_out, strict=True)] if given_out else [m[:0] for m in matrices]
+            finish(int(row))
+    rows = [np.stack(column) for column in zip(*finished, strict=True)] if finished else [m[:0] for m in matrices]
     return (used, *matrices, *rows)
 
 
 def model_features(rows: Mapping[str, np.ndarray], sequence_length: int | None = None) -> dict[str, np.ndarray]:
-    """Returns what the model reads, int32 [B, L], under the names of seqio's feature converters.
+    """Returns the model features, int32 [B, L], with the names of seqio's feature converters.
 
-    The decoder's inputs are its targets shifted right behind a 0, in each segment of packed rows; padding
+    The decoder's inputs are its targets shifted right after a 0, in each segment of packed rows; padding
     has weight 0. With `sequence_length`, for a decoder-only model, inputs and targets become one sequence.
+
+    >>> features = model_features({"targets": np.array([[7, 8, 1, 0]])})
+    >>> features["decoder_input_tokens"].tolist(), features["decoder_loss_weights"].tolist()
+    ([[0, 7, 8, 1]], [[1, 1, 1, 0]])
     """
     if sequence_length is not None and "inputs" in rows:
         return _joined(rows, sequence_length)
@@ -153,19 +160,19 @@ def _decoder_features(targets: np.ndarray, segments: np.ndarray | None) -> dict[
     }
     if segments is not None:
         features["decoder_segment_ids"] = np.asarray(segments, np.int32)
-        features["decoder_input_tokens"] = np.where(_goes_on(segments), shifted, 0)
+        features["decoder_input_tokens"] = np.where(_continues(segments), shifted, 0)
     return features
 
 
-def _goes_on(segments: np.ndarray) -> np.ndarray:
-    """Returns where a token belongs to the segment of the one before it, bool [B, L]."""
+def _continues(segments: np.ndarray) -> np.ndarray:
+    """Returns bool [B, L]: True at tokens in the segment of the previous token."""
     return segments == np.pad(segments[:, :-1], [(0, 0), (1, 0)])
 
 
 def _joined(rows: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-    """Returns each example's inputs and targets as one sequence, the inputs without loss and seen whole (prefix LM).
+    """Returns each example's inputs and targets as one sequence; inputs have full attention and no loss.
 
-    `decoder_causal_attention` is 1 where a token of the prefix is read, its start included.
+    `decoder_causal_attention` is 1 where a token of the prefix is read, its start included (seqio's prefix LM).
     """
     sides = [np.asarray(rows[name], np.int32) for name in FEATURES]
     tokens = np.concatenate(sides, axis=1)
@@ -173,16 +180,16 @@ def _joined(rows: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray
     numbers = np.concatenate([rows[f"{name}_segment_ids"] for name in FEATURES], axis=1) if packed else tokens != 0
     numbers = numbers.astype(np.int32)
     is_target = np.repeat([[False, True]], [side.shape[1] for side in sides], axis=1)
-    # Examples in their order, inputs before targets, padding behind all.
+    # Examples in their order, inputs before targets, padding last.
     rank = np.where(tokens == 0, np.iinfo(np.int32).max, 2 * numbers + is_target)
     order = np.argsort(rank, axis=1, kind="stable")[:, :length]
     tokens, numbers = (np.take_along_axis(each, order, axis=1) for each in (tokens, numbers))
     weights = np.take_along_axis(np.broadcast_to(is_target, rank.shape), order, axis=1) & (tokens != 0)
     is_prefix = ~weights & (tokens != 0)
     features = _decoder_features(tokens, numbers if packed else None)
-    read_before = np.pad(is_prefix[:, :-1], [(0, 0), (1, 0)]) & _goes_on(numbers)
+    reads_prefix = np.pad(is_prefix[:, :-1], [(0, 0), (1, 0)]) & _continues(numbers)
     return {
         **features,
         "decoder_loss_weights": weights.astype(np.int32),
-        "decoder_causal_attention": (is_prefix | read_before).astype(np.int32),
+        "decoder_causal_attention": (is_prefix | reads_prefix).astype(np.int32),
     }

@@ -1,6 +1,6 @@
-"""A shard's batches made before they are asked for, by a few threads that take the shards in turn.
+"""Prefetches the batches of shards, with a few threads that serve all shards in turn.
 
-tf.data's own `prefetch` is a thread for each shard; sixteen of them on a few cores wake one another more
+tf.data's own `prefetch` starts a thread for each shard; sixteen of them on a few cores wake one another more
 than they work.
 """
 
@@ -18,29 +18,29 @@ Batch = TypeVar("Batch")
 
 
 def num_threads(num_shards: int, num_processes: int = 1) -> int:
-    """Returns how many threads of one of the reading processes make the batches of so many shards.
+    """Returns the number of threads with which one reading process makes the batches of `num_shards` shards.
 
-    Two a core, since each waits for the interpreter.
+    Two for each core, since each waits for the interpreter.
     """
     return max(1, min(num_shards, 2 * (os.cpu_count() or 1) // num_processes))
 
 
 class Prefetch(Generic[Batch]):
-    """The batches that `make` returns, some at a time, made by the pool until `num_ahead` are there to be taken.
+    """A queue of batches, which `make` returns a few at a time; the pool fills it up to `num_batches`.
 
-    One thread asks, takes and holds; an error of `make` is raised where its batches would have been taken.
+    One thread calls `request`, `take` and `paused`. An error in `make` is raised by the `take` of its batches.
     """
 
-    def __init__(self, make: Callable[[], Sequence[Batch]], pool: ThreadPoolExecutor, num_ahead: int):
-        self._make, self._pool, self._num_ahead = make, pool, num_ahead
-        self._lock = threading.Lock()  # held while batches are made
+    def __init__(self, make: Callable[[], Sequence[Batch]], pool: ThreadPoolExecutor, num_batches: int):
+        self._make, self._pool, self._num_batches = make, pool, num_batches
+        self._lock = threading.Lock()  # locked while batches are made
         self._made: deque[Batch] = deque()
         self._making: Future[None] | None = None  # the last call
 
-    def ask(self) -> None:
-        """Has more batches made, unless `num_ahead` are there, some are being made, or the last call failed."""
-        free = self._making is None or (self._making.done() and self._making.exception() is None)
-        if free and len(self._made) < self._num_ahead:
+    def request(self) -> None:
+        """Requests more batches, unless the queue is full, a request is running, or the last one failed."""
+        is_idle = self._making is None or (self._making.done() and self._making.exception() is None)
+        if is_idle and len(self._made) < self._num_batches:
             self._making = self._pool.submit(self._make_some)
 
     def _make_some(self) -> None:
@@ -48,18 +48,19 @@ class Prefetch(Generic[Batch]):
             self._made.extend(self._make())
 
     def take(self) -> Batch:
-        """Returns the next batch, when it is made."""
+        """Returns the next batch; waits until it is ready."""
         while not self._made:
-            self.ask()
-            self._making.result()
+            self.request()
+            if self._making is not None:
+                self._making.result()
         return self._made.popleft()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[list[Batch]]:
-        """Gives the batches that are made and not taken; none is made meanwhile."""
+    def paused(self) -> Iterator[list[Batch]]:
+        """Yields the batches in the queue; no batches are made inside the context."""
         with self._lock:
             yield list(self._made)
 
-    def put_back(self, batches: Sequence[Batch]) -> None:
-        """Sets the batches that are taken first; before any is asked for."""
+    def start_with(self, batches: Sequence[Batch]) -> None:
+        """Puts batches into the queue before the first request."""
         self._made.extend(batches)

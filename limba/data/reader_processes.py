@@ -1,8 +1,8 @@
-"""A TrainStream whose shards are read by several processes, for devices that are faster than one interpreter.
+"""A TrainStream that reads its shards in several processes, if one interpreter is too slow for the devices.
 
-Threads of one process wait for each other's turn at the interpreter: past one core they bring little. Each process
-here has a TrainStream of some of the shards and answers one call after another; it ends with the process that
-started it, however that ends.
+Threads of one process wait for the interpreter's lock, so more cores help little. Each process here has a
+TrainStream of some of the shards and serves one call at a time. It ends with the process that started it, even if
+that is killed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from limba.config import DataConfig, InputError
-from limba.data import streams
-from limba.data.tasks import Provider, has_exact_positions, pinned_revisions
+from limba.data.streams import TrainStream
+from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)
 
-NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # they are the first process's
-LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # spare the arrays' page faults; what the user has set stays
+NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # devices belong to the first process
+LARGE_PAGES = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
+}  # fewer page faults in arrays; the user's own setting has priority
 SECONDS_TO_END = 10
 
 
 class Recipe(NamedTuple):
-    """What a process opens its stream by: tasks cannot be sent, so it resolves them itself."""
+    """The arguments for opening a stream in another process; tasks cannot be pickled, so it resolves them itself."""
 
     config: DataConfig
     lengths: dict[str, int]
@@ -40,9 +42,10 @@ class Recipe(NamedTuple):
 
 
 class ReaderProcesses:
-    """What `TrainStream` is, read by `config.num_reader_processes` processes; batches and positions are the same ones.
+    """A `TrainStream` read by `config.num_reader_processes` processes, with the same batches and data positions.
 
-    They start at once and are waited for at the first call. ConfigError where one cannot open its stream or ends.
+    The constructor starts the processes; the first call waits for them. Raises InputError if one cannot open its
+    stream or ends early.
     """
 
     def __init__(self, recipe: Recipe):
@@ -60,20 +63,20 @@ class ReaderProcesses:
             ours.send(recipe._replace(shards=recipe.shards[first :: recipe.num_processes]))
         self._are_open = False
 
-    def _answers(self, name: str, *arguments: Any) -> list[Any]:
-        """Returns what each process's stream returns for this call."""
+    def _call_all(self, name: str, *arguments: Any) -> list[Any]:
+        """Calls a method of each process's stream; returns the results."""
         if not self._are_open:
             self._are_open = True
             self._received()
         for number, connection in enumerate(self._connections):
-            with self._ends_noticed(number):
+            with self._early_end(number):
                 connection.send((name, arguments))
         return self._received()
 
     def _received(self) -> list[Any]:
         answers = []
         for number, connection in enumerate(self._connections):
-            with self._ends_noticed(number):
+            with self._early_end(number):
                 answers.append(connection.recv())
         for answer in answers:
             if isinstance(answer, Exception):
@@ -81,48 +84,48 @@ class ReaderProcesses:
         return answers
 
     @contextlib.contextmanager
-    def _ends_noticed(self, number: int) -> Iterator[None]:
+    def _early_end(self, number: int) -> Iterator[None]:
         try:
             yield
         except (EOFError, OSError) as error:
             shards = list(self._shards[number :: len(self._processes)])
             code = self._processes[number].wait(SECONDS_TO_END)
             raise InputError(
-                f"The process that read data shards {shards} has ended ({code}); it says why above, or was killed, as"
-                " where memory runs out: lower DataConfig.num_reader_processes, and start again."
+                f"The process that read data shards {shards} has ended ({code}); its output above says why, or it was"
+                " killed, perhaps because memory ran out: lower DataConfig.num_reader_processes, and start again."
             ) from error
 
     def __iter__(self) -> Iterator[dict[int, Any]]:
         return self
 
     def __next__(self) -> dict[int, Any]:
-        parts = self._answers("__next__")
+        parts = self._call_all("__next__")
         if all(part is None for part in parts):
             raise StopIteration
         if any(part is None for part in parts):
-            padding = self._answers("empty")
+            padding = self._call_all("empty")
             parts = [some if part is None else part for part, some in zip(parts, padding, strict=True)]
         return self._in_order(parts)
 
     def _in_order(self, parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
-        together = {shard: value for part in parts for shard, value in part.items()}
-        return {shard: together[shard] for shard in self._shards}
+        merged = {shard: value for part in parts for shard, value in part.items()}
+        return {shard: merged[shard] for shard in self._shards}
 
     def empty(self) -> dict[int, Any]:
-        return self._in_order(self._answers("empty"))
+        return self._in_order(self._call_all("empty"))
 
     def positions(self) -> dict[int, bytes]:
-        return self._in_order(self._answers("positions"))
+        return self._in_order(self._call_all("positions"))
 
     def restore(self, positions: Mapping[int, bytes]) -> None:
-        self._answers("restore", dict(positions))
+        self._call_all("restore", dict(positions))
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for each in self._answers("skipped") for found in each]
+        return [found for each in self._call_all("skipped") for found in each]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> how often its corpus has been read, a mean over this host's shards."""
-        each = self._answers("epochs")
+        """Returns task name -> epochs read, a mean over this host's shards."""
+        each = self._call_all("epochs")
         num_shards = [len(self._shards[number :: len(each)]) for number in range(len(each))]
         return {
             name: sum(epochs[name] * count for epochs, count in zip(each, num_shards, strict=True)) / sum(num_shards)
@@ -130,35 +133,35 @@ class ReaderProcesses:
         }
 
     def close(self) -> None:
-        """Ends the processes: each sees its socket closed."""
+        """Ends the processes, by closing the pipes on which they wait."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
             try:
                 process.wait(SECONDS_TO_END)
-            except subprocess.TimeoutExpired:  # in the midst of a long read
+            except subprocess.TimeoutExpired:  # during a long read
                 process.kill()
                 process.wait()
 
 
 def open_stream(
     task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int]
-) -> streams.TrainStream | ReaderProcesses:
+) -> TrainStream | ReaderProcesses:
     """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
     if not has_exact_positions(task):
         logger.warning(
-            "%s reads a source that cannot save its position: a resumed run reads again what it has read. "
-            "Give the files as data_files, or use a source of limba.data.sources.",
+            "%s reads a source that cannot save its data position: a resumed run reads it again from the beginning. "
+            "Set DataConfig.data_files to its files, or use a source of limba.data.sources.",
             task.name,
         )
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
-        return streams.TrainStream(task, lengths, config, shards)
+        return TrainStream(task, lengths, config, shards)
     return ReaderProcesses(Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes))
 
 
 def serve(file_descriptor: int) -> None:
-    """Answers calls on a stream's methods until the other end of the socket is closed."""
+    """Serves calls of a stream's methods until the other end of the pipe is closed."""
     with (
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
         Connection(file_descriptor) as connection,
@@ -180,15 +183,15 @@ def serve(file_descriptor: int) -> None:
             connection.send(_outcome(lambda call=call, arguments=arguments: call(*arguments)))
 
 
-def _open(recipe: Recipe) -> streams.TrainStream:
+def _open(recipe: Recipe) -> TrainStream:
     for module in recipe.config.task_modules:
         importlib.import_module(module)
-    task = streams.pinned(streams.resolve_task(recipe.config), recipe.revisions)
-    return streams.TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes)
+    task = pinned(resolve_task(recipe.config), recipe.revisions)
+    return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
-    """Returns what the call returns, None at the end of a corpus, or what it raises."""
+    """Returns the result of the call, None at the end of a corpus, or the exception that it raises."""
     try:
         return call()
     except StopIteration:

@@ -2,9 +2,7 @@
 
 import warnings
 
-from limba.data.objectives import SUPERVISED, add_prefix
-
-__all__ = ["SUPERVISED", "add_prefix"]
+from limba.data.objectives.supervised import *  # noqa: F403
 
 warnings.warn(
     "limba.data.supervised has moved; import from limba.data.objectives instead.", DeprecationWarning, stacklevel=2

@@ -1,61 +1,70 @@
-"""The task or mixture that a run names, with the run's vocabulary, files, objective and reading policy put in."""
+"""The task or mixture of a run, with the run's vocabulary, files, objective and read policy."""
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 
 import seqio
+from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data.objectives.choose import of_one_sequence, with_noise, with_objective
-from limba.data.objectives.supervised import with_prefix
+from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
+from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.sources.array_record import ArrayRecordSource
 from limba.data.sources.cache import from_cache
-from limba.data.sources.files import Column, DataFiles, FileSource, HubSource, UnitSource, patterns_of
-from limba.data.sources.readers import ReadPolicy
+from limba.data.sources.files import DataFiles, FileSource, patterns_of
+from limba.data.sources.hub import HubSource
+from limba.data.sources.remote import ReadPolicy
+from limba.data.sources.units import Column, UnitSource
 from limba.data.vocabulary.load import load_vocabulary
+from limba.sharding.multihost import write_once
 
 Provider = seqio.Task | seqio.Mixture
 
 
 def resolve_task(config: DataConfig) -> Provider:
-    """Returns the registered task or mixture with the config's vocabulary and files put in.
+    """Returns the registered task or mixture with the replacements of the config.
 
-    Raises ConfigError for a name that is not registered, a vocabulary that cannot be read, and
-    `data_files` for a mixture, which has as many corpora as tasks.
+    Raises ConfigError for a name that is not registered, and for `data_files` with a mixture, which has one corpus
+    per task; InputError for a vocabulary that cannot be read.
     """
     name = config.mixture_or_task_name
     if name in seqio.TaskRegistry.names():
         return _replaced(seqio.TaskRegistry.get(name), config)
     if name in seqio.MixtureRegistry.names():
         mixture = seqio.MixtureRegistry.get(name)
-        # Tasks that each read columns of their own may share a corpus: the two ways of a translation.
+        # Tasks that read different columns may share a corpus, such as the two directions of a translation.
         have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
         if config.data_files is not None and not (have_columns and config.column == "text"):
-            raise InputError(
-                f"{name} is a mixture and DataConfig.data_files one corpus; name a task, or leave data_files out."
+            raise ConfigError(
+                "DataConfig.data_files",
+                f"is one corpus, and {name} is a mixture of several; set DataConfig.mixture_or_task_name to a task, or"
+                " leave DataConfig.data_files out.",
             )
-        # The rates are taken here: replaced tasks are others to the mixture.
+        # The rates are read here, because the mixture does not know the replaced tasks.
         replaced = {task.name: _replaced(task, config) for task in mixture.tasks}
         if config.mixture_temperature is None:
             parts = [(replaced[task.name], _own_rate(mixture, task)) for task in mixture.tasks]
         else:
-            parts = [(task, _tempered_rate(task, config)) for task in replaced.values()]
+            temperature = config.mixture_temperature
+            parts = [(task, _tempered_rate(task, config.train_split, temperature)) for task in replaced.values()]
         first, *others = [part.output_features["targets"].vocabulary for part, _ in parts]
         if any(other != first for other in others):
-            raise InputError(
-                f"The tasks of mixture {name} have different vocabularies; set DataConfig.vocabulary, which "
-                "replaces them all."
+            raise ConfigError(
+                "DataConfig.vocabulary",
+                f"is not set, and the tasks of mixture {name} have different vocabularies; set it to one for all.",
             )
         return seqio.Mixture(name, parts)
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     close = difflib.get_close_matches(name, known, n=3) or known[:10]
-    raise InputError(
-        f"No task or mixture is called {name!r}; "
-        f"did you mean {', '.join(close) or 'one of a module that is not imported'}? "
-        "The name must be registered by a module of tasks/ that the gin file imports, or --module names."
+    raise ConfigError(
+        "DataConfig.mixture_or_task_name",
+        f"is {name!r}, and no task or mixture has that name; did you mean"
+        f" {', '.join(close) or 'one of a module that is not imported'}? A module of tasks/ that the run imports must"
+        " register it.",
     )
 
 
@@ -90,7 +99,7 @@ def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
 
 
 def _column_of(task: seqio.Task, config: DataConfig) -> Column:
-    """Returns the config's column of data_files, or, where it names none, the task's own columns."""
+    """Returns the config's column of `data_files`, or the task's columns if the config has the default."""
     own = getattr(task.source, "column", "text")
     if not isinstance(own, Mapping):
         if isinstance(config.column, Mapping):
@@ -110,7 +119,7 @@ def _column_of(task: seqio.Task, config: DataConfig) -> Column:
 
 
 def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
-    """Returns the source that reads these files: ArrayRecord has one of its own."""
+    """Returns the source that reads these files: ArrayRecordSource or FileSource."""
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource
     return kind(data_files, column, validation_percent)
@@ -119,37 +128,40 @@ def source_of_files(data_files: DataFiles, column: Column = "text", validation_p
 def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
     try:
         return mixture.get_rate(task)
-    except (TypeError, ValueError) as error:  # seqio's functions of num_examples: nobody has counted these
+    except (TypeError, ValueError) as error:  # a seqio function of num_examples, which are not counted
         raise InputError(
-            f"The rate of {task.name} in mixture {mixture.name} cannot be had ({error}): its examples are not counted;"
-            " set DataConfig.mixture_temperature, which goes by bytes, or register numbers."
+            f"The rate of {task.name} in mixture {mixture.name} is not known ({error}), since its examples are not"
+            " counted; set DataConfig.mixture_temperature, which uses bytes, or register the mixture with numbers."
         ) from error
 
 
-def _tempered_rate(task: seqio.Task, config: DataConfig) -> float:
-    """Returns size^(1/T), the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
+def _tempered_rate(task: seqio.Task, split: str, temperature: float) -> float:
+    """Returns size^(1/T) of the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
     if not isinstance(task.source, UnitSource):
-        raise InputError(
-            f"Task {task.name} does not tell its corpus's size, which mixture_temperature goes by; "
-            "leave mixture_temperature out and register the mixture with rates."
+        raise ConfigError(
+            "DataConfig.mixture_temperature",
+            f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out and register"
+            " the mixture with rates.",
         )
-    return task.source.num_bytes(config.train_split) ** (1.0 / config.mixture_temperature)
+    return task.source.num_bytes(split) ** (1.0 / temperature)
 
 
 def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
-    """Returns the task with its hub data sets at these commits, by task name."""
+    """Returns the task with its hub data sets pinned to these commits, by task name."""
 
-    def one(part: seqio.Task) -> seqio.Task:
+    def with_revision(part: seqio.Task) -> seqio.Task:
         revision = revisions.get(part.name)
-        return part.replace(source=part.source.pinned(revision)) if revision else part
+        if revision and isinstance(part.source, HubSource):
+            return part.replace(source=part.source.pinned(revision))
+        return part
 
     if isinstance(task, seqio.Mixture):
-        return seqio.Mixture(task.name, [(one(part), task.get_rate(part)) for part in task.tasks])
-    return one(task)
+        return seqio.Mixture(task.name, [(with_revision(part), task.get_rate(part)) for part in task.tasks])
+    return with_revision(task)
 
 
 def revisions(task: Provider) -> dict[str, str]:
-    """Returns task name -> commit for what is read from the hub without a commit being told; asks the hub."""
+    """Returns task name -> current commit of each hub data set that is not pinned; queries the hub."""
     found = {
         part.name: part.source.resolved_revision
         for part in parts_of(task)
@@ -158,28 +170,47 @@ def revisions(task: Provider) -> dict[str, str]:
     return {name: commit for name, commit in found.items() if commit}
 
 
+def pinned_for_run(task: Provider, model_dir: str) -> Provider:
+    """Returns the task with its hub data sets pinned to the commits of the run's first start, saved in model_dir.
+
+    Otherwise a saved data position would be wrong once the data set changes.
+    """
+    path = epath.Path(model_dir) / "data_revisions.json"
+    if not path.exists():
+        found = revisions(task)  # in all processes, so that all of them fail if the hub cannot be reached
+        write_once(lambda: path.write_text(json.dumps(found, indent=1) + "\n") if found else None)
+    return pinned(task, json.loads(path.read_text())) if path.exists() else task
+
+
 def has_exact_positions(task: Provider) -> bool:
-    """False where a source cannot save its position, so that a resumed run reads again what it has read."""
+    """Returns whether all sources can save their data position; else a resumed run reads its data again."""
     return all(isinstance(part.source, UnitSource) for part in parts_of(task))
 
 
 def pinned_revisions(task: Provider) -> dict[str, str]:
-    """Returns task name -> commit of what is read from the hub."""
-    hub = [part for part in parts_of(task) if isinstance(part.source, HubSource)]
-    return {part.name: part.source.revision for part in hub if part.source.revision}
+    """Returns task name -> commit of each hub data set that is pinned."""
+    sources = {part.name: part.source for part in parts_of(task)}
+    return {
+        name: source.revision for name, source in sources.items() if isinstance(source, HubSource) and source.revision
+    }
 
 
 def check_sources(task: Provider, config: DataConfig) -> None:
-    """Reads the beginning of every corpus, so that a wrong path, column or file costs a second; ConfigError."""
+    """Reads the beginning of every corpus, to find a wrong path, column or file early; raises InputError."""
     for part in parts_of(task):
         if isinstance(part.source, UnitSource):
             part.source.check(config.train_split)
             part.source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
-            raise InputError(
-                f"Task {part.name} has no split {config.train_split!r}; "
-                f"it has {', '.join(part.splits)}: set train_split."
+            raise ConfigError(
+                "DataConfig.train_split",
+                f"is {config.train_split!r}, and task {part.name} has {', '.join(part.splits)}; give one of these.",
             )
+
+
+def needs_sentinels(task: Provider) -> bool:
+    """Returns whether any task has an objective with sentinels; supervised tasks have none."""
+    return not all(is_supervised(part) for part in parts_of(task))
 
 
 def parts_of(task: Provider) -> list[seqio.Task]:

@@ -2,9 +2,7 @@
 
 import warnings
 
-from limba.data.vocabulary import TokenizersVocabulary
-
-__all__ = ["TokenizersVocabulary"]
+from limba.data.vocabulary.tokenizers import *  # noqa: F403
 
 warnings.warn(
     "limba.data.tokenizers_vocabulary has moved; import from limba.data.vocabulary instead.",

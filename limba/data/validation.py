@@ -1,19 +1,20 @@
-"""The held-out split as batches and as examples, alike on every host; and what lengths cut off."""
+"""The validation split as batches and as examples, the same on every host; and the share that is truncated."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import seqio
+import tensorflow as tf
 
 from limba.config import DataConfig
 from limba.data.objectives.supervised import is_supervised, lengths_of, truncation_report
 from limba.data.packing import batched, model_features
-from limba.data.sources.files import UnitSource
-from limba.data.streams import alone, clear_errors, examples_of, filled
+from limba.data.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
+from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 
 logger = logging.getLogger(__name__)
@@ -24,45 +25,34 @@ SEED = 0
 def validation_batches(
     task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None
 ) -> list[dict[str, np.ndarray]]:
-    """Returns the held-out split, read once in order, as at most `num_batches` (None: all) batches of model features.
+    """Returns the validation split, read once in order, as at most `num_batches` (None: all) batches of model features.
 
-    Every host and every run of this corpus and objective gets the same. The last batch is filled up
-    with rows of zeros; an empty split gives no batch, and a warning.
+    They are the same on every host and in every run of this corpus and objective. The last batch is padded
+    with rows of zeros. For an empty split there are no batches, and a warning is logged.
     """
-    parts = []
-    for part in parts_of(task):
-        if isinstance(part.source, UnitSource):
-            documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
-            parts.append(examples_of(part, lengths, documents, SEED))
-        elif config.validation_split in part.splits:
-            parts.append(
-                part.get_dataset(
-                    lengths,
-                    config.validation_split,
-                    shuffle=False,
-                    seed=SEED,
-                    num_epochs=1,
-                    try_in_mem_cache=False,
-                )
-            )
+    parts = [
+        _examples(part, lengths, config)
+        for part in parts_of(task)
+        if isinstance(part.source, UnitSource) or config.validation_split in part.splits
+    ]
     batches: list[dict[str, np.ndarray]] = []
     left = num_batches
     for number, part in enumerate(parts):
         share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
-        taken = alone(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
-        with clear_errors(task):
-            rows = [filled(batch, config.batch_size) for batch in taken.as_numpy_iterator()]
+        taken = single_threaded(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
+        with source_errors(task):
+            rows = [padded_rows(cast(Rows, batch), config.batch_size) for batch in taken.as_numpy_iterator()]
         batches += [model_features(batch, config.sequence_length) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
         sources = [part.source for part in parts_of(task) if isinstance(part.source, UnitSource)]
         logger.warning(
-            "The split %r of %s holds no text: nothing is evaluated. %s",
+            "The split %r of %s has no text: nothing is evaluated. %s",
             config.validation_split,
             task.name,
-            "A larger validation_percent takes more from the training text."
+            "A larger DataConfig.validation_percent takes more of the training text."
             if any(source.is_carved(config.validation_split) for source in sources)
-            else "Look at its files.",
+            else "Check its files.",
         )
     return batches
 
@@ -70,26 +60,30 @@ def validation_batches(
 def validation_examples(
     part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
 ) -> list[dict[str, Any]]:
-    """Returns the held-out split's first examples as seqio's Evaluator has them: ids int32 [<= L], text in bytes.
+    """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
-    Of a supervised task; the same ones for every host and run.
+    The text is bytes. They are the same on every host and in every run.
     """
+    examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
+    with source_errors(part):
+        return cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
+
+
+def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:
+    """Returns the validation split's examples, once and in order."""
+    split = config.validation_split
     if isinstance(part.source, UnitSource):
-        documents = part.source.documents(config.validation_split, shuffle=False, num_epochs=1)
-        examples = seqio.trim_dataset(examples_of(part, lengths, documents, SEED), lengths, part.output_features)
-    else:
-        examples = part.get_dataset(lengths, config.validation_split, shuffle=False, try_in_mem_cache=False)
-    with clear_errors(part):
-        return list(alone(examples.take(count)).as_numpy_iterator())
+        return examples_of(part, lengths, part.source.documents(split, shuffle=False, num_epochs=1), SEED)
+    return part.get_dataset(lengths, split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False)
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
-    """Returns a sentence for each supervised task on what its lengths cut of its first examples."""
+    """Returns a sentence per supervised task: the share of its first examples that is truncated."""
     found = []
     for part in parts_of(task):
         if is_supervised(part) and isinstance(part.source, UnitSource):
             documents = part.source.documents(config.train_split, shuffle=False, num_epochs=1)
-            with clear_errors(task):
+            with source_errors(task):
                 sizes = lengths_of(part, documents, lengths, count)
             if sizes:
                 found.append(f"{part.name}: {truncation_report(sizes, lengths)}")

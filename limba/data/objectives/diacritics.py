@@ -1,7 +1,7 @@
-"""Text without its diacritics, and back: inputs made on the fly of any monolingual corpus.
+"""Restoring diacritics: inputs are text without them, made on the fly from any monolingual corpus.
 
-The letters of a language are those that people type without their marks; for Romanian s and t come with a comma
-below, and, as old keyboards had it, with a cedilla, which is read as the comma.
+The letters of a language are those that people often type without their marks. Romanian's s and t have a comma
+below; old keyboards had only the cedilla, which is read as a comma.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.data.sources.files import call_numpy
+from limba.data.sources.units import call_numpy
 
 LETTERS = {
     "ro": "ăâîșț",
@@ -31,7 +31,7 @@ LETTERS = {
     "tr": "çğıöşü",
 }
 COMMAS = str.maketrans("ŞşŢţ", "ȘșȚț")  # cedilla to comma
-PLAIN = {"ł": "l", "đ": "d", "ı": "i"}  # marks that Unicode does not take apart
+PLAIN = {"ł": "l", "đ": "d", "ı": "i"}  # letters that Unicode does not decompose
 WORD = re.compile(r"\w+")
 
 
@@ -40,30 +40,30 @@ def _plain(letter: str) -> str:
 
 
 def letters_of(language: str) -> str:
-    """Returns the small letters with diacritics; ConfigError for a language that is not known."""
+    """Returns a language's small letters with diacritics; InputError for an unknown language."""
     if language not in LETTERS:
-        raise InputError(f"No diacritics are known of language {language!r}; choose one of {', '.join(LETTERS)}.")
+        raise InputError(f"The diacritics of language {language!r} are not known; choose one of {', '.join(LETTERS)}.")
     return LETTERS[language]
 
 
 def table(language: str) -> dict[int, str]:
-    """Returns a table for `str.translate`, capital letters too."""
+    """Returns a table for `str.translate` from letters with diacritics to plain ones, capitals included."""
     small = {letter: _plain(letter) for letter in letters_of(language)}
-    # A capital dotted i is the plain one's in Turkish alone, and a capital of one letter may have two.
+    # A letter whose capital is two characters has no entry for it.
     capitals = {letter.upper(): plain.upper() for letter, plain in small.items() if len(letter.upper()) == 1}
     return str.maketrans({**capitals, **small})
 
 
 def normalized(text: str, language: str) -> str:
-    """Returns the text with each letter as one character, for Romanian with commas for cedillas."""
+    """Returns the text with each letter as one character, and in Romanian with commas instead of cedillas."""
     text = unicodedata.normalize("NFC", text)
     return text.translate(COMMAS) if language == "ro" else text
 
 
 def stripped(text: str, language: str, share: float = 1.0) -> str:
-    """Returns the text without diacritics, or without those of a share of its words.
+    """Returns the text without diacritics, or without those of a random share of its words.
 
-    Which words follows from the text alone, so that a stream of it can be resumed.
+    The choice of words depends only on the text, so that a stream can be resumed.
 
     >>> stripped("Țara mea și învățătura ei", "ro")
     'Tara mea si invatatura ei'
@@ -94,11 +94,11 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
 def restore_diacritics(
     language: str = "ro", share: float = 1.0, bytes_per_token: float = 2.5, capitals: bool = False
 ) -> Callable[..., tf.data.Dataset]:
-    """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and it.
+    """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and with.
 
-    With `capitals` the inputs are in capital letters too, as old records and telegrams were kept.
-    Documents are cut at spaces into segments that `bytes_per_token` times the shorter length hold (1 for bytes);
-    segments without a letter that could have a diacritic are left out. ConfigError for a language that is not known.
+    With `capitals` the inputs are in capital letters, as old records and telegrams are.
+    Documents are cut at spaces into segments of at most `bytes_per_token` times the shorter length (1 for bytes).
+    Segments without a letter that can have a diacritic are skipped. Raises InputError for an unknown language.
     """
     bases = re.compile(f"[{''.join({_plain(letter) for letter in letters_of(language)})}]", re.IGNORECASE)
 

@@ -1,8 +1,8 @@
-"""Objectives that go on with a text: prefix LM, LM adaptation, causal LM.
+"""Objectives that continue a text: prefix LM, LM adaptation, causal LM.
 
 An encoder-decoder reads the prefix with its encoder. A decoder-only model reads the same rows as one
-sequence, inputs then targets: the inputs seen whole and with loss weight 0, the targets causally. Its
-length alone is given then, as {"targets": L}, and `as_one_sequence` sets the steps for it.
+sequence, inputs then targets: full attention and loss weight 0 in the inputs, causal attention in the targets. Only
+the sequence's length is configured then, {"targets": L}, and `as_one_sequence` adapts the preprocessors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ ROWS_PER_BLOCK = 32
 def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict[str, int]:
     """Returns {"inputs", "targets"}, equal: a random split may put nearly the whole row on either side.
 
-    Of a sequence's length alone, {"targets": L}, each may have L - 1, or half of it if the split is 'middle'.
-    Raises ConfigError for a split that is not 'random' or 'middle', and inputs shorter than 2.
+    For a single sequence, {"targets": L}, each side may have L - 1, or half of L if the split is 'middle'.
+    Raises InputError for a split that is not 'random' or 'middle', ConfigError for lengths below 2.
+
+    >>> prefix_lm_lengths({"inputs": 512}), prefix_lm_lengths({"targets": 512}, "middle")
+    ({'inputs': 512, 'targets': 512}, {'inputs': 256, 'targets': 256})
     """
     if split not in ("random", "middle"):
-        raise InputError(f"Prefix LM is told to split at {split!r}; choose one of random, middle.")
+        raise InputError(f"The split of prefix_lm is {split!r}; choose one of random, middle.")
     if "inputs" not in lengths:
         _check_not_too_short("targets", lengths["targets"])
         side = lengths["targets"] - 1 if split == "random" else lengths["targets"] // 2
@@ -36,29 +39,29 @@ def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict
 
 
 def lm_adaptation_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
-    """Returns {"inputs", "targets"} as given, the targets as long as the inputs where they are not.
+    """Returns {"inputs", "targets"} as given; targets that are not given are as long as the inputs.
 
-    A sequence's length alone, {"targets": L}, is cut in two.
+    For a single sequence, {"targets": L}, each side has half of L.
     """
     if "inputs" not in lengths:
         _check_not_too_short("targets", lengths["targets"])
         return {"inputs": lengths["targets"] // 2, "targets": lengths["targets"] - lengths["targets"] // 2}
-    lengths = {"inputs": lengths["inputs"], "targets": lengths.get("targets", lengths["inputs"])}
-    for name, length in lengths.items():
+    needed = {"inputs": lengths["inputs"], "targets": lengths.get("targets", lengths["inputs"])}
+    for name, length in needed.items():
         _check_not_too_short(name, length)
-    return lengths
+    return needed
 
 
 def causal_lm_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
-    """Returns {"targets"}: the targets' length, or the inputs' where only that is given."""
-    return {"targets": lengths.get("targets", lengths.get("inputs"))}
+    """Returns {"targets"}: the targets' length, or the inputs' if only that is given."""
+    return {"targets": lengths["targets"] if "targets" in lengths else lengths["inputs"]}
 
 
 def _check_not_too_short(name: str, length: int) -> None:
     if length < 2:
         raise ConfigError(
             "DataConfig.task_feature_lengths",
-            f"gives {name!r} {length}, too short for a token and the end; give 2 or more.",
+            f"gives {name!r} {length}, too short for a token and the end of sequence; give 2 or more.",
         )
 
 
@@ -69,12 +72,12 @@ def prefix_lm(
     split: str = "random",
     append_eos: bool = True,
 ) -> tf.data.Dataset:
-    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a row's beginning and the rest of it.
+    """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: the beginning of a row, and its rest.
 
     Prefix LM of Raffel et al. 2020 (arXiv:1910.10683, section 3.2.1). 'random' splits a row of as many
-    tokens as the inputs at a place that is uniform, with at least one token on each side: on average half
-    of either side is padding. 'middle' cuts rows of twice as many in two, and nothing is padding.
-    Raises ConfigError where the lengths do not fit.
+    tokens as the inputs at a uniformly random place, with at least one token on each side: on average half
+    of either side is padding. 'middle' cuts rows of twice as many in two halves, without padding.
+    Raises ConfigError if the lengths do not fit.
     """
     needed = prefix_lm_lengths(sequence_length, split)
     check_targets("prefix LM", sequence_length, needed["targets"])
@@ -85,16 +88,13 @@ def prefix_lm(
 
 
 def lm_adaptation(
-    dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Features,
-    append_eos: bool = True,
+    dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features, append_eos: bool = True
 ) -> tf.data.Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a full prefix and a full continuation.
 
-    Lester et al. 2021 (arXiv:2104.08691, section 3.3) train a T5 on for 100,000 steps with Raffel's LM
-    objective, so that it goes on with a text instead of filling gaps. The paper leaves the split open;
-    here both sides fill their lengths, whatever they are, and nothing is padding.
+    Lester et al. 2021 (arXiv:2104.08691, section 3.3) train a T5 for 100,000 more steps with Raffel's LM
+    objective, so that it continues a text instead of filling gaps. The paper does not specify the split;
+    here both sides fill their lengths, without padding.
     """
     needed = lm_adaptation_lengths(sequence_length)
     prefix, rest = needed["inputs"] - append_eos, needed["targets"] - append_eos
@@ -107,22 +107,24 @@ def causal_lm(
     output_features: Features,
     whole_documents: bool = False,
 ) -> tf.data.Dataset:
-    """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut in rows, for decoder-only models.
+    """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut into rows, for decoder-only models.
 
-    Rows are as long as told and nothing ends one, since the text goes on in the next; the last of a finite stream
-    is as short as it comes out. With `whole_documents` an example is one document, to be packed, and longer ones
-    are cut. `tokenize_documents` with `append_eos=True` ends the documents, which is how they are told apart.
+    Rows have the targets' length and no end of sequence of their own, since the text continues in the next row; the
+    last row of a finite stream may be shorter. With `whole_documents` an example is one document, to be packed, and
+    longer documents are cut. Documents are separated by the end-of-sequence id that `tokenize_documents` with
+    `append_eos=True` appends.
     """
     length = causal_lm_lengths(sequence_length)["targets"]
     tokens = dataset.map(lambda example: example["targets"])
     if whole_documents:
         end = output_features["targets"].vocabulary.eos_id
+        assert end is not None  # every supported vocabulary has one
         return tokens.flat_map(functools.partial(_documents, length, end))
     return tokens.rebatch(length).map(lambda row: {"targets": row})
 
 
 def _documents(length: int, end: int, tokens: tf.Tensor) -> tf.data.Dataset:
-    """Returns the documents of a run of tokens, each behind its end; their parts of `length` where they are longer."""
+    """Returns the documents of a vector of tokens, each with its end; longer ones in parts of `length`."""
 
     def cut(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         stops = np.flatnonzero(tokens == end) + 1
@@ -137,9 +139,9 @@ def _documents(length: int, end: int, tokens: tf.Tensor) -> tf.data.Dataset:
 
 
 def as_one_sequence(step: Callable, packed: bool) -> Callable:
-    """Returns a step of this module, or `tokenize_documents`, for rows that a decoder alone reads.
+    """Returns a preprocessor with its choices for a decoder-only model.
 
-    Every document ends with the end-of-sequence id and a split adds none; packed, documents are kept apart.
+    Documents already end with the end-of-sequence id, so a split adds none; packed, each document is an example.
     """
     function = step.func if isinstance(step, functools.partial) else step
     if function in (prefix_lm, lm_adaptation):
@@ -158,7 +160,7 @@ def _split(
 
 @functools.lru_cache(maxsize=16)
 def _graph_function(raw: int, prefix: int | None, end: int | None) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
-    """Returns the rows of a block and its seed, split behind `prefix` tokens, or anywhere; traced once a process."""
+    """Returns a function from a block and its seed to rows, split after `prefix` tokens or, if None, at random."""
     width = raw if prefix is None else max(prefix, raw - prefix)
     width += end is not None
 

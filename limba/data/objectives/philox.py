@@ -1,7 +1,7 @@
 """TensorFlow's stateless random numbers, number for number, for many seeds at once.
 
-`tf.random.stateless_uniform` takes one seed a call; a block of rows, each with seeds of its own, would be hundreds
-of operations in every shard's graph. Philox 4x32-10 is Salmon et al. 2011 ("Parallel random numbers: as easy as
+`tf.random.stateless_uniform` takes one seed per call; for a block of rows, each with its own seeds, every shard's
+graph would have hundreds of operations. Philox 4x32-10 is Salmon et al. 2011 ("Parallel random numbers: as easy as
 1, 2, 3", section 3.3).
 """
 
@@ -20,7 +20,7 @@ _SCRAMBLE = np.array([0x3EC8F720, 0x02461E29], np.uint64)  # the key with which 
 def uniform(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:
     """Returns float32 [n, count] in [0, 1) for each of `seeds`, int64 [n, 2], and its count.
 
-    Row by row `tf.random.stateless_uniform([count], seed)`; all are drawn at once.
+    Each row is `tf.random.stateless_uniform([count], seed)`; all are drawn at once.
     """
     words = [(each & np.uint64(0x7F_FFFF)).astype(np.uint32) for each in _words(seeds, counts)]
     return [(mantissas | np.uint32(0x3F80_0000)).view(np.float32) - np.float32(1) for mantissas in words]
@@ -33,7 +33,7 @@ def split(seeds: np.ndarray, count: int) -> np.ndarray:
 
 
 def _words(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:
-    """Returns the first `count` 32-bit words that each of int64 [n, 2] gives, uint64 [n, count]."""
+    """Returns the first `count` 32-bit words of each seed of int64 [n, 2], uint64 [n, count]."""
     pairs = np.ascontiguousarray(np.stack(seeds, 1), np.int64)
     halves = np.moveaxis(pairs.view(np.uint32).astype(np.uint64), 2, 0)  # [4, n, K]
     mixed = _philox(halves, _SCRAMBLE)
@@ -48,10 +48,10 @@ def _words(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarra
 
 
 def _philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Returns the four words of 32 bits that belong to the counter's four under the key's two, all as uint64.
+    """Returns the four 32-bit words of the counter's four under the key's two, all as uint64.
 
-    Both halves of a round are one operation: what numpy does on less is mostly calls, and each of
-    them leaves the interpreter to another thread.
+    Both halves of a round are one operation: on less data numpy's time is mostly spent on the calls, and each call
+    lets another thread take the interpreter.
     """
     multipliers, weyl, keys = (_columns(each, counter.ndim) for each in (_MULTIPLIERS, _WEYL, key))
     even, odd = counter[0::2], counter[1::2]

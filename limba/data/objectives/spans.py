@@ -1,7 +1,7 @@
 """Span corruption on blocks of rows (Raffel et al. 2020, arXiv:1910.10683, section 3.1.4).
 
-A block of rows is cut from the stream of tokens and corrupted at once. Random numbers are drawn per
-row, as t5's preprocessors draw them, so that the rows are theirs, number for number.
+A block of rows is cut from the stream of tokens and corrupted at once. Random numbers are drawn for each
+row as t5's preprocessors draw them, so the rows are exactly t5's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from limba.config import ConfigError, InputError
+from limba.config import ConfigError
 from limba.data.objectives import philox
 from limba.data.objectives.token_blocks import Features, check_targets, require_sentinels, row_seeds
 
@@ -20,13 +20,13 @@ ROWS_PER_BLOCK = 32
 
 
 def num_noise(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-    """Returns (noise tokens, noise spans) of a row of so many tokens, each at least 1.
+    """Returns (noise tokens, noise spans) of a row of `length` tokens, each at least 1.
 
     >>> num_noise(568, 0.15, 3.0)
     (85, 28)
     """
     length = max(length, 2)
-    # Single precision and rounding half to even, as in t5's graph: some halves fall otherwise in double.
+    # Single precision and rounding half to even, as in t5's graph: double precision rounds some halves differently.
     noise = int(np.round(np.float32(length) * np.float32(noise_density)))
     noise = min(max(noise, 1), length - 1)
     spans = int(np.round(np.float32(noise) / np.float32(mean_noise_span_length)))
@@ -36,12 +36,12 @@ def num_noise(length: int, noise_density: float, mean_noise_span_length: float) 
 def span_corruption_lengths(
     inputs_length: int, noise_density: float = 0.15, mean_noise_span_length: float = 3.0
 ) -> tuple[int, int]:
-    """Returns (raw tokens, targets length) that fill inputs of `inputs_length`; both lengths count the end.
+    """Returns (raw tokens, targets length) that fill inputs of `inputs_length`; both sides include their end.
 
     >>> span_corruption_lengths(512)
     (568, 114)
 
-    Raises ConfigError where no such row exists.
+    Raises ConfigError if no such row exists.
     """
 
     def lengths(raw: int) -> tuple[int, int]:
@@ -50,16 +50,17 @@ def span_corruption_lengths(
         return raw - noise + spans + 1, noise + spans + 1
 
     if not (0 < noise_density < 1 and mean_noise_span_length >= 1):
-        raise InputError(
-            f"Span corruption with density {noise_density} and mean span {mean_noise_span_length} is not possible; "
-            "give a density between 0 and 1 and a mean span of 1 or more."
+        raise ConfigError(
+            "DataConfig.noise_density",
+            f"{noise_density} with DataConfig.mean_noise_span_length {mean_noise_span_length} is not possible; "
+            "give a density between 0 and 1 and a mean span of 1 or more.",
         )
     raw = inputs_length - 1
     while lengths(raw + 1)[0] <= inputs_length:
         raw += 1
     targets = lengths(raw)[1]
     if noise_density == 0.5 and targets > inputs_length:
-        # t5 keeps both sides equal here, which is more likely a round number.
+        # t5 makes both sides equal here, since that is more likely a round number.
         raw, targets = raw - 1, targets - 1
     noise, spans = num_noise(raw, noise_density, mean_noise_span_length) if raw >= 2 else (0, 0)
     if not 0 < spans <= min(noise, raw - noise) or raw - noise + spans + 1 > inputs_length:
@@ -83,11 +84,11 @@ def span_corruption(
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
     by its span. Sentinels count down from the top of the vocabulary. Rows fill `sequence_length`
-    exactly (512/114 from 568 tokens); the last row of a finite stream is filled up with zeros. With
+    exactly (512/114 from 568 tokens); the last row of a finite stream is padded with zeros. With
     `append_eos=False` and under `seqio.map_seed_manager(4)` the rows are those of t5's `span_corruption`
-    under seed 0, whose two steps before the masks use up the first two pairs of seeds.
+    under seed 0, whose two preprocessors before the masks take the first two pairs of seeds.
 
-    Raises ConfigError where the lengths do not fit or the vocabulary has too few sentinels.
+    Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels.
     """
     raw, targets_length = span_corruption_lengths(sequence_length["inputs"], noise_density, mean_noise_span_length)
     check_targets("span corruption", sequence_length, targets_length)
@@ -133,12 +134,12 @@ def _rows_of_block(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (inputs [R, I], targets [R, T]) of a block's tokens [n] and both halves of its rows' seeds.
 
-    Only the end of a finite stream gives less than a whole block; what is left of a row is done by itself,
-    with its own seed, and filled up with zeros.
+    Only the end of a finite stream is less than a whole block; its last, shorter row is corrupted separately,
+    with a seed of its own, and padded with zeros.
     """
     row_seeds = np.stack(seeds, 1)
-    num_rows, left = divmod(len(tokens), raw)
-    sides = [np.zeros([num_rows + (left > 0), width], np.int32) for width in widths]
+    num_rows, rest = divmod(len(tokens), raw)
+    sides = [np.zeros([num_rows + (rest > 0), width], np.int32) for width in widths]
     start = 0
     for part in (tokens[: num_rows * raw].reshape(num_rows, raw), tokens[None, num_rows * raw :]):
         if part.size:
@@ -168,7 +169,7 @@ def corrupt_spans(
 
 
 def mask_seeds(row_seeds: np.ndarray) -> np.ndarray:
-    """Returns the two seeds int64 [B, 2, 2] of each row's mask, of the rows' own seeds [B, 2].
+    """Returns the two seeds int64 [B, 2, 2] of each row's mask, from the rows' seeds [B, 2].
 
     t5 splits a row's seed in six and takes the first two.
     """
@@ -183,15 +184,12 @@ def draws_of_rows(length: int, seeds: np.ndarray, noise_density: float = 0.15) -
 
 
 def random_spans_noise_mask(
-    length: int,
-    draws: Sequence[np.ndarray],
-    noise_density: float = 0.15,
-    mean_noise_span_length: float = 3.0,
+    length: int, draws: Sequence[np.ndarray], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
 ) -> np.ndarray:
     """Returns bool [B, length], true in the noise, from the draws of `draws_of_rows`.
 
-    Spans alternate, beginning with text and ending with noise; numbers of noise tokens and spans follow
-    from the length, and all masks that have them are equally likely.
+    Spans alternate, beginning with text and ending with noise. The numbers of noise tokens and of spans follow
+    from the length; all masks with these numbers are equally likely.
     """
     noise, spans = num_noise(length, noise_density, mean_noise_span_length)
     padded, num_rows = max(length, 2), len(draws[0])
@@ -205,8 +203,8 @@ def random_spans_noise_mask(
 
 def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np.ndarray:
     """Returns int [B, num_segments]: positive lengths that add up to num_items, by draws [B, num_items - 1]."""
-    # t5 shuffles that many ones among zeros by sorting the draws. These are positive, so that their bits sort as they
-    # do; with the place behind them equal draws keep their order, and sorting whole numbers is several times as fast.
+    # t5 shuffles ones among zeros by sorting the draws. Draws are positive, so their bits sort in the same order; with
+    # the index after the bits the sort is stable, and sorting integers is several times as fast.
     keys = np.ascontiguousarray(draws, np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
     order = np.sort(keys | np.arange(num_items - 1, dtype=np.uint64)) & np.uint64(0xFFFF_FFFF)
     edges = np.zeros([len(draws), num_segments + 1], np.int64)
@@ -216,7 +214,7 @@ def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np
 
 
 def _spans_to_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int, end: int | None) -> np.ndarray:
-    """Replaces each run of true places in a row by one sentinel, counted down from the top, and appends the end."""
+    """Replaces each run of true values in a row by one sentinel, counted down from the top, and appends the end."""
     follows = np.zeros_like(is_span)
     follows[:, 1:] = is_span[:, 1:] & is_span[:, :-1]
     first = is_span & ~follows

@@ -1,7 +1,7 @@
-"""Tasks with inputs and targets of their own: translation, summaries, classes, diacritics; steps and their report.
+"""Preprocessors of supervised tasks, whose source gives inputs and targets: translation, summaries, classes, …
 
-An element is {"inputs": string, "targets": string} until it is tokenized; `SUPERVISED` are the steps after that
-which such a task ends with. The text stays beside the tokens as `targets_pretokenized`, for metrics.
+An element is {"inputs": string, "targets": string} until it is tokenized. `SUPERVISED` are the last preprocessors of
+such a task. The text stays in the example as `targets_pretokenized`, for metrics.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import tensorflow as tf
 from limba.config import ConfigError
 from limba.data.packing import FEATURES
 
-# `append_eos_after_trim` cuts to one less than the length and ends what is left: the end is there exactly once.
+# `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
 TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
 def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
-    """Returns a feature's text as it was before it was tokenized, or, where that is not kept, what its ids spell."""
-    kept = example.get(f"{name}_pretokenized")
-    return vocabulary.decode(example[name].tolist()) if kept is None else kept.decode()
+    """Returns a feature's text before tokenization or, if the example lacks it, the text of its ids."""
+    text = example.get(f"{name}_pretokenized")
+    return vocabulary.decode(example[name].tolist()) if text is None else text.decode()
 
 
 def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
@@ -33,20 +33,20 @@ def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
 
 
 def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
-    """Returns the task with another prefix; ConfigError where it has no step that puts one."""
+    """Returns the task with another prefix; ConfigError if it has no `add_prefix`."""
     steps = list(task.preprocessors)
     places = [i for i, step in enumerate(steps) if getattr(step, "func", step) is add_prefix]
     if len(places) != 1:
         raise ConfigError(
             "DataConfig.prefix",
-            f"is {prefix!r}, and task {task.name} has no add_prefix of limba.data.supervised; leave it None.",
+            f"is {prefix!r}, and task {task.name} has no add_prefix of limba.data.objectives; leave it None.",
         )
     steps[places[0]] = functools.partial(add_prefix, prefix=prefix)
     return task.replace(preprocessors=steps)
 
 
 def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
-    """Returns what the task puts before its inputs; nothing where it has no such step, or is a mixture."""
+    """Returns the task's prefix; "" for a task without `add_prefix`, and for a mixture."""
     for step in getattr(task, "preprocessors", ()):
         if getattr(step, "func", None) is add_prefix:
             return step.keywords["prefix"]
@@ -54,7 +54,7 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
 
 
 def is_supervised(task: seqio.Task) -> bool:
-    """True where the task's own inputs and targets are tokenized, and so can be judged by metrics."""
+    """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
     steps = [getattr(step, "func", step) for step in task.preprocessors]
     return any(step in TOKENIZERS for step in steps)
 
@@ -62,7 +62,7 @@ def is_supervised(task: seqio.Task) -> bool:
 def lengths_of(
     task: seqio.Task, documents: tf.data.Dataset, limits: Mapping[str, int], count: int
 ) -> list[dict[str, int]]:
-    """Returns the tokens that the first examples have uncut, the end of sequence included."""
+    """Returns the lengths of the first examples before truncation, including the end of sequence."""
     examples = task.preprocess_postcache(task.preprocess_precache(documents), sequence_length=limits)
     vocabularies = {name: task.output_features[name].vocabulary for name in FEATURES}
     return [
@@ -72,7 +72,7 @@ def lengths_of(
 
 
 def truncation_report(lengths: list[dict[str, int]], limits: Mapping[str, int]) -> str:
-    """Returns a sentence on what is cut of examples of these lengths.
+    """Returns a sentence on the truncation of examples with these lengths.
 
     >>> truncation_report([{"inputs": 9, "targets": 3}], {"inputs": 8, "targets": 4})
     'Of 1 examples 100.0 % of inputs are cut to 8 tokens (longest 9), 0.0 % of targets to 4 (longest 3).'

@@ -1,13 +1,14 @@
-"""Rows cut from the stream of tokens block by block: what the objectives have in common.
+"""Cuts the stream of tokens into rows, block by block: the common part of all objectives.
 
-A block is a fixed number of tokens with one seed of its own, so a row is a pure function of the
-tokens and the seed: tf.data's own checkpoint restores the exact position, and a shard's rows depend
-on nothing that another shard does.
+A block is a fixed number of tokens with its own seed, so a row is a pure function of the tokens
+and the seed. tf.data's own checkpoint then restores the exact data position, and a shard's rows do not
+depend on another shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import seqio
 import tensorflow as tf
@@ -17,7 +18,7 @@ from limba.data.vocabulary.load import num_sentinels
 
 Features = Mapping[str, seqio.Feature]
 Rows = dict[str, tf.Tensor]
-Side = tuple[tf.Tensor, tf.Tensor]  # tokens int32 [B, L], and bool [B, L]: those that stay
+Side = tuple[tf.Tensor, tf.Tensor]  # tokens int32 [B, L], and bool [B, L]: which of them stay
 
 
 def rows_of_blocks(
@@ -25,24 +26,25 @@ def rows_of_blocks(
 ) -> tf.data.Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
-    `rows_of(tokens [n], seed [2])` gives a block's rows as `padded` does. n is `tokens_per_block`, and
-    at the end of a finite stream what is left.
+    `rows_of(tokens [n], seed [2])` returns a block's rows as `padded` does. n is `tokens_per_block`, or less
+    at the end of a finite stream.
     """
     draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1, num_parallel_calls=None)
     blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
-    rows = tf.data.Dataset.zip((blocks, draw(tf.data.Dataset.range(2**62)))).map(rows_of).unbatch()
+    seeds = cast(tf.data.Dataset, draw(tf.data.Dataset.range(2**62)))
+    rows = tf.data.Dataset.zip((blocks, seeds)).map(rows_of).unbatch()
     return rows.map(
         lambda row: {"inputs": row["inputs"][: row["num_inputs"]], "targets": row["targets"][: row["num_targets"]]}
     )
 
 
 def row_seeds() -> tf.data.Dataset:
-    """Returns pairs of int64, for ever: the seeds that `seqio.map_over_dataset` would give to single rows.
+    """Returns endless pairs of int64: the seeds that `seqio.map_over_dataset` would give to single rows.
 
-    Its own map over single rows would cost a tenth of the whole pipeline. As there, each call takes the next pair
-    of seqio's seeds.
+    Its map over single rows would cost a tenth of the pipeline's time. As there, each call takes the next pair of
+    seqio's seeds.
     """
-    first = seqio.utils._NEXT_MAP_SEED  # of seqio 0.0.20, which gives no other way to it
+    first = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
     seqio.map_over_dataset(lambda _, seed: seed, num_seeds=1)(tf.data.Dataset.range(0))
     pair = (None, None) if first is None else (first, first + 1)
     return tf.data.Dataset.zip(tuple(map(tf.data.Dataset.random, pair)))
@@ -55,9 +57,9 @@ def padded(
     before_inputs: int | tf.Tensor | None = None,
     after: int | None = None,
 ) -> Rows:
-    """Returns rows of any lengths as zero-padded matrices, `num_inputs` and `num_targets` beside them.
+    """Returns the selected tokens as zero-padded matrices, with `num_inputs` and `num_targets` of each row.
 
-    `before_inputs` goes before each row's inputs and `after` behind both sides, where they are not None.
+    If not None, `before_inputs` is put before each row's inputs, and `after` at the end of both sides.
     """
     rows = {}
     for name, side, width, before in zip(
@@ -68,19 +70,19 @@ def padded(
 
 
 def _compacted(
-    tokens: tf.Tensor, keeps: tf.Tensor, width: int, before: int | tf.Tensor | None, after: int | None
+    tokens: tf.Tensor, stays: tf.Tensor, width: int, before: int | tf.Tensor | None, after: int | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the kept tokens of each row side by side [B, width], and how many there are [B].
+    """Returns the tokens of each row that stay, without gaps [B, width], and their number [B].
 
-    Ragged tensors would do it, but they assert, which keeps tf.data from saving its position.
+    Ragged tensors could do this, but their assertions prevent tf.data from saving its state.
     """
     offset = 0 if before is None else 1
-    columns = tf.cumsum(tf.cast(keeps, tf.int32), axis=1)
-    places = tf.where(keeps)
+    columns = tf.cumsum(tf.cast(stays, tf.int32), axis=1)
+    places = tf.where(stays)
     places = tf.stack([places[:, 0], tf.cast(tf.gather_nd(columns, places), tf.int64) - 1 + offset], 1)
     num_rows = tf.shape(tokens)[0]
-    matrix = tf.scatter_nd(places, tf.boolean_mask(tokens, keeps), tf.cast(tf.stack([num_rows, width]), tf.int64))
-    lengths = tf.reduce_sum(tf.cast(keeps, tf.int32), axis=1) + offset
+    matrix = tf.scatter_nd(places, tf.boolean_mask(tokens, stays), tf.cast(tf.stack([num_rows, width]), tf.int64))
+    lengths = tf.reduce_sum(tf.cast(stays, tf.int32), axis=1) + offset
     if before is not None:
         matrix += tf.one_hot(tf.zeros([num_rows], tf.int32), width, on_value=before, off_value=0, dtype=tf.int32)
     if after is not None:
@@ -90,12 +92,12 @@ def _compacted(
 
 
 def stacked(parts: list[Rows]) -> Rows:
-    """Puts the rows of several `padded` below one another."""
+    """Concatenates the rows of several results of `padded`."""
     return {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
 
 
 def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> None:
-    """Raises ConfigError where targets are given and too short."""
+    """Raises ConfigError if targets are configured and too short."""
     given = lengths.get("targets")
     if given is not None and given < needed:
         raise ConfigError(
@@ -106,11 +108,10 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
 
 
 def require_sentinels(vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str) -> None:
-    """Raises ConfigError where the vocabulary has too few sentinels for `what`."""
-    there = num_sentinels(vocabulary)
-    if needed > there:
+    """Raises InputError if the vocabulary has too few sentinels for `what`."""
+    available = num_sentinels(vocabulary)
+    if needed > available:
         raise InputError(
-            f"{what} needs {needed} sentinels and the vocabulary has {there}; set DataConfig.extra_ids to "
-            f"{needed}, or take "
-            f"{otherwise}."
+            f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"
+            f" or take {otherwise}."
         )

@@ -1,7 +1,7 @@
-"""Span corruption whose spans are whole words, as pieces of SentencePiece's marker tell them apart.
+"""Span corruption of whole words, which SentencePiece's word marker separates.
 
-Raffel et al. 2020 corrupt pieces, and half a word often gives away the other half. Here t5's random
-segmentation (arXiv:1910.10683, section 3.1.4) is done on words instead of tokens.
+Raffel et al. 2020 corrupt pieces, and half a word often reveals the other half. Here t5's random
+segmentation (arXiv:1910.10683, section 3.1.4) is applied to words instead of tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.config import InputError
+from limba.config import ConfigError, InputError
 from limba.data.objectives.spans import span_corruption_lengths
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
-from limba.data.vocabulary.load import SPACE, num_sentinels
+from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
 
 ROWS_PER_BLOCK = 32
-LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) are cut there
+LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) count as several words
 
 
 def whole_word_lengths(
@@ -26,8 +26,11 @@ def whole_word_lengths(
 ) -> dict[str, int]:
     """Returns {"inputs", "targets"}, the targets a sixteenth longer than span corruption's (512 and 121).
 
-    A row ends where either side is full, and its noise is not the same in every row: that is where inputs and
-    targets together hold the least padding.
+    A row ends when either side is full, and rows differ in their amount of noise: with a sixteenth more, inputs and
+    targets together have the least padding.
+
+    >>> whole_word_lengths({"inputs": 512})
+    {'inputs': 512, 'targets': 121}
     """
     targets = span_corruption_lengths(lengths["inputs"], noise_density, mean_noise_span_length)[1]
     return {"inputs": lengths["inputs"], "targets": targets + targets // 16}
@@ -43,12 +46,13 @@ def whole_word_span_corruption(
 ) -> tf.data.Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: spans begin and end with a word.
 
-    Of a row's length of tokens the given share of words is noise, in spans that have the given mean in tokens, or
-    one word each where words are longer; all such masks are equally likely. Rows are then cut
-    between spans, as long as inputs, targets and sentinels allow, so that no text is lost and no row is more than
-    full. Words with more than 16 pieces count as several.
+    `noise_density` is the share of words that are noise. Spans have the given mean length in tokens, or
+    one word where words are longer. All such masks are equally likely. Rows are then cut
+    between spans, as long as inputs, targets and sentinels allow, so that no text is lost and every row fits.
+    Words of more than 16 pieces count as several.
 
-    Raises ConfigError where the lengths do not fit, and for vocabularies that do not mark words.
+    Raises ConfigError if the lengths do not fit or the vocabulary has no sentinels, InputError for vocabularies
+    that do not mark words.
     """
     choices = (noise_density, mean_noise_span_length)
     needed = whole_word_lengths(sequence_length, *choices)
@@ -56,8 +60,9 @@ def whole_word_span_corruption(
     vocabulary = output_features["targets"].vocabulary
     sentinels = num_sentinels(vocabulary)
     if not sentinels:
-        raise InputError(
-            "Whole-word span corruption needs sentinels and the vocabulary has none; set DataConfig.extra_ids."
+        raise ConfigError(
+            "DataConfig.extra_ids",
+            "must be above 0: whole-word span corruption needs sentinels, and the vocabulary has none.",
         )
     limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
     end = vocabulary.eos_id if append_eos else None
@@ -69,19 +74,20 @@ def whole_word_span_corruption(
 def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
     """Returns bool [vocab_size]: the pieces that begin a word, or the bytes of white space.
 
-    Raises ConfigError for other vocabularies, and where no piece carries the marker.
+    Raises InputError for other vocabularies, and if no piece has the marker.
     """
     begins = np.zeros([vocabulary.vocab_size], bool)
     if isinstance(vocabulary, seqio.ByteVocabulary):
-        begins[[vocabulary.unk_id + 1 + byte for byte in b" \t\r\n"]] = True
+        begins[[first_byte(vocabulary) + byte for byte in b" \t\r\n"]] = True
     elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
         pieces = vocabulary.tokenizer
         begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
         begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False
     if not begins.any():
         raise InputError(
-            "Whole-word span corruption needs pieces that mark where words begin and the vocabulary has none; "
-            "take a SentencePiece model or 'byte', or DataConfig.objective 'span_corruption'."
+            "Whole-word span corruption needs pieces that mark where words begin, and the vocabulary has none; "
+            "set DataConfig.vocabulary to a SentencePiece model or 'byte', or DataConfig.objective to"
+            " 'span_corruption'."
         )
     return begins
 
@@ -111,7 +117,7 @@ def _block_function(
         return tuple(sides)
 
     def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
-        # Draws come from TensorFlow, whose numbers follow from the seed alone; the rest is whole numbers.
+        # The draws come from TensorFlow and depend on the seed alone; the rest is integer arithmetic.
         draws = tf.random.stateless_uniform([2, tf.size(tokens)], seed)
         result = tf.numpy_function(rows, [tokens, draws], [tf.int32] * 4, stateful=False)
         shapes = ([None, None], [None], [None, None], [None])
@@ -122,9 +128,9 @@ def _block_function(
 
 
 def word_edges(begins: np.ndarray) -> np.ndarray:
-    """Returns the places, in order, between which lie the whole words of tokens that begin a word or not.
+    """Returns the positions of the words' edges, in order, from bool [n]: which tokens begin a word.
 
-    Tokens before the first are the end of a word, those behind the last one that may go on in the next block.
+    Tokens before the first edge end a word of the previous block; those after the last may continue in the next block.
     """
     words = np.flatnonzero(begins)
     if not len(words):
@@ -144,8 +150,8 @@ def whole_word_mask(
 ) -> np.ndarray:
     """Returns bool [num_tokens], true in the noise, from the words' edges and uniform draws [2, num_tokens].
 
-    Each `window` tokens get their part of the noise, so that rows come out alike; what rounding leaves over
-    goes into the next window.
+    Each window of `window` tokens has its share of the noise, so that rows are alike; the rounding remainder is added
+    to the next window.
     """
     mask = np.zeros([num_tokens], bool)
     num_words = len(edges) - 1
@@ -178,12 +184,12 @@ def _random_segments(num_items: int, num_segments: int, draws: np.ndarray) -> np
 
 
 def row_edges(mask: np.ndarray, edges: np.ndarray, inputs: int, targets: int, sentinels: int) -> list[tuple[int, int]]:
-    """Returns (start, stop) of rows that hold all tokens in order, none beyond the three limits.
+    """Returns (start, stop) of rows that hold all tokens in order, each within the three limits.
 
-    A row ends between spans; inside one, between words, where that alone is too long for a row.
+    A row ends between spans; a span too long for a row is cut between words.
     """
     num_tokens = len(mask)
-    follows = np.concatenate([[False], mask[1:] & mask[:-1], [False]])  # a cut here would halve a span
+    follows = np.concatenate([[False], mask[1:] & mask[:-1], [False]])  # a cut here would divide a span
     noise_before = np.concatenate([[0], np.cumsum(mask)])
     starts_before = np.concatenate([[0], np.cumsum(mask & ~follows[:-1])])
     is_edge = np.zeros([num_tokens + 1], bool)
@@ -203,7 +209,7 @@ def row_edges(mask: np.ndarray, edges: np.ndarray, inputs: int, targets: int, se
 
 
 def _row(tokens: np.ndarray, mask: np.ndarray, top_sentinel: int, end: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (inputs, targets) of one row: a span's sentinel stands in the inputs, and before it in the targets."""
+    """Returns (inputs, targets) of one row: a sentinel replaces a span in the inputs and precedes it in the targets."""
     first = mask & ~np.concatenate([[False], mask[:-1]])
     number = np.cumsum(first)
     sentinels = (top_sentinel + 1 - number).astype(np.int32)

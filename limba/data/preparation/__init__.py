@@ -1,4 +1,4 @@
-"""What is done to a corpus before training: looking at it, writing it as shards, TensorFlow Datasets.
+"""Preparing a corpus before training: inspecting it, writing shards, writing TensorFlow Datasets.
 
 Part of `data/`: imports `config/`, never jax.
 """

@@ -1,4 +1,4 @@
-"""English prose that every Python brings along: its language reference, as the help pages of `pydoc`."""
+"""English prose that comes with every Python: its language reference, as the help pages of `pydoc`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-DOCUMENT_LETTERS = 1_000  # paragraphs are put together up to about this, so that some can be held out
+DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documents, some for validation
 
 
 def pydoc_corpus(path: str | os.PathLike[str]) -> int:
     """Writes the topics of `pydoc_data.topics` as JSON lines {"topic", "text"}; returns the number of documents.
 
-    About 460,000 letters under the PSF licence, its markup kept. Each document is some paragraphs of one
-    topic, in order. The file appears whole or not at all.
+    About 460,000 letters under the PSF licence, with markup. Each document is some paragraphs of one
+    topic, in order. The file is written atomically.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a task makes of its text: documents, pieces, examples, and figures, shown in colour on a console."""
+"""Shows the documents, pieces, examples and figures of a task, in colour on a console."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import rich.console
@@ -14,35 +15,37 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.data.objectives.choose import derive_lengths
-from limba.data.sources.files import UnitSource
+from limba.config.errors import reason_of
+from limba.data.objectives.choice import derive_lengths
+from limba.data.packing import FEATURES
+from limba.data.sources.units import UnitSource
 from limba.data.vocabulary.load import SPACE, encoder, is_byte_piece, num_sentinels
 from limba.data.vocabulary.report import Fertility, fertility
 from limba.data.vocabulary.text_sample import sample_documents, text_source, texts_of
 
-SHOWN_LETTERS = 600  # of a document or a row; the rest is counted
+SHOWN_LETTERS = 600  # letters shown of a document or a row; the rest is counted
 EXAMPLES_COUNTED = 256  # rows that the padding is measured on
 BAR_LETTERS = 40
-PIECE_STYLES = ("black on bright_cyan", "black on bright_yellow")  # by turns, so that cuts between pieces show
+PIECE_STYLES = ("black on bright_cyan", "black on bright_yellow")  # alternating, to show where pieces end
 SENTINEL_STYLE, UNKNOWN_STYLE, BYTE_STYLE = "bold white on magenta", "bold white on red", "black on bright_red"
 
 
 @dataclass
 class Inspection:
-    """What was found: a sample of documents, some examples, and the figures of both."""
+    """A sample of a task's documents, some examples, and figures of both."""
 
     task_name: str
     split: str
     vocabulary: seqio.Vocabulary
     lengths: Mapping[str, int]
-    documents: Sequence[bytes]  # of rows of several columns the texts, row by row
-    columns: Sequence[str]  # what a row's texts are called; one name where rows are single texts
+    documents: Sequence[bytes]  # the texts; where rows have several columns, row by row
+    columns: Sequence[str]  # the names of a row's texts
     document_tokens: np.ndarray  # int [documents]
     examples: Sequence[Mapping[str, np.ndarray]]  # {"inputs": int32 [n], "targets": int32 [m]}
     fertility: Fertility
 
     def padding(self, feature: str) -> float:
-        """Returns which share of the feature's length stays empty in these examples, the last, shorter one left out."""
+        """Returns the share of padding in the feature, over the examples without the last, shorter one."""
         rows = self.examples[:-1] if len(self.examples) > 1 else self.examples
         filled = [min(len(row[feature]), self.lengths[feature]) for row in rows]
         return 1 - float(np.mean(filled)) / self.lengths[feature] if filled else 1.0
@@ -51,9 +54,9 @@ class Inspection:
 def inspect_task(
     task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
 ) -> Inspection:
-    """Returns the inspection of an even sample of the split; `is_sequence`: the length is a decoder-only model's.
+    """Returns the inspection of a uniform sample of the split; `is_sequence`: the length is a decoder-only model's.
 
-    Raises ConfigError for a mixture, a split or files that are not there, and no text.
+    Raises InputError for a mixture, a split or files that do not exist, and no text.
     """
     if isinstance(task, seqio.Mixture):
         names = ", ".join(part.name for part in task.tasks)
@@ -87,7 +90,7 @@ def _lengths(task: seqio.Task, inputs_length: int) -> dict[str, int]:
     except InputError as error:
         if "no objective" not in str(error):
             raise
-        return {"inputs": inputs_length, "targets": inputs_length}  # an objective that is not ours
+        return {"inputs": inputs_length, "targets": inputs_length}  # a user-defined objective
 
 
 def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
@@ -99,7 +102,9 @@ def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> li
     for example in task.source.get_dataset(split, shuffle=False).as_numpy_iterator():
         text = next((example[key] for key in ("text", "targets") if isinstance(example.get(key), bytes)), None)
         if text is None:
-            raise InputError(f"Task {task.name} gives {', '.join(example)} and no 'text'; give --files.")
+            raise InputError(
+                f"Task {task.name} gives {', '.join(example)} and no 'text'; set DataConfig.data_files to its files."
+            )
         documents.append(text)
         size += len(text)
         if size >= sample_bytes:
@@ -114,13 +119,12 @@ def _examples(
         dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
     else:
         texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
-        dataset = texts.batch(64).map(task.source.elements).unbatch()
+        dataset = texts.batch(64).map(task.source.features).unbatch()
         dataset = task.preprocess_precache(dataset, seed=seed)
         dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-    # A language model's examples have no inputs.
-    names = [name for name in ("inputs", "targets") if name in dataset.element_spec]
+    names = [name for name in FEATURES if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
     rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
-    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some come padded
+    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:
@@ -187,10 +191,13 @@ def _letter_name(letter: str) -> str:
 
 
 class _Painter:
-    """Ids as coloured text: pieces by turns, sentinels, unknown pieces and single bytes each in their colour."""
+    """Returns ids as coloured text: pieces in alternating colours; sentinels, unknown and single bytes in their own."""
 
     def __init__(self, vocabulary: seqio.Vocabulary, separator: str):
-        self._vocabulary, self._separator = vocabulary, separator  # between pieces, where no colour parts them
+        self._vocabulary, self._separator = (
+            vocabulary,
+            separator,
+        )  # between pieces, where colours do not show their ends
         self._first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
         self._byte_ids = is_byte_piece(vocabulary)
 
@@ -218,15 +225,15 @@ class _Painter:
                 yield number, self._vocabulary.decode([index]), None
 
     def _letters(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
-        """Bytes are shown as the letters that they spell between sentinels."""
-        held: list[int] = []
+        """Yields the letters of bytes between sentinels."""
+        pending: list[int] = []
         for number, index in enumerate([*ids.tolist(), None]):
             if index is not None and 3 <= index < self._first_sentinel:
-                held.append(index)
+                pending.append(index)
                 continue
-            if held:
-                yield number, self._vocabulary.decode(held), PIECE_STYLES[0]
-                held = []
+            if pending:
+                yield number, self._vocabulary.decode(pending), PIECE_STYLES[0]
+                pending = []
             if index is not None:
                 is_sentinel = index >= self._first_sentinel
                 name = (
@@ -242,16 +249,16 @@ def _cut(text: rich.text.Text, letters: int = SHOWN_LETTERS) -> rich.text.Text:
 
 
 def bins(lengths: np.ndarray) -> np.ndarray:
-    """Returns edges at 0, 1, 2, 4, 8, … tokens, up to above the longest."""
+    """Returns edges at 0, 1, 2, 4, 8, … tokens, up to more than the longest."""
     top = max(int(lengths.max()), 1).bit_length()
     return np.array([0, *(1 << power for power in range(top + 1))])
 
 
 def histogram(lengths: np.ndarray) -> list[str]:
-    """Returns one line per bin of documents' lengths, those before the shortest left out.
+    """Returns one line per bin of documents' lengths, from the shortest document's bin on.
 
     >>> print(*histogram(np.array([3, 5, 6])), sep="|")
-         2 to 3      1  ####################|     4 to 7      2  ########################################
+         2 to 3           1  ####################|     4 to 7           2  ########################################
     """
     edges = bins(lengths)
     counts, _ = np.histogram(lengths, edges)
@@ -263,14 +270,14 @@ def histogram(lengths: np.ndarray) -> list[str]:
 
 
 def check_picture(path: str) -> None:
-    """Raises ConfigError where the picture cannot be written, before the time is spent."""
+    """Raises InputError early if the picture cannot be written."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InputError(f"The picture cannot be written to {path}; give a file in a folder that is there.")
+        raise InputError(f"The picture cannot be written to {path}; give a file in an existing folder.")
 
 
 def plot_lengths(found: Inspection, path: str) -> None:
-    """Writes the histogram of documents' lengths as PNG; ConfigError where the path cannot be written."""
+    """Writes the histogram of documents' lengths as PNG; InputError if the path cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -278,7 +285,7 @@ def plot_lengths(found: Inspection, path: str) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     edges = bins(found.document_tokens)
-    axes.hist(found.document_tokens, bins=edges)
+    axes.hist(found.document_tokens, bins=edges.tolist())
     axes.set_xscale("symlog", base=2, linthresh=1)
     axes.set_xlabel("tokens per document")
     axes.set_ylabel("documents")
@@ -289,4 +296,4 @@ def plot_lengths(found: Inspection, path: str) -> None:
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
-        raise InputError(f"The picture cannot be written to {path} ({error.strerror}); give another path.") from error
+        raise InputError(f"The picture cannot be written to {path} ({reason_of(error)}); give another path.") from error

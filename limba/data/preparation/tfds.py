@@ -1,4 +1,4 @@
-"""TensorFlow data sets as ArrayRecord, whose records can be read at random: downloaded, or made of documents."""
+"""TensorFlow Datasets as ArrayRecord, for random access: downloaded, or made from documents."""
 
 from __future__ import annotations
 
@@ -8,63 +8,67 @@ from collections.abc import Sequence
 from etils import epath
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 VERSION = "1.0.0"  # of data sets made here
 
 
 def prepare_tfds(name: str, data_dir: str | None) -> str:
-    """Downloads and writes a data set below `data_dir` unless it is there; returns a sentence that says where.
+    """Downloads and writes a data set below `data_dir` unless it exists; returns a sentence that says where it is.
 
-    `name` is NAME or NAME/CONFIG. Raises ConfigError for a name that is not known, no folder, a data set that
-    lies there in another format, and downloads that fail.
+    `name` is NAME or NAME/CONFIG. Raises InputError for an unknown name, no folder, a data set that
+    exists in another format, and downloads that fail.
     """
     import tensorflow_datasets as tfds
 
-    if not data_dir:
-        raise InputError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
+    data_dir = _given(data_dir, name)
     try:
-        there = tfds.builder(name, data_dir=data_dir)
-        found = there.info.file_format if there.data_path.exists() else None
+        existing = tfds.builder(name, data_dir=data_dir)
+        found = existing.info.file_format if existing.data_path.exists() else None
         form = found.value if found else "array_record"
         if form != "array_record":
-            raise InputError(f"{there.data_path} holds {name} as {form}; delete it, or give another --data_dir.")
+            raise InputError(f"{existing.data_path} holds {name} as {form}; delete it, or give another data directory.")
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            f"TensorFlow Datasets cannot make {name!r} ({reason}); give NAME or NAME/CONFIG from its catalogue."
+            f"TensorFlow Datasets cannot make {name!r} ({reason_of(error)}); give NAME or NAME/CONFIG from its"
+            " catalogue."
         ) from error
     try:
         builder.download_and_prepare()
     except (OSError, RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise InputError(
-            f"The data set {name} cannot be prepared ({reason}); check the network, the space in {data_dir}, and "
-            "what its page asks for."
+            f"The data set {name} cannot be prepared ({reason_of(error)}); check the network, the space in {data_dir},"
+            " and the requirements on the data set's page."
         ) from error
     splits = ", ".join(f"{split} {info.num_examples:,}" for split, info in builder.info.splits.items())
     return f"{builder.data_path}: examples {splits}. Read it with TFDS_DATA_DIR={data_dir}"
 
 
+def _given(data_dir: str | None, name: str) -> str:
+    if not data_dir:
+        raise InputError(f"There is no folder for the data set {name}; give a data directory, or set TFDS_DATA_DIR.")
+    return data_dir
+
+
 def folder_of(name: str, data_dir: str | None) -> str:
-    """Returns where a data set made here, `name` being NAME or NAME/CONFIG, lies below `data_dir`; ConfigError."""
+    """Returns the folder below `data_dir` of a data set made here, NAME or NAME/CONFIG; InputError for a bad name."""
     import tensorflow_datasets as tfds
 
-    if not data_dir:
-        raise InputError(f"There is no folder for the data set {name}; give --data_dir, or set TFDS_DATA_DIR.")
+    data_dir = _given(data_dir, name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*(/[a-z0-9_]+)?", name):
         raise InputError(f"The data set's name is {name}; give small letters, digits and _, as cc100/ja has.")
     try:
         tfds.builder_cls(name.partition("/")[0])
     except tfds.core.DatasetNotFoundError:
         return f"{data_dir.rstrip('/')}/{name}/{VERSION}"
-    raise InputError(f"TensorFlow Datasets has a {name} of its own; leave --task out, or give another name.")
+    raise InputError(f"TensorFlow Datasets has a {name} of its own; prepare that without a task, or give another name.")
 
 
 def describe(folder: str, split: str, shards: Sequence[str], num_bytes: int) -> None:
-    """Writes beside shards of documents, in order, what TFDS reads without any code: features and the split's sizes."""
+    """Writes the metadata, beside ordered shards of documents, with which TFDS reads them without any code."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordReader
 

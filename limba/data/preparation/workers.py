@@ -1,4 +1,4 @@
-"""Jobs done by several processes. Imports nothing heavy, so that a worker can choose how it imports the rest."""
+"""Jobs done by several processes. Nothing heavy is imported, so that a worker can choose how it imports the rest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Job = Callable[[], Any]  # picklable
 
 
 class Workers:
-    """Processes that do jobs; a context manager, whose end ends them.
+    """Processes that do jobs; they end with the context.
 
-    Each calls `preload()` before it unpacks its first job. One worker is this process itself, and none
-    is started before there are two jobs.
+    Each calls `preload()` before it unpacks its first job. With one worker, or one job, this process does the work.
     """
 
     def __init__(self, number: int, preload: Callable[[], None] | None = None):
@@ -35,14 +34,14 @@ class Workers:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def results(self, jobs: Sequence[Job], counter: Any = None) -> list[Any]:
-        """Returns the jobs' results, in no order; the first error stops the rest and is raised.
+        """Returns the results of the jobs in any order; the first error stops the others and is raised.
 
-        `counter` has `update(1)` and `close()`, as tqdm's bars. Raises ConfigError where a worker is killed.
+        `counter` has `update(1)` and `close()`, like tqdm's bars. Raises InputError if a worker is killed.
         """
         results = []
         try:
-            alone = self._number < 2 or len(jobs) < 2
-            for result in (job() for job in jobs) if alone else self._in_processes(jobs):
+            is_single = self._number < 2 or len(jobs) < 2
+            for result in (job() for job in jobs) if is_single else self._in_processes(jobs):
                 results.append(result)
                 if counter is not None:
                     counter.update(1)
@@ -62,14 +61,14 @@ class Workers:
                 yield future.result()
         except BrokenProcessPool:
             raise InputError(
-                "A worker process ended or was killed, perhaps for want of memory; run the command again with fewer "
-                "workers: it goes on where it stood."
+                "A worker process ended or was killed, perhaps because memory ran out; start again with fewer "
+                "workers: finished parts are not repeated."
             ) from None
 
 
 def _start_worker(preload: Callable[[], None] | None) -> None:
-    """Has a worker end with its parent: a pool's workers otherwise wait for ever when that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends them
+    """Makes a worker end with its parent; otherwise a pool's workers wait forever if the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives the signal too, and ends the workers
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Files of one record after another: ArrayRecord, read at random, and parquet, which other programs read too."""
+"""Files of records: ArrayRecord, for random access, and parquet, which other programs read too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS_PER_GROUP = 1_000  # of parquet; a unit of reading
 
 
 class ShardWriter(Protocol):
-    """Takes records until it is closed; the file is whole then. One of several columns has FIELD_SEPARATOR between."""
+    """Writes records until it is closed. A record of several columns has FIELD_SEPARATOR between them."""
 
     def __init__(self, path: str, columns: Sequence[str]): ...
     def write(self, record: bytes) -> None: ...
@@ -22,14 +22,14 @@ class ShardWriter(Protocol):
 
 
 class ArrayRecordWriter:
-    """Each record a serialized tf.train.Example with one bytes feature a column, named as it."""
+    """Each record is a serialized tf.train.Example with one bytes feature for each column."""
 
     def __init__(self, path: str, columns: Sequence[str]):
-        from array_record.python import array_record_module
+        from array_record.python.array_record_module import ArrayRecordWriter as Writer
 
         self._columns = columns
-        # Groups of one: a record is read by itself, where larger groups would have to be unpacked whole.
-        self._file = array_record_module.ArrayRecordWriter(path, "group_size:1")
+        # Groups of one: a single record can be read, while a larger group would have to be unpacked whole.
+        self._file = Writer(path, "group_size:1")
 
     def write(self, record: bytes) -> None:
         feature = {
@@ -45,7 +45,7 @@ class ArrayRecordWriter:
 
 
 class ParquetWriter:
-    """`tokens` as bytes, any other column as strings."""
+    """The column `tokens` is bytes, any other column is strings."""
 
     def __init__(self, path: str, columns: Sequence[str]):
         import pyarrow as pa
@@ -79,7 +79,7 @@ class ParquetWriter:
 
 
 def _values(record: bytes, columns: Sequence[str]) -> dict[str, bytes]:
-    """Returns column -> value; ids have zero bytes, so what is of one column is not cut."""
+    """Returns column -> value. One column is not split, since ids contain zero bytes."""
     values = [record] if len(columns) == 1 else record.split(FIELD_SEPARATOR)
     return dict(zip(columns, values, strict=True))
 

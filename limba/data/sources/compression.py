@@ -1,4 +1,4 @@
-"""Compressed files as their content, where one that is cut off is an error and not a shorter file."""
+"""The content of compressed files; a truncated file is an error, not a shorter file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ COMPRESSIONS = (".gz", ".zst")
 
 
 def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Returns the content of a file that is compressed as the suffix says, '' for not at all."""
+    """Returns the content of a file, decompressed according to the suffix; '' is a plain file."""
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file))
     return io.BufferedReader(ZstandardFile(file), 1 << 17) if suffix == ".zst" else file
 
 
 class ZstandardFile(io.RawIOBase):
-    """The content of a zstandard file of any number of frames; EOFError where it is cut off.
+    """The content of a zstandard file with any number of frames; EOFError if it is truncated.
 
-    The library's own stream reader takes a file that is cut off for one that ends there.
+    The library's own stream reader does not notice a truncated file.
     """
 
     def __init__(self, file: IO[bytes]):
@@ -41,7 +41,7 @@ class ZstandardFile(io.RawIOBase):
                     raise EOFError("the file ends within a zstandard frame")
                 return 0
             if self._unpacker is None:
-                # Files made with `zstd --long` want more than the 128 MiB that are the library's limit.
+                # zstd's long mode needs a larger window than the library's limit of 128 MiB.
                 self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
             self._content = memoryview(self._unpacker.decompress(self._packed))
             self._packed = b""

@@ -1,4 +1,4 @@
-"""Parquet files by their footers: one footer is read once, and of a row group only the bytes of one column."""
+"""Parquet files: each footer is read once, and of a row group only the requested columns."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from limba.config import InputError
-from limba.data.sources.remote import ReadError, ReadPolicy, open_file, reason_of
+from limba.config.errors import reason_of
+from limba.data.sources.remote import ReadError, ReadPolicy, open_file
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 MAGIC = b"PAR1"
-PAGE_BYTES = 1 << 18  # read at a time; without it the whole column of a row group is
-FOOTER_BYTES = 1 << 16  # read first, and at most 1/256 of the file: more than a footer is wasted
+PAGE_BYTES = 1 << 18  # bytes per read; else the whole column of a row group is read
+FOOTER_BYTES = 1 << 16  # bytes read first, at most 1/256 of the file, to find the footer
 
 
 class UnitError(InputError):
-    """Something is amiss with one unit alone, so that a run may go on without it."""
+    """Only one unit is damaged or unreadable, so a run may skip it."""
 
 
 class Footers:
-    """(size of the file, pyarrow's metadata) by path, each read once while its kept neighbours are under 32 MB.
+    """Returns (size of the file, pyarrow's metadata) of a path; caches up to 32 MB of them.
 
-    Raises UnitError for what is no parquet file, OSError for what cannot be read.
+    Raises UnitError for a file that is not parquet, OSError for one that cannot be read.
     """
 
     MOST_BYTES = 1 << 25
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[int, Any]] = OrderedDict()
         self._num_bytes = 0
 
     def __call__(self, path: str, policy: ReadPolicy) -> tuple[int, Any]:
         with self._lock:
-            if path in self._kept:
-                self._kept.move_to_end(path)
-                return self._kept[path]
+            if path in self._cache:
+                self._cache.move_to_end(path)
+                return self._cache[path]
         found = _read_footer(path, policy)
         with self._lock:
-            if path not in self._kept:
-                self._kept[path] = found
+            if path not in self._cache:
+                self._cache[path] = found
                 self._num_bytes += found[1].serialized_size
-            while self._num_bytes > self.MOST_BYTES and len(self._kept) > 1:
-                _, (_, metadata) = self._kept.popitem(last=False)
+            while self._num_bytes > self.MOST_BYTES and len(self._cache) > 1:
+                _, (_, metadata) = self._cache.popitem(last=False)
                 self._num_bytes -= metadata.serialized_size
         return found
 
@@ -59,7 +60,7 @@ def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
     with open_file(path, policy) as file:
         size = file.seek(0, 2)
         if size < 12:
-            raise damaged(f"{size} bytes are no parquet file")
+            raise damaged(f"{size} bytes are too few")
 
         def last(count: int) -> bytes:
             file.seek(size - count)
@@ -67,7 +68,7 @@ def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
 
         tail = last(min(size, max(8, min(FOOTER_BYTES, size >> 8))))
         if tail[-4:] != MAGIC:
-            raise damaged("it does not end as one")
+            raise damaged("it does not end with PAR1")
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length > size:
             raise damaged("its footer is longer than the file")
@@ -82,9 +83,9 @@ def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
 def parquet_values(
     path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: Any
 ) -> Iterator[tuple[str | bytes, ...]]:
-    """Yields the texts of some columns of a row group, row by row, rows with a null left out.
+    """Yields the texts of some columns of a row group, row by row; rows with a null are left out.
 
-    Raises UnitError for pages that are damaged, ConfigError for a column that does not hold text.
+    Raises UnitError for damaged pages, InputError for a column that does not hold text.
     """
     import pyarrow
     import pyarrow.parquet
@@ -120,12 +121,12 @@ def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
 
 
 def not_text(place: str, value: Any, column: str) -> str:
-    """Returns the message for a value of another kind."""
-    return f"{place} holds {type(value).__name__} in column {column!r}, not text; name another column."
+    """Returns the error message for a value that is not text."""
+    return f"{place} holds {type(value).__name__} in column {column!r}, not text; set DataConfig.column to another one."
 
 
 def _column_range(group: Any, column: str, size: int) -> tuple[int, int]:
-    """Returns the bytes [start, stop) where a row group keeps a column."""
+    """Returns the byte range [start, stop) of a row group's column."""
     starts, stops = [], []
     for index in range(group.num_columns):
         chunk = group.column(index)

@@ -1,20 +1,17 @@
-"""Files of documents as units that are listed, dealt and read one by one, in bounded memory.
+"""Files of documents as units that are listed, divided among shards and read one by one, in bounded memory.
 
 A unit is a byte range of a text or JSON lines file, a row group of a parquet file, or a whole file
 that can only be read from its beginning (csv, anything compressed). A unit is read in chunks of about
-256 KiB of text; chunk k of a unit is always the same documents, so a position is three numbers.
+256 KiB of text. Chunk k of a unit is always the same documents, so a data position is three numbers.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import logging
 import sys
-import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
@@ -22,23 +19,22 @@ from typing import IO, Any
 import fsspec
 import zstandard
 
-from limba.config import ConfigError, InputError
+from limba.config import InputError
+from limba.config.errors import reason_of
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values
-from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file, reason_of
-
-logger = logging.getLogger(__name__)
+from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
 
 CHUNK_BYTES = 1 << 18
 CHUNK_DOCUMENTS = 4096
 SMALLEST_UNIT = 1 << 16  # bytes of a range of lines
-# Larger ones, up to so many bytes, while a corpus has more units than that: enough to be dealt to many shards, few
-# enough that opening them and listing them costs little.
+# (bytes, units): a corpus with more units gets larger ones, up to this size. These are enough units for many shards,
+# and few enough to list and open cheaply.
 LARGER_UNITS = ((CHUNK_BYTES, 256), (1 << 20, 4096))
 REQUESTS_AT_ONCE = 16
 BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-FIELD_SEPARATOR = b"\0"  # between the texts of several columns, which then lose this letter
+FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
 ARRAY_HINT = "; a file that is one JSON array must be rewritten as JSON lines"
 FORMATS = {
     ".txt": "text",
@@ -53,7 +49,7 @@ PATIENT = ReadPolicy()
 
 @dataclass(frozen=True)
 class File:
-    """A file as found: its address for fsspec, and its size where the file system tells it."""
+    """A file that was listed: its address for fsspec, and its size where the file system gives one."""
 
     path: str
     size: int | None
@@ -73,7 +69,7 @@ class Unit:
 
     @property
     def place(self) -> str:
-        """The unit as a message names it."""
+        """The name of the unit in messages."""
         if self.stop is None:
             return self.path
         if file_format(self.path)[0] == "parquet":
@@ -82,11 +78,15 @@ class Unit:
 
 
 class RecordError(UnitError):
-    """A line that is not what its file should hold, found at the same place by whoever reads it."""
+    """An invalid line; every reader finds it at the same place."""
 
 
 def file_format(path: str) -> tuple[str, str]:
-    """Returns (format, '.gz', '.zst' or '') by suffix; ConfigError for a suffix that is not known."""
+    """Returns (format, '.gz', '.zst' or '') by suffix; InputError for an unknown suffix.
+
+    >>> file_format("web/part-0.JSONL.gz"), file_format("hf://datasets/a/b/0.parquet")
+    (('json', '.gz'), ('parquet', ''))
+    """
     plain = path.split("?")[0].lower()
     packed = next((suffix for suffix in COMPRESSIONS if plain.endswith(suffix)), "")
     plain = plain.removesuffix(packed)
@@ -94,15 +94,15 @@ def file_format(path: str) -> tuple[str, str]:
         if plain.endswith(suffix) and not (packed and name in ("parquet", "array_record")):
             return name, packed
     raise InputError(
-        f"{path} has a suffix that is not known; "
+        f"{path} has an unknown suffix; "
         "give .txt, .jsonl, .json or .csv files, each also with .gz or .zst, .parquet or .array_record."
     )
 
 
 def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[File]:
-    """Returns the files of all patterns, sorted by path, each once; ConfigError for one that matches nothing.
+    """Returns the files of all patterns, sorted by path, each once; InputError for a pattern that matches nothing.
 
-    A listing that fails is never skipped: another list of files would be another corpus.
+    A listing that fails is never skipped: a different list of files would be a different corpus.
     """
     found: dict[str, File] = {}
     for pattern in patterns:
@@ -111,14 +111,12 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
         except InputError:
             raise
         except (OSError, ValueError, ImportError) as error:
-            advice = (
-                "try again later"
-                if getattr(error, "passing", False)
-                else "check the path, and the token if it is private"
-            )
+            advice = advice_on(error, "check the path, and the token if it is private")
             raise InputError(f"The corpus {pattern} cannot be listed ({reason_of(error)}); {advice}.") from error
         if not matches:
-            raise InputError(f"The corpus path {pattern} matches no file; check it, and the directory it starts in.")
+            raise InputError(
+                f"The corpus path {pattern} matches no file; check it, and the directory that it starts in."
+            )
         found |= {file.path: file for file in matches}
     for path in found:
         file_format(path)
@@ -147,7 +145,7 @@ def _is_directory(pattern: str) -> InputError:
 
 
 def _remote_matches(pattern: str, system: Any, path: str, policy: ReadPolicy) -> list[File]:
-    def told(method: str, *arguments: str, **options: object) -> Any:
+    def answer(method: str, *arguments: str, **options: object) -> Any:
         try:
             return ask(system, policy, method, *arguments, **options)
         except ReadError as error:
@@ -158,30 +156,29 @@ def _remote_matches(pattern: str, system: Any, path: str, policy: ReadPolicy) ->
     web = "http" in system.protocol
     magic = [path.index(letter) for letter in ("*[" if web else "*?[") if letter in path]
     if magic:
-        listing = told("glob", path, detail=True, **({"on_error": "raise"} if web else {})) or {}
+        listing = answer("glob", path, detail=True, **({"on_error": "raise"} if web else {})) or {}
         entries = [details | {"name": name} for name, details in listing.items()]
-        if not entries and not web:  # some take a server that does not answer for an empty directory
-            told("ls", path[: min(magic)].rpartition("/")[0], detail=False)
+        if not entries and not web:  # some libraries list an unreachable server as an empty directory
+            answer("ls", path[: min(magic)].rpartition("/")[0], detail=False)
     else:
-        details = told("info", path)
+        details = answer("info", path)
         if details is not None and details["type"] == "directory":
             raise _is_directory(pattern)
         entries = [] if details is None else [details | {"name": path}]
     entries = [entry for entry in entries if entry["type"] != "directory"]
-    if web and magic:  # a page of links tells no sizes
+    if web and magic:  # a page of links has no sizes
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            found = list(pool.map(lambda entry: told("info", entry["name"]) or {}, entries))
+            found = list(pool.map(lambda entry: answer("info", entry["name"]) or {}, entries))
         entries = [entry | {"name": listed["name"]} for listed, entry in zip(entries, found, strict=True)]
     ranged = [entry.get("size") if entry.get("partial", True) else None for entry in entries]
     return [File(system.unstrip_protocol(entry["name"]), size) for entry, size in zip(entries, ranged, strict=True)]
 
 
 def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:
-    """Returns the units of the files in order; reads no text, and of parquet only the footers.
+    """Returns the units of the files in order; reads only the footers of parquet files.
 
-    A footer that does not come ends it with a ConfigError also where reading would skip, since another
-    list of units would be another order of the corpus. One that is not parquet is a unit then, to be
-    skipped when it is read.
+    A footer that cannot be fetched is an InputError even if the policy is 'skip', since another list of units is
+    another order of the corpus. With that policy a file that is not parquet is one unit, skipped when it is read.
     """
     footers = footers or Footers()
     total = sum(file.size or 0 for file in files)
@@ -197,7 +194,9 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     for file in files:
         form, packed = file_format(file.path)
         if form == "array_record":
-            raise InputError(f"{file.path} is ArrayRecord, which is read with its like alone; give only such files.")
+            raise InputError(
+                f"{file.path} is ArrayRecord, which cannot be mixed with other formats; give only such files."
+            )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
         elif form == "csv" or packed or file.size is None:
@@ -215,7 +214,7 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
             raise
         return 1
     except OSError as error:
-        advice = "try again later" if getattr(error, "passing", False) else "check the file and its permissions"
+        advice = advice_on(error, "check the file and its permissions")
         raise InputError(f"The footer of {path} cannot be read ({reason_of(error)}); {advice}.") from error
 
 
@@ -224,16 +223,16 @@ def read_chunks(
 ) -> Iterator[list[bytes]]:
     """Yields the unit's documents as UTF-8 in lists of about 256 KiB; empty documents are left out.
 
-    Of several columns a document holds the texts in order, FIELD_SEPARATOR between them; rows where one is empty
-    are left out.
+    A document of several columns has their texts in order with FIELD_SEPARATOR between them; rows with an empty text
+    are skipped.
 
-    Raises ConfigError, naming the file and the place, for what cannot be opened, decoded or parsed,
-    and for a column that is not there. Of these, UnitError is for what may be amiss with this unit alone.
+    Raises InputError, which names the file and the place, for a unit that cannot be opened, decoded or parsed,
+    and for a missing column; UnitError if only this unit may be damaged.
     """
     columns = (column,) if isinstance(column, str) else tuple(column)
     try:
         if file_format(unit.path)[0] == "parquet":
-            yield from _in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
+            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
@@ -244,17 +243,18 @@ def read_chunks(
                 rows = _json(unit, file, columns)
             elif len(columns) > 1:
                 raise InputError(
-                    f"{unit.path} has no columns, and {columns} are asked for; give .jsonl, .csv or .parquet."
+                    f"{unit.path} has no columns, and the task reads {columns}; give .jsonl, .csv or .parquet."
                 )
             else:
                 rows = _text(unit, file)
-            yield from _in_chunks(rows, policy)
+            yield from in_chunks(rows, policy)
     except InputError:
         raise
     except ReadError as error:
-        advice = "try again later" if error.passing else "check the file and its permissions"
+        advice = advice_on(error, "check the file and its permissions")
         raise UnitError(
-            f"{unit.place} cannot be read ({error}); {advice}, or set on_read_failure to 'skip' to go on without."
+            f"{unit.place} cannot be read ({error}); {advice}, or set DataConfig.on_read_failure to 'skip' to leave it"
+            " out."
         ) from error
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise UnitError(
@@ -262,7 +262,13 @@ def read_chunks(
         ) from error
 
 
-def _in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
+def advice_on(error: Exception, otherwise: str) -> str:
+    """Returns the advice for a failed request: wait if it may succeed later, else `otherwise`."""
+    return "try again later" if getattr(error, "is_temporary", False) else otherwise
+
+
+def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
+    """Yields lists of the documents that are not blank, about 256 KiB each; the last one is shorter."""
     chunk, size = [], 0
     try:
         for row in rows:
@@ -273,8 +279,8 @@ def _in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes
                 yield chunk
                 chunk, size = [], 0
     except RecordError:
-        # Half a chunk may be given only if the other half will never be there: not to a run that stops for
-        # a mend, and not where the network broke off.
+        # The half chunk before a bad line is yielded only if the rest is skipped for good, not if the run stops until
+        # the line is corrected, and not after a network failure.
         if chunk and policy.on_failure == "skip":
             yield chunk
         raise
@@ -286,7 +292,7 @@ def _lines(unit: Unit, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yields (offset in the file, line without its end) for lines that start within the unit."""
     position = 0
     if unit.start > 0:
-        # The line that the previous range started is that range's; one that starts just here is ours.
+        # A line belongs to the range in which it starts.
         file.seek(unit.start - 1)
         position = unit.start - 1
         while True:
@@ -316,7 +322,7 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
 
 
 def _place(path: str, offset: int) -> str:
-    """Returns the number of the line at an offset of the content, or the offset where counting would cost too much."""
+    """Returns the line number at an offset of the content, or the offset if counting would take too long."""
     if "://" in path or offset > BYTES_COUNTED:
         return f"the line at byte {offset}"
     with open_file(path, PATIENT) as raw:
@@ -335,7 +341,7 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
-    kind: type[InputError] = ConfigError  # that the first record lacks the column is no damage of this unit
+    kind = InputError  # if the first record lacks the column, the unit is not damaged
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
         if not text.strip():
@@ -345,12 +351,13 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
         except ValueError as error:
             hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
             raise RecordError(
-                f"{unit.path} {_place(unit.path, offset)} is not JSON ({reason_of(error)}){hint or '; mend the line'}."
+                f"{unit.path} {_place(unit.path, offset)} is not JSON"
+                f" ({reason_of(error)}){hint or '; correct the line'}."
             ) from None
         if not isinstance(record, Mapping):
             hint = ARRAY_HINT if isinstance(record, list) else ""
             raise RecordError(
-                f"{unit.path} {_place(unit.path, offset)} is JSON but no object{hint}; "
+                f"{unit.path} {_place(unit.path, offset)} is JSON but not an object{hint}; "
                 f'write one {{"{columns[0]}": "..."}} per line.'
             )
         values = []
@@ -366,7 +373,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
 
 
 def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
-    csv.field_size_limit(sys.maxsize)  # the library's 128 KiB is less than a long document
+    csv.field_size_limit(sys.maxsize)  # the library's default limit, 128 KiB, is too small for long documents
     lines = (_decode(unit, offset, line) + "\n" for offset, line in _lines(unit, file))
     reader = csv.reader(lines, strict=True)
     try:
@@ -383,11 +390,11 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
             elif row:
                 raise RecordError(
                     f"{unit.path} line {reader.line_num} has {len(row)} fields and the header {len(header)}; "
-                    "mend the line."
+                    "correct the line."
                 )
     except csv.Error as error:
         raise RecordError(
-            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); mend the line."
+            f"{unit.path} line {reader.line_num} is not csv ({reason_of(error)}); correct the line."
         ) from None
 
 
@@ -402,7 +409,7 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
 
 
 def joined(values: Sequence[str | bytes]) -> bytes:
-    """Returns one document of a row's texts, FIELD_SEPARATOR between them; nothing where one of several is empty."""
+    """Joins a row's texts with FIELD_SEPARATOR; returns b"" if one of several is empty."""
     encoded = [_encoded(value) for value in values]
     if len(encoded) == 1:
         return encoded[0]
@@ -420,81 +427,6 @@ def _encoded(value: str | bytes) -> bytes:
         return value.encode(errors="replace")
 
 
-def _no_column(path: str, column: str, there: Sequence[str]) -> str:
-    names = ", ".join(map(repr, there)) or "none"
-    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one."
-
-
-class ChunkReader:
-    """Chunk k of a unit, for many threads at once; reading forward costs each byte once.
-
-    A reader that stands before the chunk wanted next is kept open; when there is none the unit is
-    opened again and read up to the chunk, so that what is returned never depends on what was read.
-
-    Where the policy says 'skip', a unit that fails ends there, for the life of this object: `skipped`
-    has (unit's name, reason) of each. Another process may read more of it, and its positions stay
-    right, since a chunk is the same documents wherever it can be read.
-    """
-
-    MOST_OPEN, MOST_KEPT = 512, 64
-
-    def __init__(
-        self,
-        column: str | Sequence[str],
-        policy: ReadPolicy = PATIENT,
-        read: Callable[[Unit], Iterator[list[bytes]]] | None = None,
-    ):
-        self.footers = Footers()
-        self._policy = policy
-        self._read = read or (lambda unit: read_chunks(unit, column, policy, self.footers))
-        self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[Unit, int], list[Iterator[list[bytes]]]] = OrderedDict()
-        self._kept: OrderedDict[tuple[Unit, int], list[bytes] | None] = OrderedDict()
-        self._ends: dict[Unit, tuple[int, str]] = {}  # of skipped units: the first chunk left out, and why
-
-    @property
-    def skipped(self) -> list[tuple[str, str]]:
-        with self._lock:
-            return [(unit.name, f"from chunk {end} on: {reason}") for unit, (end, reason) in self._ends.items()]
-
-    def __call__(self, unit: Unit, chunk: int) -> list[bytes] | None:
-        """Returns the documents of the chunk, or None where the unit has ended before it."""
-        key = (unit, chunk)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            if unit in self._ends and chunk >= self._ends[unit][0]:
-                return None
-            waiting = self._open.get(key)
-            reader = waiting.pop() if waiting else None
-            if waiting == []:
-                del self._open[key]
-        failure = None
-        try:
-            if reader is None:
-                reader = self._read(unit)
-                for _ in range(chunk):
-                    next(reader, None)
-            documents = next(reader, None)
-        except UnitError as error:
-            if self._policy.on_failure == "stop":
-                raise
-            documents, failure = None, error
-        with self._lock:
-            if failure is not None:
-                self._skip(unit, chunk, str(failure))
-            self._kept[key] = documents
-            if len(self._kept) > self.MOST_KEPT:
-                self._kept.popitem(last=False)
-            if documents is not None and reader is not None:
-                self._open.setdefault((unit, chunk + 1), []).append(reader)
-            if len(self._open) > self.MOST_OPEN:
-                self._open.popitem(last=False)  # its generator closes the file
-        return documents
-
-    def _skip(self, unit: Unit, chunk: int, reason: str) -> None:
-        if unit not in self._ends:
-            logger.warning("The rest of %s is skipped, from chunk %d on: %s", unit.name, chunk, reason)
-        if unit not in self._ends or chunk < self._ends[unit][0]:
-            self._ends[unit] = (chunk, reason)
+def _no_column(path: str, column: str, columns: Sequence[str]) -> str:
+    names = ", ".join(map(repr, columns)) or "none"
+    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these."

@@ -1,7 +1,7 @@
-"""Reading files that lie elsewhere: each request has a time limit and is repeated, and no byte comes twice.
+"""Remote files: each request has a time limit and is repeated if it fails, and no byte is returned twice.
 
-A file is read by requests for exact byte ranges. A request that fails, stalls, trickles or brings fewer
-bytes than asked for is made again as a whole, so that whoever reads the file never sees the trouble.
+A file is read by requests for exact byte ranges. A request that fails, stalls, is too slow or returns too few
+bytes is repeated; the reader of the file does not notice.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from fsspec.implementations.http import HTTPStreamFile
 
 from limba.config import InputError
 from limba.config.data import READ_FAILURES
+from limba.config.errors import reason_of
 
 logger = logging.getLogger(__name__)
 
-# Else gcsfs asks by gRPC, before every single read where the answer is refused, whether a bucket is of the zonal kind.
+# Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every read.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
-BLOCK_BYTES = 1 << 19  # of one request: 256 files open at once hold at most 128 MiB
-BUFFER_BYTES = 1 << 16  # of an open file: each fill of it leaves the interpreter to another thread
-SMALLEST_BLOCK = 1 << 10  # beyond the end of a unit, where only the rest of a line is wanted
-LISTING_TIMEOUTS = 5  # a listing is many requests, which no library lets us time one by one
+BLOCK_BYTES = 1 << 19  # of one request: 256 open files hold at most 128 MiB
+BUFFER_BYTES = 1 << 16  # of an open file; each refill lets another thread take the interpreter
+SMALLEST_BLOCK = 1 << 10  # after the end of a unit, where only the rest of a line is needed
+LISTING_TIMEOUTS = 5  # a listing is many requests, and no library can time them one by one
 REPEATED_STATUSES = (408, 425, 429)  # of those below 500
-LASTING_ERRORS = (FileNotFoundError, PermissionError, ValueError, TypeError, LookupError, ImportError)
-LASTING_KINDS = ("OfflineModeIsEnabled", "DefaultCredentialsError")  # of the hub and of Google, by name: not imported
+PERMANENT_ERRORS = (FileNotFoundError, PermissionError, ValueError, TypeError, LookupError, ImportError)
+PERMANENT_KINDS = ("OfflineModeIsEnabled", "DefaultCredentialsError")  # of the hub and of Google, by name: not imported
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ReadPolicy:
-    """How long one request may take, how often it is made, and what then: 'stop' or 'skip' the rest of the unit.
+    """The time limit and attempts of a request, and what follows: 'stop', or 'skip' the rest of the unit.
 
-    Between attempts it waits 1/60 of the time-out, twice as long each time up to half of it, and as
-    much again by chance: 1, 2, 4, 8, 16 seconds and a part with the defaults.
+    The first pause is 1/60 of the time limit; each further one is twice as long, up to half of the limit. A random
+    part of up to 1/60 of the limit is added. With the defaults: 1, 2, 4, 8, 16 seconds, plus up to one second.
     """
 
     timeout_seconds: float = 60.0
@@ -62,11 +63,11 @@ class ReadPolicy:
 
 
 class ReadError(OSError):
-    """A request that failed: its reason, whether it may succeed later, and whether there is no such file."""
+    """A request failed: the reason, whether it may succeed later, and whether the file does not exist."""
 
-    def __init__(self, reason: str, *, passing: bool, missing: bool = False):
+    def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False):
         super().__init__(reason)
-        self.passing, self.missing = passing, missing
+        self.is_temporary, self.missing = is_temporary, missing
 
 
 def is_local(system: Any) -> bool:
@@ -77,16 +78,10 @@ def _protocols(system: Any) -> tuple[str, ...]:
     return (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
 
 
-def reason_of(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its kind where it says nothing."""
-    said = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
-    return said.rstrip(".") or type(error).__name__
-
-
 def ask(system: Any, policy: ReadPolicy, method: str, *arguments: Any, **options: Any) -> Any:
-    """Returns what a method of the file system returns, within the time-out, asked again after passing trouble.
+    """Calls a method of the file system within the time limit; repeats it if it may succeed later.
 
-    Raises ReadError once the attempts are used up, or at once for what will not pass (404, 403).
+    Raises ReadError when the attempts are used up, or at once for a permanent failure (404, 403).
     """
     seconds = policy.timeout_seconds * (LISTING_TIMEOUTS if method in ("glob", "ls") else 1)
     if isinstance(system, AsyncFileSystem):
@@ -96,7 +91,7 @@ def ask(system: Any, policy: ReadPolicy, method: str, *arguments: Any, **options
 
 
 def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> bytes:
-    """Returns bytes [start, stop) of a file, all of them; ReadError as `ask` raises it."""
+    """Returns exactly the bytes [start, stop) of a file. Raises ReadError as `ask` does."""
 
     def once() -> bytes:
         data: Any
@@ -105,28 +100,28 @@ def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> 
         elif isinstance(system, AsyncFileSystem):
             data = sync(system.loop, system._cat_file, path, start, stop, timeout=policy.timeout_seconds)
         else:
-            # The hub's files would read ahead 5 MB.
+            # The hub's files would prefetch 5 MB.
             options = {"cache_type": "none"} if "hf" in _protocols(system) else {}
             data = _within(policy.timeout_seconds, lambda: system.cat_file(path, start, stop, **options))
         if len(data) < stop - start:
-            raise ReadError(f"only {len(data)} of {stop - start} bytes came", passing=True)
+            raise ReadError(f"only {len(data)} of {stop - start} bytes came", is_temporary=True)
         if len(data) > stop - start:
-            raise ReadError("the server does not give ranges of bytes", passing=False)
+            raise ReadError("the server does not support byte ranges", is_temporary=False)
         return data
 
     return _persist(policy, policy.timeout_seconds, once)
 
 
 async def _http_range(system: Any, url: str, start: int, stop: int) -> bytes:
-    # Not the file system's own `_cat_file`: that takes in the whole file where a server ignores the range.
+    # Not the file system's `_cat_file`, which reads the whole file if a server ignores the range.
     session = await system.set_session()
     options = dict(system.kwargs)
-    # Of a body that is compressed on its way the range would be another.
+    # The range of a compressed body would differ.
     headers = {**options.pop("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     async with session.get(system.encode_url(url), headers=headers, **options) as reply:
         system._raise_not_found_for_status(reply, url)
         if reply.status != 206 and reply.content_length != stop - start:
-            raise ReadError("the server does not give ranges of bytes", passing=False)
+            raise ReadError("the server does not support byte ranges", is_temporary=False)
         return await reply.read()
 
 
@@ -135,10 +130,10 @@ def _await(system: Any, seconds: float, method: str, arguments: tuple, options: 
 
 
 def _within(seconds: float, function: Callable[[], T]) -> T:
-    """Returns what the function returns; TimeoutError after so many seconds, and its thread is left behind.
+    """Calls the function; after `seconds` raises TimeoutError and abandons its thread.
 
-    There is no other sure way to end a read of a library whose time-outs count from byte to byte. The
-    thread is a daemon, so that it does not hold up the end of the program either.
+    There is no other safe way to end a read by a library whose time limits apply between bytes. The thread is a
+    daemon, so the program can end without it.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -146,7 +141,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     def work() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+        except BaseException as error:  # noqa: BLE001  raised again by the thread that waits
             errors.append(error)
 
     thread = threading.Thread(target=work, name="read", daemon=True)
@@ -168,54 +163,55 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
         except Exception as error:
             raise _as_read_error(error, seconds) from error
 
-    def say(state: tenacity.RetryCallState) -> None:
+    def log(state: tenacity.RetryCallState) -> None:
         logger.info(
             "Attempt %d of %d: %s", state.attempt_number, policy.attempts, state.outcome and state.outcome.exception()
         )
 
     first = policy.timeout_seconds / 60
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, ReadError) and error.passing),
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, ReadError) and error.is_temporary),
         stop=tenacity.stop_after_attempt(policy.attempts),
         wait=tenacity.wait_exponential_jitter(multiplier=first, max=policy.timeout_seconds / 2, jitter=first),
-        before_sleep=say,
+        before_sleep=log,
         reraise=True,
     )
     try:
         return retrying(attempt)
     except ReadError as error:
-        if not error.passing:
+        if not error.is_temporary:
             raise
-        raise ReadError(f"{error}, at the last of {policy.attempts} attempts", passing=True) from error
+        raise ReadError(f"{error}, at the last of {policy.attempts} attempts", is_temporary=True) from error
 
 
 def _as_read_error(error: Exception, seconds: float) -> ReadError:
-    # fsspec calls a file missing whatever has happened, and keeps what it was as the cause.
-    told = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
-    if isinstance(told, TimeoutError):
-        return ReadError(f"it was not answered in full within {seconds:g} seconds", passing=True)
-    response = getattr(told, "response", None)
-    # aiohttp, gcsfs, and the hub each have a place of their own for the status; aiohttp says 400 also of garbage
-    # that came as an answer, and then names a cause.
-    holders = ((told if told.__cause__ is None else None, "status"), (told, "code"), (response, "status_code"))
+    # fsspec raises FileNotFoundError whatever has happened, with the real error as its cause.
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ is not None else error
+    if isinstance(cause, TimeoutError):
+        return ReadError(f"there was no complete response within {seconds:g} seconds", is_temporary=True)
+    response = getattr(cause, "response", None)
+    # aiohttp, gcsfs and the hub each have a different attribute for the status. aiohttp also reports 400 if the
+    # response is garbage, and then has a cause.
+    holders = ((cause if cause.__cause__ is None else None, "status"), (cause, "code"), (response, "status_code"))
     found = (getattr(holder, name, None) for holder, name in holders)
     status = next((int(str(number)) for number in found if str(number).isdigit()), None)
     if status is not None and status >= 400:
-        passing = status >= 500 or status in REPEATED_STATUSES
-        said = getattr(told, "message", "") or getattr(response, "reason_phrase", "")
-        return ReadError(f"HTTP {status} {said}".strip(), passing=passing, missing=status == 404)
-    # gcsfs tells of 403 by this word alone.
-    refused = str(told).startswith("Forbidden") or type(told).__name__ in LASTING_KINDS
-    passing = not refused and not isinstance(told, LASTING_ERRORS)
-    missing = isinstance(told, FileNotFoundError)
-    return ReadError("there is no such file" if missing else reason_of(told), passing=passing, missing=missing)
+        is_temporary = status >= 500 or status in REPEATED_STATUSES
+        said = getattr(cause, "message", "") or getattr(response, "reason_phrase", "")
+        return ReadError(f"HTTP {status} {said}".strip(), is_temporary=is_temporary, missing=status == 404)
+    # gcsfs reports 403 only by this word.
+    refused = str(cause).startswith("Forbidden") or type(cause).__name__ in PERMANENT_KINDS
+    is_temporary = not refused and not isinstance(cause, PERMANENT_ERRORS)
+    missing = isinstance(cause, FileNotFoundError)
+    return ReadError(
+        "there is no such file" if missing else reason_of(cause), is_temporary=is_temporary, missing=missing
+    )
 
 
 class RemoteFile(io.RawIOBase):
-    """Bytes of a remote file from any position; ahead of what is asked for it reads only within [.., stop).
+    """A remote file that is read from any byte, in blocks, up to `stop`.
 
-    Beyond `stop` it asks for little at first, then for twice as much each time. `size` is found out
-    when it is needed.
+    After `stop` it requests little at first, then twice as much each time. `size` is requested on first use.
     """
 
     def __init__(
@@ -239,7 +235,7 @@ class RemoteFile(io.RawIOBase):
         if self._known_size is None:
             self._known_size = ask(self._system, self._policy, "info", self._path).get("size")
             if self._known_size is None:
-                raise ReadError("the server does not tell the size", passing=False)
+                raise ReadError("the server does not report the size", is_temporary=False)
         return self._known_size
 
     def readable(self) -> bool:
@@ -264,7 +260,7 @@ class RemoteFile(io.RawIOBase):
         buffer[: len(part)] = part
         self._position += len(part)
         if offset + len(part) == len(self._block):
-            self._block = memoryview(b"")  # nothing is kept of a file that waits for its turn
+            self._block = memoryview(b"")  # a waiting file takes no memory
         return len(part)
 
     def _next_block(self) -> bytes:
@@ -278,9 +274,9 @@ class RemoteFile(io.RawIOBase):
 
 
 class RemoteStream(io.RawIOBase):
-    """A remote file from its beginning, for a server that tells no size or gives no ranges.
+    """A remote file that is read from its beginning, for a server that gives no size or no ranges.
 
-    After a failure it is opened again and read up to where it stood.
+    After a failure it is opened again and read up to the same byte.
     """
 
     def __init__(self, system: Any, path: str, policy: ReadPolicy):
@@ -312,26 +308,26 @@ class RemoteStream(io.RawIOBase):
                     self._read += len(data)
                     return data
                 if not data:
-                    raise ReadError(f"it ended at byte {self._read}, which it had passed before", passing=True)
+                    raise ReadError(f"it ended at byte {self._read}; an earlier read went further", is_temporary=True)
                 self._read += len(data)
         except BaseException:
-            self._leave()
+            self._drop()
             raise
 
-    def _leave(self) -> None:
+    def _drop(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
 
     def close(self) -> None:
-        self._leave()
+        self._drop()
         super().close()
 
     def _open(self) -> Any:
         if "http" not in _protocols(self._system):
             return self._system.open(self._path, "rb", block_size=0)
         session = sync(self._system.loop, self._system.set_session)
-        # The session's own limit of 5 minutes is for the whole of a file.
+        # The session's default limit of 5 minutes would apply to the whole file.
         options = {"timeout": ClientTimeout(), "headers": {"Accept-Encoding": "identity"}}
         return HTTPStreamFile(self._system, self._path, session=session, loop=self._system.loop, **options)
 
@@ -339,7 +335,7 @@ class RemoteStream(io.RawIOBase):
 def open_file(
     path: str, policy: ReadPolicy, start: int = 0, stop: int | None = None, size: int | None = None
 ) -> IO[bytes]:
-    """Returns the file for reading; of a remote one no more than bytes [start, stop) is read ahead."""
+    """Returns the file for reading; of a remote one at most bytes [start, stop) are prefetched."""
     system, stripped = fsspec.core.url_to_fs(path)
     if is_local(system):
         return open(stripped, "rb", buffering=BUFFER_BYTES)
@@ -349,3 +345,16 @@ def open_file(
         if size is None or details.get("partial") is False:
             return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
     return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Writes a file at a path or address atomically; OSError if that fails."""
+    system, stripped = fsspec.core.url_to_fs(path)
+    if not is_local(system):
+        system.pipe_file(stripped, data)  # an object store shows an object when it is complete
+        return
+    os.makedirs(os.path.dirname(stripped) or ".", exist_ok=True)
+    unfinished = f"{stripped}.{os.getpid()}.tmp"
+    with open(unfinished, "wb") as file:
+        file.write(data)
+    os.replace(unfinished, stripped)

@@ -1,4 +1,4 @@
-"""Vocabularies: read, trained, reported on, and the bytes that their pieces spell.
+"""Vocabularies: loading, training, reports on them, and the bytes of their pieces.
 
 Part of `data/`: imports `config/`, never jax.
 """

@@ -1,7 +1,7 @@
-"""SentencePiece's own normalization rules, read back out of a model, so that rules can be added to them.
+"""SentencePiece's own normalization rules, read from a model, so that rules can be added to them.
 
-The rules lie in a model as a double-array trie (Aoe 1989; the layout is that of darts-clone) from UTF-8
-to UTF-8. SentencePiece takes added rules only as a whole table of its own, a TSV of code points.
+A model stores the rules as a double-array trie (Aoe 1989, in the layout of darts-clone) from UTF-8
+to UTF-8. SentencePiece takes added rules only as part of a whole table, a TSV of code points.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-# Romanian's letters have a comma below. Fonts and keyboards of the past only had Turkish's cedilla.
+from limba.data.vocabulary.load import parse_model
+
+# Romanian's letters have a comma below. Old fonts and keyboards only had the cedilla of Turkish.
 ROMANIAN_COMMAS = {"ş": "ș", "ţ": "ț", "Ş": "Ș", "Ţ": "Ț"}  # s, t, S, T
 
 
 def normalization_tsv(rule_name: str, replacements: Mapping[str, str]) -> str:
-    """Returns SentencePiece's rules of that name as TSV, `replacements` of letters applied to what they give.
+    """Returns SentencePiece's rules of that name as TSV, with `replacements` of letters applied to their results.
 
-    A letter that has no rule gets one, and rules that give it are changed, since only one rule is applied
-    at each place: s with a combining cedilla becomes the letter with a comma too.
+    A letter without a rule gets one. Rules whose result has the letter are changed, since SentencePiece applies only
+    one rule at each place: s with a combining cedilla becomes the letter with a comma too.
     """
     table = str.maketrans(dict(replacements))
     rules = {source: target.translate(table) for source, target in builtin_rules(rule_name).items()}
@@ -36,12 +38,11 @@ def _code_points(text: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def builtin_rules(rule_name: str) -> Mapping[str, str]:
-    """Returns {text: what it becomes} of `nmt_nfkc`, `nfkc`, … as this version of SentencePiece has them.
+    """Returns {text: replacement} of `nmt_nfkc`, `nfkc`, … as this version of SentencePiece has them.
 
-    They are not published with the package in any other form than in the models that it trains.
+    The package publishes them only inside the models that it trains.
     """
     import sentencepiece
-    from sentencepiece import sentencepiece_model_pb2
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -52,13 +53,11 @@ def builtin_rules(rule_name: str) -> Mapping[str, str]:
         normalization_rule_name=rule_name,
         minloglevel=2,
     )
-    return rules_of(
-        sentencepiece_model_pb2.ModelProto.FromString(model.getvalue()).normalizer_spec.precompiled_charsmap
-    )
+    return rules_of(parse_model(model.getvalue()).normalizer_spec.precompiled_charsmap)
 
 
 def rules_of(precompiled: bytes) -> dict[str, str]:
-    """Returns {text: what it becomes} of a model's `precompiled_charsmap`; none where it is empty."""
+    """Returns {text: replacement} of a model's `precompiled_charsmap`; {} if that is empty."""
     if not precompiled:
         return {}
     (size,) = struct.unpack_from("<I", precompiled)

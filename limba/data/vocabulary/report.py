@@ -1,4 +1,4 @@
-"""How well vocabularies cut text: tokens per word, bytes per token, and what they do not know."""
+"""Measures how vocabularies fit text: tokens per word, bytes per token, unknown letters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from limba.data.vocabulary.load import encoder, is_byte_piece
 
 @dataclass
 class Fertility:
-    """Counts over some documents under one vocabulary, and the shares that follow from them."""
+    """Counts over some documents under one vocabulary, and the ratios that follow from them."""
 
     documents: int = 0
     words: int = 0  # between white space
     letters: int = 0
     bytes: int = 0  # of UTF-8
     tokens: int = 0
-    unknown: int = 0  # tokens that stand for text which is lost
-    in_bytes: int = 0  # tokens that are single bytes of letters without a piece
+    unknown: int = 0  # tokens whose text is lost
+    in_bytes: int = 0  # tokens that are single bytes of a letter without a piece
     letters_without_piece: Counter[str] = field(default_factory=Counter)  # lost, or spelled in bytes
 
     @property
@@ -71,7 +71,7 @@ def _letters_without_piece(text: str, vocabulary: seqio.Vocabulary) -> Iterable[
         return
     pieces = vocabulary.tokenizer
     for piece in pieces.EncodeAsProto(text).pieces:
-        # The last byte of a letter carries the letter, those before carry nothing.
+        # Only the last byte of a letter has a surface, which is the letter.
         if piece.id == vocabulary.unk_id or (pieces.IsByte(piece.id) and piece.surface):
             yield from piece.surface
 

@@ -1,4 +1,4 @@
-"""An even sample of a corpus's documents in bounded memory, whatever its size and the kind of its files."""
+"""A uniform random sample of a corpus's documents in bounded memory, for corpora of any size and format."""
 
 from __future__ import annotations
 
@@ -9,44 +9,40 @@ import numpy as np
 import seqio
 
 from limba.config import InputError
-from limba.data.sources.files import UnitSource
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR, Unit
+from limba.data.sources.units import UnitSource
 
 UNITS_AT_ONCE = 128  # read side by side, a chunk of each in turn; ChunkReader keeps that many open
 READ_PER_SAMPLED = 8
 
-Progress = Callable[[int, int], None]  # told (bytes read, units finished)
+Progress = Callable[[int, int], None]  # called with (bytes read, units finished)
 
 
 def text_source(task: seqio.Task) -> UnitSource:
-    """Returns the task's source of text; ConfigError where it has no units, or holds tokens."""
+    """Returns the task's source of text; InputError if it is not from `limba.data.sources`, or holds tokens."""
     if not isinstance(task.source, UnitSource):
         raise InputError(
-            f"Task {task.name} reads a source that has no units; give its files as --files, or a source of "
-            "limba.data.sources.files."
+            f"The source of task {task.name} is not one of limba.data.sources, so parts of it cannot be read; set"
+            " DataConfig.data_files to its files."
         )
     if TOKENS in task.source.keys:
-        raise InputError(f"{task.source.name} holds tokens and no text; give the files that they were made of.")
+        raise InputError(f"{task.source.name} holds tokens and no text; give the files that they were made from.")
     return task.source
 
 
 def check_not_empty(source: UnitSource, split: str) -> None:
-    """Reads as far as the split's first document; ConfigError where there is none, or what is there cannot be read."""
-    for unit in source.units(split):
-        chunk = 0
-        while (documents := source.read(split, unit, chunk)) is not None:
-            if documents:
-                return
-            chunk += 1
+    """Reads up to the split's first document; InputError if there is none, or it cannot be read."""
+    if any(documents for unit in source.units(split) for documents in source.chunks(split, unit)):
+        return
     advice = "give files with text in them"
     if split == "validation" and source.is_carved(split):
-        advice = f"give more text, or set DataConfig.validation_percent above {source.percent_held_out(split):g}"
+        advice = f"give more text, or set DataConfig.validation_percent above {source.carved_percent(split):g}"
     raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
 
 
 def texts_of(source: UnitSource, documents: Sequence[bytes]) -> list[bytes]:
-    """Returns the texts of the source's documents: of rows of several columns each column's by itself, in order."""
+    """Returns the texts of the source's documents; a row of several columns gives one text for each, in order."""
     if len(source.keys) == 1:
         return list(documents)
     return [text for document in documents for text in document.split(FIELD_SEPARATOR)]
@@ -57,21 +53,21 @@ def sample_documents(
     split: str,
     sample_bytes: int,
     *,
-    held_out_bytes: int = 0,
+    validation_bytes: int = 0,
     read_bytes: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Returns about `sample_bytes` of documents, each as likely as another, and `held_out_bytes` of others.
+    """Returns about `sample_bytes` of documents, all equally likely, and `validation_bytes` of other documents.
 
-    Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole; of a larger one
-    units are taken at random, 128 side by side, so that of files that can only be read from their
-    beginning many contribute. Documents come in the corpus's order; the same call gives the same ones.
-    At most a fiftieth of what is read is held out. Raises ConfigError where the corpus cannot be read.
+    Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole. Of a larger one
+    random units are read, 128 at the same time, so that many files contribute, also those that can only be read from
+    their beginning. Documents are in the corpus's order; the same call returns the same ones.
+    At most a fiftieth of the text read is for validation. Raises InputError if the corpus cannot be read.
     """
     if read_bytes is None:
-        read_bytes = READ_PER_SAMPLED * (sample_bytes + held_out_bytes)
-    sample, held_out = _Reservoir(sample_bytes), _Reservoir(held_out_bytes)
+        read_bytes = READ_PER_SAMPLED * (sample_bytes + validation_bytes)
+    sample, validation = _Reservoir(sample_bytes), _Reservoir(validation_bytes)
     total = finished = 0
     for number, chunk, documents in _chunks_in_turn(source, split, seed):
         if documents is None:
@@ -79,47 +75,47 @@ def sample_documents(
         else:
             draws = np.random.RandomState([seed & 0xFFFF_FFFF, number, chunk]).random_sample([2, len(documents)])
             for row, (document, draw, side) in enumerate(zip(documents, *draws.tolist(), strict=True)):
-                target = held_out if held_out_bytes and side < 0.02 else sample
+                target = validation if validation_bytes and side < 0.02 else sample
                 target.offer(draw, (number, chunk, row), document)
                 total += len(document)
         if progress is not None:
             progress(total, finished)
         if total >= read_bytes:
             break
-    return sample.documents(), held_out.documents()
+    return sample.documents(), validation.documents()
 
 
 def _chunks_in_turn(source: UnitSource, split: str, seed: int) -> Iterator[tuple[int, int, Sequence[bytes] | None]]:
-    """Yields (number of the unit, chunk, documents), and None for documents where a unit has ended."""
+    """Yields (unit index, chunk, documents); documents is None at the end of the unit."""
     units: Sequence[Unit] = source.units(split)
     order = np.random.RandomState(seed & 0xFFFF_FFFF).permutation(len(units)).tolist()
     for start in range(0, len(order), UNITS_AT_ONCE):
         reading, chunk = order[start : start + UNITS_AT_ONCE], 0
         while reading:
-            going_on = []
+            unfinished = []
             for number in reading:
                 documents = source.read(split, units[number], chunk)
                 if documents is not None:
-                    going_on.append(number)
+                    unfinished.append(number)
                 yield number, chunk, documents
-            reading, chunk = going_on, chunk + 1
+            reading, chunk = unfinished, chunk + 1
 
 
 class _Reservoir:
-    """Keeps the documents of the smallest draws that fit into so many bytes."""
+    """The documents with the smallest draws that fit into `size` bytes."""
 
     def __init__(self, size: int):
         self._free = size
-        self._kept: list[tuple[float, tuple[int, int, int], bytes]] = []  # a heap, the largest draw first
+        self._sample: list[tuple[float, tuple[int, int, int], bytes]] = []  # a heap, the largest draw first
 
     def offer(self, draw: float, place: tuple[int, int, int], document: bytes) -> None:
-        if self._free < 0 and draw > -self._kept[0][0]:
+        if self._free < 0 and draw > -self._sample[0][0]:
             return
-        heapq.heappush(self._kept, (-draw, place, document))
+        heapq.heappush(self._sample, (-draw, place, document))
         self._free -= len(document)
-        # One document may stand over the edge, so that a sample smaller than a document is not empty.
-        while self._free + len(self._kept[0][2]) < 0:
-            self._free += len(heapq.heappop(self._kept)[2])
+        # The last document may exceed the size, so that a sample is never empty.
+        while self._free + len(self._sample[0][2]) < 0:
+            self._free += len(heapq.heappop(self._sample)[2])
 
     def documents(self) -> list[bytes]:
-        return [document for _, _, document in sorted(self._kept, key=lambda item: item[1])]
+        return [document for _, _, document in sorted(self._sample, key=lambda item: item[1])]

@@ -15,16 +15,16 @@ from limba.data.vocabulary.tokenizers import byte_of_letter
 def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool = False) -> str:
     """Returns the text of a tokenizer.json that gives the ids of the SentencePiece unigram model at `model_path`.
 
-    The end of sequence is appended, as T5 wants it, or, where it `starts`, padding put before, as our language
-    models want it; `extra_ids` sentinels follow the pieces unless the model
-    holds its own. Two differences to SentencePiece are known: combining marks that stand in an order which
-    Unicode does not hold to be the canonical one, and the literal text of a special token (`</s>`,
-    `<extra_id_0>`), which is that token. Raises ConfigError for a model that is not there or not a unigram model.
+    It appends the end of sequence, as T5 needs it, or, with `starts`, puts padding before a text, as Limba's language
+    models need it. `extra_ids` sentinels follow the pieces unless the model has its own.
+    Two differences to SentencePiece are known: combining marks that are not in Unicode's canonical order, and the
+    literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError for a model
+    that does not exist or is not a unigram model.
     """
     model = read_model(model_path)
     kinds = model.SentencePiece
     if model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
-        raise InputError(f"The vocabulary {model_path} is no unigram model; tokenizer.json is made of those alone.")
+        raise InputError(f"The vocabulary {model_path} is not a unigram model, which tokenizer.json needs; give one.")
     vocabulary, added = [], []
     for number, piece in enumerate(model.pieces):
         sentinel = SENTINEL.fullmatch(piece.piece)
@@ -74,14 +74,14 @@ def _normalizers(model: Any) -> list[dict[str, Any]]:
     if spec.precompiled_charsmap:
         normalizer = sentencepiece.SentencePieceProcessor()
         normalizer.LoadFromSerializedProto(model.SerializeToString())
-        if normalizer.Normalize("\u2460").endswith("1"):  # a circled digit: the rules hold NFKC
-            # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single letters; what
-            # NFKC has composed before is a single letter, and NFKC of it changes nothing more.
+        if normalizer.Normalize("\u2460").endswith("1"):  # a circled digit: the rules include NFKC
+            # `tokenizers` applies rules to whole graphemes of less than 6 bytes, else to single characters. After
+            # NFKC a grapheme is a single character if one exists, and the rules' own NFKC changes nothing more.
             steps.append({"type": "NFKC"})
         rules = base64.b64encode(spec.precompiled_charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": rules})
     if spec.remove_extra_whitespaces:
-        # Spaces alone: the library's own Strip would take line ends too.
+        # Only spaces: the library's own Strip would remove line ends too.
         steps += [_replace(r"\A +| +\z", ""), _replace(" {2,}", " ")]
     return steps
 
@@ -89,13 +89,13 @@ def _normalizers(model: Any) -> list[dict[str, Any]]:
 def _pre_tokenizer(starts_with_space: bool) -> dict[str, Any]:
     scheme = "always" if starts_with_space else "never"
     spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
-    # The names of byte pieces, written out in a text, are text; cut in two they match no piece.
+    # The names of byte pieces are plain text where a text has them: cut in two they match no piece.
     names = {"type": "Split", "pattern": {"Regex": "<(?=0x[0-9A-F]{2}>)"}, "behavior": "MergedWithPrevious"}
     return {"type": "Sequence", "pretokenizers": [spaces, {**names, "invert": False}]}
 
 
 def end_of_sequence(text: str, number: int) -> dict[str, Any]:
-    """Returns the post-processor that puts this token of this id behind each text."""
+    """Returns the post-processor that appends this token, with this id, to each text."""
     end = {"SpecialToken": {"id": text, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
@@ -107,7 +107,7 @@ def end_of_sequence(text: str, number: int) -> dict[str, Any]:
 
 
 def start(text: str) -> dict[str, Any]:
-    """Returns the post-processor that puts before a text what a decoder alone reads first: padding, id 0."""
+    """Returns the post-processor that puts padding, id 0, before each text: a decoder's first input."""
     start = {"SpecialToken": {"id": text, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
     return {
@@ -129,10 +129,10 @@ def _decoder() -> dict[str, Any]:
 
 
 def byte_tokenizer_json(special: Mapping[str, int], first: int = 3) -> str:
-    """Returns the text of a tokenizer.json of UTF-8's bytes: byte b is id b + `first`, as ByT5 has it.
+    """Returns the text of a tokenizer.json of UTF-8's bytes: byte b is id b + `first`, as in ByT5.
 
-    Padding is put before a text and nothing behind it, where transformers' own ByT5Tokenizer ends every text.
-    `special` are the other tokens, padding at 0; their literal text is that token.
+    It puts padding before a text and nothing after it; transformers' ByT5Tokenizer appends an end of sequence.
+    `special` are the other tokens, with padding at 0; their literal text becomes that token.
     """
     letters = {letter: first + byte for letter, byte in byte_of_letter().items()}
     spaces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

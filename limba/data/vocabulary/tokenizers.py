@@ -1,4 +1,4 @@
-"""A seqio vocabulary over a Hugging Face `tokenizer.json`: byte-level BPE and whatever else `tokenizers` reads."""
+"""A seqio vocabulary of a Hugging Face `tokenizer.json`: byte-level BPE and whatever else `tokenizers` reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
-ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence, the first that is there
+ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TokenizersVocabulary(seqio.Vocabulary):
-    """The ids of a tokenizer.json at a local path or address (gs://, hf://), read when it is first used.
+    """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use.
 
-    Id 0 must be a special token, since it stands for padding. The text of a special token is text like any other.
-    Raises ConfigError, when first used, for a file that is missing or no tokenizer, and one without an end of sequence.
+    Id 0 must be a special token, since it is padding. In a text, the name of a special token is plain text.
+    Raises InputError on first use if the file is missing, is not a tokenizer, or has no end of sequence.
     """
 
     def __init__(self, path: str):
@@ -38,29 +39,32 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
         try:
             with fsspec.open(self.path, "rb") as file:
-                text = file.read().decode()
+                text = file.read().decode()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
         except FileNotFoundError:
-            raise InputError(f"The vocabulary {self.path} is not there; give the path of a tokenizer.json.") from None
+            raise InputError(f"The vocabulary {self.path} does not exist; give the path of a tokenizer.json.") from None
         except (OSError, ValueError, ImportError) as error:
-            raise InputError(f"The vocabulary {self.path} cannot be read ({error}); check the path.") from error
+            raise InputError(
+                f"The vocabulary {self.path} cannot be read ({reason_of(error)}); check the path."
+            ) from error
         try:
             tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # noqa: BLE001  the library has no error of its own
-            reason = str(error).strip().split("\n")[0]
-            raise InputError(f"The vocabulary {self.path} is no tokenizer.json ({reason}); give one.") from None
+            raise InputError(
+                f"The vocabulary {self.path} is not a tokenizer.json ({reason_of(error)}); give the path of one."
+            ) from None
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         if tokenizer.id_to_token(0) not in _specials(text):
             raise InputError(
-                f"The vocabulary {self.path} has {tokenizer.id_to_token(0)!r} at id 0, which stands for padding here;"
-                " give one with a special token there."
+                f"The vocabulary {self.path} has {tokenizer.id_to_token(0)!r} at id 0, which must be padding;"
+                " give one with a special token at id 0."
             )
         return tokenizer
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens, sentinels among them, the end of sequence not."""
+        """The ids of special tokens, including sentinels but not the end of sequence."""
         ids = {self.tokenizer.token_to_id(name) for name in _specials(self.tokenizer.to_str())}
         return frozenset(ids - {self.eos_id})
 
@@ -69,7 +73,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
         found = self._first(ENDS)
         if found is None:
             raise InputError(
-                f"The vocabulary {self.path} has no end of sequence ({', '.join(ENDS)}); give one that has."
+                f"The vocabulary {self.path} has no end of sequence; give one that has one of {', '.join(ENDS)}."
             )
         return found
 
@@ -83,17 +87,17 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
     @functools.cached_property
     def num_sentinels(self) -> int:
-        """How many of the last ids are sentinels in T5's order, <extra_id_0> the very last."""
+        """The number of sentinels, the last ids in T5's order: <extra_id_0> is the very last."""
         count, last = 0, self.vocab_size - 1
         while self.tokenizer.id_to_token(last - count) == f"<extra_id_{count}>":
             count += 1
         return count
 
     def piece_bytes(self) -> list[bytes]:
-        """Returns the UTF-8, or the part of it, that each id stands for; special tokens stand for none."""
+        """Returns the UTF-8, or part of it, of each id; b"" for special tokens."""
         state = json.loads(self.tokenizer.to_str())
         byte_level = '"ByteLevel"' in json.dumps([state.get("pre_tokenizer"), state.get("decoder")])
-        added = {token["id"] for token in state["added_tokens"]}  # as they are, also beside byte-level pieces
+        added = {token["id"] for token in state["added_tokens"]}  # plain text, also beside byte-level pieces
         found = [b""] * self.vocab_size
         for token, number in self.tokenizer.get_vocab(with_added_tokens=True).items():
             if number in self.special_ids or number == self.eos_id:
@@ -141,9 +145,13 @@ def _specials(text: str) -> set[str]:
 
 @functools.cache
 def byte_of_letter() -> dict[str, int]:
-    """Returns the byte that each letter of a byte-level vocabulary stands for.
+    """Returns the byte that each character of a byte-level vocabulary stands for.
 
-    Latin-1's visible letters are bytes of their own, the other bytes the letters from U+0100 on (Radford et al. 2019).
+    Latin-1's visible characters stand for their own bytes; those from U+0100 on stand for the other bytes (Radford et
+    al. 2019).
+
+    >>> byte_of_letter()["A"], byte_of_letter()["Ġ"]
+    (65, 32)
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]

@@ -1,8 +1,7 @@
 """UL2's mixture of denoisers (Tay et al. 2022, arXiv:2205.05131, section 3.1.2 and table 1).
 
 Seven ways to corrupt a row, in equal shares: R corrupts short spans, S the end of the row, X many
-tokens or long spans. A mode token before the inputs names which; the model learns to tell them apart,
-and a fine-tuning run chooses one.
+tokens or long spans. A mode token before the inputs names the mode; a fine-tuning run chooses one.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from limba.data.objectives.token_blocks import (
 from limba.data.vocabulary.load import num_sentinels
 
 MODES = ("R", "S", "X")
-TOKENS_PER_BLOCK = 20_000  # about: a saved position may hold one block of tokens and one of rows
+TOKENS_PER_BLOCK = 20_000  # about: a saved data position may hold one block of tokens and one of rows
 CYCLES_PER_BLOCK = 4
 _SEEDS = 3  # of a denoiser's rows in a block: for the number of spans, for noise, for text
 
 
 @dataclass(frozen=True)
 class Denoiser:
-    """One line of the paper's table 1. A mean span of None is S: one span, at the end of the row."""
+    """One row of the paper's table 1. A mean span of None is S: one span, at the end of the row."""
 
     mode: str
     mean_noise_span_length: float | None
@@ -69,9 +68,9 @@ UL2 = (
 def mode_ids(vocabulary: seqio.Vocabulary) -> dict[str, int]:
     """Returns the ids of the mode tokens: the vocabulary's last three sentinels.
 
-    <extra_id_0> and on keep their meaning, and the ids do not depend on the rows' length. With 100
+    So <extra_id_0>, <extra_id_1>, … keep their meaning, and the ids do not depend on the rows' length. With 100
     sentinels [R], [S], [X] are <extra_id_97>, <extra_id_98>, <extra_id_99>. Raises ConfigError where
-    there are not three sentinels.
+    the vocabulary has fewer than three sentinels.
 
     >>> mode_ids(seqio.ByteVocabulary(100))
     {'R': 261, 'S': 260, 'X': 259}
@@ -82,17 +81,17 @@ def mode_ids(vocabulary: seqio.Vocabulary) -> dict[str, int]:
 
 
 def most_spans(noise: int, mean_noise_span_length: float) -> int:
-    """Returns the most spans that so many noise tokens are cut into: the mean is met by drawing one more or less."""
+    """Returns the maximum number of spans of a row; rows have this number or one less, to give the mean length."""
     return max(math.ceil(noise / mean_noise_span_length), 1)
 
 
 def denoiser_lengths(inputs_length: int, denoiser: Denoiser) -> tuple[int, int]:
-    """Returns (raw tokens, longest targets) of rows whose inputs fit; mode token and end are counted.
+    """Returns (raw tokens, longest targets) of rows whose inputs fit, mode token and end included.
 
     >>> denoiser_lengths(512, UL2[0]), denoiser_lengths(512, UL2[2]), denoiser_lengths(512, UL2[6])
     ((566, 115), (511, 256), (1004, 511))
 
-    Raises ConfigError where no such row exists.
+    Raises ConfigError if no such row exists.
     """
     if denoiser.mean_noise_span_length is None:
         raw = inputs_length - 1
@@ -144,14 +143,13 @@ def ul2(
 ) -> tf.data.Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: rows of the denoisers in their shares.
 
-    Rows come in cycles that hold each denoiser `share` times, in random order; a row takes as many tokens
-    as make its inputs full (R 566, X 64/50 % 1004 for 512), so that every token of the stream is used
-    once. R's and X's spans are cut as t5 cuts them, all masks being equally likely (the paper's own code,
-    appendix 9.2), but the number of spans is drawn between the two nearest, so that their mean length is
-    the one asked for: t5 would make spans of 90 where 64 are asked. S splits off an end whose length is
-    uniform, with mean 25 % of the row, and has no sentinel.
+    Rows come in cycles that have each denoiser `share` times, in random order. A row takes as many tokens as fill its
+    inputs (R 566, X 64/50 % 1004 for 512), so that each token of the stream is used once. R's and X's spans are cut as
+    t5 cuts them, all masks being equally likely (the paper's own code, appendix 9.2), but the number of spans is drawn
+    between the two nearest integers, so that the mean length is the configured one: t5 would make spans of 90 where 64
+    are configured. S cuts off an end whose length is uniform, with mean 25 % of the row, and has no sentinel.
 
-    Raises ConfigError where the lengths do not fit or the vocabulary has too few sentinels: 512 inputs
+    Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels: 512 inputs
     need 128 for X 3/50 % and three for the modes.
     """
     denoisers = tuple(denoisers)
@@ -223,38 +221,38 @@ def _graph_function(
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.int64)])
     def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
-        seeds = tf.random.experimental.stateless_split(seed, _SEEDS * (len(denoisers) + 1) + 1)
+        seeds = tf.random.split(seed, _SEEDS * (len(denoisers) + 1) + 1)
         draws = tf.random.stateless_uniform([num_cycles, len(cycle)], seeds[-1])
         layout = tf.reshape(tf.gather(tf.constant(cycle, tf.int32), tf.argsort(draws)), [-1])
         ends = tf.cumsum(tf.gather(tf.constant(raws, tf.int32), layout))
         starts = tf.pad(ends[:-1], [[1, 0]])
-        # Only the end of a finite stream gives less than a whole block: it is filled up, and the rows
-        # that begin behind the tokens' end are cut off.
-        there = tf.size(tokens)
-        whole = tf.pad(tokens, [[0, num_tokens - there]])
+        # Only the end of a finite stream is less than a whole block: it is padded, and the rows that begin in the
+        # padding are dropped.
+        num_given = tf.size(tokens)
+        whole = tf.pad(tokens, [[0, num_tokens - num_given]])
         parts, places = [], []
         for number, raw in enumerate(raws):
             own = tf.where(layout == number)[:, 0]
             own = tf.ensure_shape(own, [num_cycles * denoisers[number].share])
             segments = tf.gather(whole, tf.gather(starts, own)[:, None] + tf.range(raw))
             kind = without_end if denoisers[number].mean_noise_span_length is None else with_spans
-            parts.append(kind(segments, seeds[_SEEDS * number : _SEEDS * (number + 1)], number))
+            parts.append(kind(segments, seeds[_SEEDS * number : _SEEDS * (number + 1)], number))  # pyright: ignore[reportArgumentType]
             places.append(own)
         in_order = tf.argsort(tf.concat(places, 0))
         made = {name: tf.gather(value, in_order) for name, value in stacked(parts).items()}
-        num_whole = tf.reduce_sum(tf.cast(ends <= there, tf.int32))
+        num_whole = tf.reduce_sum(tf.cast(ends <= num_given, tf.int32))
         made = {name: value[:num_whole] for name, value in made.items()}
         used = tf.gather(tf.pad(ends, [[1, 0]]), num_whole)
 
         def with_rest() -> Rows:
-            # What is left fills part of a row, which is corrupted by itself.
+            # The remaining tokens fill part of a row, which is corrupted separately.
             number = layout[num_whole]
             rest = (tokens[None, used:], seeds[-1 - _SEEDS : -1], number)
             return stacked(
                 [made, tf.cond(of(means, number) > 0, lambda: with_spans(*rest), lambda: without_end(*rest))]
             )
 
-        return tf.cond(used < there, with_rest, lambda: made)
+        return tf.cond(used < num_given, with_rest, lambda: made)
 
     return rows_of, num_tokens
 
@@ -262,11 +260,11 @@ def _graph_function(
 def split_end(tokens: tf.Tensor, seeds: tf.Tensor, share: tf.Tensor) -> tuple[Side, Side]:
     """Returns (inputs, targets) of tokens int32 [B, L]: an end of uniform length, its mean `share` of L."""
     length = tf.shape(tokens)[1]
-    chance = tf.random.stateless_uniform([tf.shape(tokens)[0]], seeds[0])
+    chance = tf.random.stateless_uniform([tf.shape(tokens)[0]], seeds[0])  # pyright: ignore[reportArgumentType]
     mean = tf.maximum(tf.cast(tf.round(tf.cast(length, tf.float32) * share), tf.int32), 1)
     ends = 1 + tf.cast(tf.floor(chance * tf.cast(2 * mean - 1, tf.float32)), tf.int32)
     is_end = tf.range(length)[None] >= length - ends[:, None]
-    return (tokens, ~is_end), (tokens, is_end)
+    return (tokens, tf.logical_not(is_end)), (tokens, is_end)
 
 
 def corrupt_spans(
@@ -274,27 +272,29 @@ def corrupt_spans(
 ) -> tuple[Side, Side]:
     """Returns (inputs, targets) of tokens int32 [B, L], without mode and end, from seeds [3, 2].
 
-    Rows begin with text and end with noise; their number of spans is drawn between the two nearest that
-    the mean length asks for, at least 1.
+    Rows begin with text and end with noise. Their number of spans is one of the two integers nearest to the value for
+    the mean length, at least 1.
     """
     num_rows, length = tf.shape(tokens)[0], tf.shape(tokens)[1]
     padded_length = tf.maximum(length, 2)
     noise = tf.cast(tf.round(tf.cast(padded_length, tf.float32) * noise_density), tf.int32)
     noise = tf.minimum(tf.maximum(noise, 1), padded_length - 1)
     text = padded_length - noise
-    chance = tf.random.stateless_uniform([num_rows], seeds[0])
+    chance = tf.random.stateless_uniform([num_rows], seeds[0])  # pyright: ignore[reportArgumentType]
     spans = tf.cast(tf.floor(tf.cast(noise, tf.float32) / mean_noise_span_length + chance), tf.int32)
     spans = tf.minimum(tf.maximum(spans, 1), tf.minimum(noise, text))
     most = tf.reduce_max(spans)
     lengths = [
-        _segment_lengths(items, spans, most, tf.random.stateless_uniform([num_rows, items - 1], seed))
+        _segment_lengths(items, spans, most, tf.random.stateless_uniform(tf.stack([num_rows, items - 1]), seed))
         for items, seed in ((text, seeds[1]), (noise, seeds[2]))
     ]
     # The parity of a span's number, repeated over its length, is the mask; spans that a row lacks are empty.
-    parity = tf.tile(tf.constant([False, True]), [num_rows * most])
+    parity = tf.tile(tf.constant([False, True]), [num_rows * most])  # pyright: ignore[reportArgumentType]
     is_noise = tf.repeat(parity, tf.reshape(tf.stack(lengths, 2), [-1]))
     is_noise = tf.reshape(is_noise, [num_rows, padded_length])[:, :length]
-    return _with_sentinels(tokens, is_noise, top_sentinel), _with_sentinels(tokens, ~is_noise, top_sentinel)
+    return _with_sentinels(tokens, is_noise, top_sentinel), _with_sentinels(
+        tokens, tf.logical_not(is_noise), top_sentinel
+    )
 
 
 def _segment_lengths(num_items: tf.Tensor, num_segments: tf.Tensor, most: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
@@ -307,8 +307,8 @@ def _segment_lengths(num_items: tf.Tensor, num_segments: tf.Tensor, most: tf.Ten
 
 
 def _with_sentinels(tokens: tf.Tensor, is_span: tf.Tensor, top_sentinel: int) -> Side:
-    """Replaces each run of true places in a row by one sentinel, counted down from the top."""
+    """Replaces each run of true values in a row by one sentinel, counted down from the top."""
     follows = tf.pad(is_span[:, :-1], [[0, 0], [1, 0]])
-    first = is_span & ~follows
+    first = is_span & tf.logical_not(follows)
     sentinels = top_sentinel + 1 - tf.cumsum(tf.cast(first, tokens.dtype), axis=1)
-    return tf.where(first, sentinels, tokens), ~(is_span & follows)
+    return tf.where(first, sentinels, tokens), tf.logical_not(is_span & follows)

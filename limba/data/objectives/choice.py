@@ -1,0 +1,181 @@
+"""The choice of a task's objective, and the sequence lengths that follow from it.
+
+Raffel et al. 2020 (arXiv:1910.10683, section 3) compare most objectives; docs/objectives.md shows what each makes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError
+from limba.data.objectives.denoisers import ul2, ul2_lengths
+from limba.data.objectives.language_modeling import (
+    as_one_sequence,
+    causal_lm,
+    causal_lm_lengths,
+    lm_adaptation,
+    lm_adaptation_lengths,
+    prefix_lm,
+    prefix_lm_lengths,
+)
+from limba.data.objectives.spans import span_corruption, span_corruption_lengths
+from limba.data.objectives.token_blocks import check_targets
+from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.objectives.whole_words import whole_word_lengths, whole_word_span_corruption
+
+logger = logging.getLogger(__name__)
+
+
+def _span_corruption_lengths(
+    lengths: Mapping[str, int], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
+) -> dict[str, int]:
+    inputs = lengths["inputs"]
+    return {"inputs": inputs, "targets": span_corruption_lengths(inputs, noise_density, mean_noise_span_length)[1]}
+
+
+# The values of DataConfig.objective, and for each a function from the configured lengths and its choices to the
+# lengths that it needs.
+OBJECTIVES: dict[str, Callable[..., tf.data.Dataset]] = {
+    "span_corruption": span_corruption,
+    "whole_word_span_corruption": whole_word_span_corruption,
+    "ul2": ul2,
+    "prefix_lm": prefix_lm,
+    "lm_adaptation": lm_adaptation,
+    "causal_lm": causal_lm,
+}
+OBJECTIVE_LENGTHS: dict[Callable[..., tf.data.Dataset], Callable[..., dict[str, int]]] = {
+    span_corruption: _span_corruption_lengths,
+    whole_word_span_corruption: whole_word_lengths,
+    ul2: ul2_lengths,
+    prefix_lm: prefix_lm_lengths,
+    lm_adaptation: lm_adaptation_lengths,
+    causal_lm: causal_lm_lengths,
+}
+
+# Those that a decoder-only model can learn.
+SEQUENCE_FUNCTIONS = (causal_lm, prefix_lm, lm_adaptation)
+
+
+def _function(step: Any) -> Any:
+    return step.func if isinstance(step, functools.partial) else step
+
+
+def with_objective(task: seqio.Task, name: str) -> seqio.Task:
+    """Returns the task with its objective replaced by the named one, with that one's default choices.
+
+    For causal language modeling documents also end with the end-of-sequence id. Raises ConfigError for an
+    unknown name, and for a task without exactly one objective of `limba.data.objectives`.
+    """
+    if name not in OBJECTIVES:
+        near = difflib.get_close_matches(name, OBJECTIVES, n=1)
+        hint = f"did you mean {near[0]}? It" if near else "it"
+        raise ConfigError("DataConfig.objective", f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}.")
+    steps = list(task.preprocessors)
+    places = [place for place, step in enumerate(steps) if _function(step) in OBJECTIVE_LENGTHS]
+    if len(places) != 1:
+        raise ConfigError(
+            "DataConfig.objective",
+            f"is {name!r} and task {task.name} has {len(places) or 'no'} objectives of limba.data.objectives that it"
+            " could replace; register the task with tokenize_documents and span_corruption, or leave"
+            " DataConfig.objective None.",
+        )
+    steps[places[0]] = OBJECTIVES[name]
+    if name == "causal_lm":
+        steps = [
+            functools.partial(step, append_eos=True) if _function(step) is tokenize_documents else step
+            for step in steps
+        ]
+    return task.replace(preprocessors=steps)
+
+
+def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
+    """Returns the task with `noise_density` and `mean_noise_span_length`, where not None, set in its objective.
+
+    Raises ConfigError if its objective has no such choice.
+    """
+    given = {name: value for name, value in choices.items() if value is not None}
+    steps = list(task.preprocessors)
+    for place, step in enumerate(steps if given else ()):
+        function = _function(step)
+        if function in OBJECTIVE_LENGTHS and set(given) <= set(inspect.signature(function).parameters):
+            steps[place] = functools.partial(step, **given)
+            return task.replace(preprocessors=steps)
+    if given:
+        first, *others = (f"DataConfig.{name}" for name in given)
+        raise ConfigError(
+            first,
+            f"{' '.join(['and', *others, 'are']) if others else 'is'} set, and the objective of task {task.name} has no"
+            " such choice; set DataConfig.objective to span_corruption or whole_word_span_corruption, or leave it out.",
+        )
+    return task
+
+
+def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
+    """Returns the task for a decoder-only model; ConfigError for an objective that needs an encoder."""
+    steps = []
+    for step in task.preprocessors:
+        function = _function(step)
+        if function in OBJECTIVE_LENGTHS and function not in SEQUENCE_FUNCTIONS:
+            raise ConfigError(
+                "DataConfig.task_feature_lengths",
+                f"gives only targets, and the objective of task {task.name} is {function.__name__}, whose inputs an"
+                " encoder reads; set DataConfig.objective to causal_lm, prefix_lm or lm_adaptation.",
+            )
+        if function is tokenize_documents:
+            step = functools.partial(step, append_eos=True)
+        steps.append(as_one_sequence(step, packed))
+    return task.replace(preprocessors=steps)
+
+
+def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
+    """Returns {"inputs", "targets"}, or only {"targets"}; targets that are not given follow from the objective.
+
+    Only {"targets": L} is the length of a decoder-only model's sequence; the result is then the maximum length of each
+    part. Raises ConfigError for lengths that are too short, and for missing targets if the task's objective is not
+    one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
+    """
+    parts = [needed for part in _tasks(task) if (needed := _lengths_needed(part, lengths))]
+    given = lengths.get("targets")
+    if "inputs" not in lengths:
+        sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
+        return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
+    if not parts:
+        if given is None:
+            raise ConfigError(
+                "DataConfig.task_feature_lengths",
+                f"has no 'targets', and task {task.name} has no objective from which they follow; add 'targets'.",
+            )
+        return {"inputs": lengths["inputs"], "targets": given}
+    needed = max(part["targets"] for part in parts)
+    check_targets("the task's objective", lengths, needed)
+    if given is not None and given > needed:
+        logger.warning(
+            "DataConfig.task_feature_lengths gives 'targets' %d and %d are used: %.0f %% of the targets are padding.",
+            given,
+            needed,
+            100 * (given - needed) / given,
+        )
+    inputs = {"inputs": lengths["inputs"]} if any("inputs" in part for part in parts) else {}
+    return {**inputs, "targets": given or needed}
+
+
+def _tasks(task: seqio.Task | seqio.Mixture) -> list[seqio.Task]:
+    return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+
+
+def _lengths_needed(task: seqio.Task, lengths: Mapping[str, int]) -> dict[str, int] | None:
+    for step in task.preprocessors:
+        needed = OBJECTIVE_LENGTHS.get(_function(step))
+        if needed is not None:
+            choices = step.keywords if isinstance(step, functools.partial) else {}
+            known = inspect.signature(needed).parameters
+            return needed(lengths, **{name: value for name, value in choices.items() if name in known})
+    return None

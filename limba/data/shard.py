@@ -1,0 +1,188 @@
+"""One logical shard: reads and preprocesses its documents, and cuts them into its rows of each batch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import DataConfig, InputError
+from limba.data.packing import batched
+from limba.data.prefetch import Prefetch
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, parts_of
+
+# {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
+Rows = dict[str, np.ndarray]
+
+FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
+PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
+
+
+def _seed(*parts: Any) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFF_FFFF
+
+
+def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    """Returns the documents after the task's preprocessors."""
+    dataset = task.preprocess_precache(documents, seed=seed)
+    return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
+
+
+def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
+    """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
+
+    All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
+    for the random choices of its preprocessors, such as masks.
+    """
+    shared_seed, own_seed = _seed(config.seed, task.name), _seed(config.seed, task.name, shard)
+    split, num_shards = config.train_split, config.batch_size // config.rows_per_shard
+    if isinstance(task.source, UnitSource):
+        documents = task.source.documents(
+            split,
+            shard=shard,
+            num_shards=num_shards,
+            seed=shared_seed,
+            shuffle=config.shuffle,
+            num_epochs=config.num_epochs,
+        )
+        buffered = config.shuffle_buffer
+    else:
+        documents = _seqio_documents(task, split, config.shuffle, shared_seed, seqio.ShardInfo(shard, num_shards))
+        documents = documents.repeat(config.num_epochs)
+        buffered = config.shuffle_buffer or task.shuffle_buffer_size
+    examples = examples_of(task, lengths, documents, own_seed)
+    return examples.shuffle(buffered, seed=own_seed) if config.shuffle and buffered else examples
+
+
+def _seqio_documents(task: seqio.Task, split: str, shuffle: bool, seed: int, shard: seqio.ShardInfo) -> tf.data.Dataset:
+    """Returns one epoch of a shard from a seqio source, divided by files or, if these are too few, by rows."""
+    try:
+        by_source = len(task.source.list_shards(split)) >= shard.num_shards or task.source.supports_arbitrary_sharding
+        documents = task.source.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard if by_source else None)
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); correct the task, or give it a"
+            " source of limba.data.sources (TfdsSource reads TFDS's ArrayRecord)."
+        ) from error
+    return documents if by_source else documents.shard(shard.num_shards, shard.index)
+
+
+def single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options)
+
+
+def shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
+    """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows."""
+    parts = [_train_examples(part, lengths, config, shard) for part in parts_of(task)]
+    dataset = parts[0]
+    if isinstance(task, seqio.Mixture):
+        same_features = [part.map(lambda example: {name: example[name] for name in lengths}) for part in parts]
+        rates = np.array([task.get_rate(part) for part in parts_of(task)])
+        dataset = tf.data.Dataset.sample_from_datasets(
+            same_features, (rates / rates.sum()).tolist(), seed=_seed(config.seed, task.name, "mix", shard)
+        )
+    rows = config.rows_per_shard * max(1, FETCHED_ROWS // config.rows_per_shard)
+    return single_threaded(batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack))
+
+
+def row_shapes(dataset: tf.data.Dataset) -> dict[str, list[int]]:
+    """Returns the shapes of one row's features, without the axis of rows."""
+    spec = cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
+    return {name: [int(size or 0) for size in part.shape[1:]] for name, part in spec.items()}
+
+
+def padded_rows(rows: Rows, num_rows: int) -> Rows:
+    """Returns the rows, padded with rows of zeros to `num_rows`."""
+    if all(len(value) == num_rows for value in rows.values()):
+        return rows
+    return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
+
+
+@contextlib.contextmanager
+def source_errors(task: Provider) -> Iterator[None]:
+    """Raises the source's own InputError in place of TensorFlow's report of it."""
+    try:
+        yield
+    except tf.errors.OpError:
+        failures = (getattr(part.source, "failure", None) for part in parts_of(task))
+        failure = next(filter(None, failures), None)
+        if failure is None:
+            raise
+        raise failure from None
+
+
+class Shard:
+    """One logical shard: `take` returns its rows of the next batch, which the pool's threads prefetch.
+
+    `num_batches` counts the batches taken. A data position saves the state of `iterator` (tf.data's) and the
+    prefetched batches. Call `start` first.
+    """
+
+    def __init__(
+        self, task: Provider, lengths: Mapping[str, int], config: DataConfig, index: int, pool: ThreadPoolExecutor
+    ):
+        self._recipe = (task, lengths, config, index)
+        self._dataset: Any = shard_dataset(*self._recipe)
+        self.iterator: Any = None
+        self._num_rows = config.rows_per_shard
+        self.index, self.num_batches = index, 0
+        self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, max(1, PREFETCHED_ROWS // self._num_rows))
+
+    def start(self) -> None:
+        """Opens the iterator; several shards may do so at once."""
+        self.iterator = iter(self._dataset)
+
+    def take(self) -> Rows | None:
+        """Returns the next batch's rows, or None at the end of the shard."""
+        rows = self.prefetch.take()
+        self.num_batches += rows is not None
+        return rows
+
+    def padding(self) -> Rows:
+        """Returns a batch's rows, all zeros."""
+        shapes = row_shapes(self._dataset)
+        return {name: np.zeros([self._num_rows, *shape], np.int32) for name, shape in shapes.items()}
+
+    def _make(self) -> Sequence[Rows | None]:
+        fetched = next(self.iterator, None)
+        if fetched is None:
+            return [None]
+        return self.cut({name: value.numpy() for name, value in fetched.items()})
+
+    def cut(self, rows: Rows) -> list[Rows]:
+        """Returns the rows as this shard's parts of batches, the last one padded."""
+        size = self._num_rows
+        return [
+            padded_rows({name: value[start : start + size] for name, value in rows.items()}, size)
+            for start in range(0, max(map(len, rows.values()), default=0), size)
+        ]
+
+    def skip(self, num_batches: int) -> None:
+        """Reads the shard from its beginning, without the first batches; for sources that cannot save a data position.
+
+        Do not call it for several shards at once: seqio hands out seeds through a global.
+        """
+        # A data set shuffles differently when it is read a second time, so a new one is made.
+        self.iterator = iter(shard_dataset(*self._recipe))
+        left = self.num_batches = num_batches
+        while left > 0 and (made := self._make()) != [None]:
+            self.prefetch.start_with(made[left:])
+            left -= len(made)
+
+    def close(self) -> None:
+        """Drops the iterator and its data set."""
+        self.iterator = self._dataset = None
