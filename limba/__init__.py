@@ -1,1 +1,71 @@
-"""Limba: pretrain a T5 for your own language in JAX/Flax. Read `limba/run.py` first."""
+"""Limba: pretrain a T5 or a language model for your own language in JAX/Flax. Read `limba/run.py` first.
+
+The public names, each imported when it is first used, so that `import limba` takes no time:
+
+`load`              opens a trained model: `limba.load("runs/demo").generate(["A text"])`
+`TrainedModel`      what `load` returns: generate, samples, score, logits, encode, tokenize, save
+`train`             trains a run: `limba.train(config)`
+`read_gin`          reads a run from a gin file: `limba.read_gin("gin/demo.gin")`
+`RunConfig`         a run: model, data, optimizer and more
+`ModelConfig`, `DataConfig`, `OptimizerConfig`, `MeshConfig`, `GenerationConfig`
+`InputError`        the error for invalid input, one sentence
+`ConfigError`       the InputError for a field, which it names
+
+>>> import limba
+>>> limba.ModelConfig(vocab_size=32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024,
+...                   num_encoder_layers=8, num_decoder_layers=8).mlp_activations
+('gelu', 'linear')
+>>> limba.GenerationConfig(num_beams=4).sample
+False
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from limba.config import environment
+
+if TYPE_CHECKING:
+    from limba.cli.gin import read_gin as read_gin
+    from limba.cli.use.model import load as load
+    from limba.config import ConfigError as ConfigError
+    from limba.config import DataConfig as DataConfig
+    from limba.config import GenerationConfig as GenerationConfig
+    from limba.config import InputError as InputError
+    from limba.config import MeshConfig as MeshConfig
+    from limba.config import ModelConfig as ModelConfig
+    from limba.config import OptimizerConfig as OptimizerConfig
+    from limba.config import RunConfig as RunConfig
+    from limba.inference.load import TrainedModel as TrainedModel
+    from limba.run import train as train
+
+_CONFIG = "limba.config"
+_PLACES = {
+    "load": "limba.cli.use.model",
+    "TrainedModel": "limba.inference.load",
+    "train": "limba.run",
+    "read_gin": "limba.cli.gin",
+    "RunConfig": _CONFIG,
+    "ModelConfig": _CONFIG,
+    "DataConfig": _CONFIG,
+    "OptimizerConfig": _CONFIG,
+    "MeshConfig": _CONFIG,
+    "GenerationConfig": _CONFIG,
+    "InputError": _CONFIG,
+    "ConfigError": _CONFIG,
+}
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+environment.set_variables()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_PLACES)}")
+    with environment.quiet_imports():
+        return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

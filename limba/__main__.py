@@ -1,4 +1,4 @@
-"""`python -m limba` is the command `limba`."""
+"""The command `limba`, run as a module."""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""What a run ended with, for a person: a summary with samples, a picture of the loss, gaps that the model filled."""
+"""The report of a run: a summary with samples, a plot of the loss, and gaps that the model fills."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,25 +10,23 @@ import numpy as np
 from etils import epath
 
 from limba.config import RunConfig
-from limba.data import streams, validation
+from limba.data import validation
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.evaluation.text import markdown_table
-from limba.inference.generate import greedy, join_infill, masked_text
-from limba.model import Network
-from limba.training.auto_mesh import mesh_of_run
-from limba.training.checkpoint import limba_checkpoint_at, load_limba_checkpoint
+from limba.inference.generate import greedy
+from limba.inference.infill import join_infill, masked_text
+from limba.inference.load import load
+from limba.inference.source import find
 from limba.training.logging import bits_per_byte_by_set, duration, read_metrics
-from limba.training.optimizer import make_optimizer
-from limba.training.state import abstract_state
 
 NUM_SAMPLED = 10  # evaluations whose samples are shown
 
 
 def summary(config: RunConfig) -> str:
-    """Returns first and last figures of the run in model_dir, from its metrics, and what it wrote by step."""
+    """Returns the first and last figures of the run in model_dir, from its metrics, and its samples by step."""
     records = read_metrics(config.model_dir)
     train = [record for record in records if record["kind"] == "train"]
-    held_out = [record for record in records if record["kind"] == "validation"]
+    evaluated = [record for record in records if record["kind"] == "validation"]
     lines = []
     if train:
         first, last = train[0], train[-1]
@@ -38,14 +37,14 @@ def summary(config: RunConfig) -> str:
             f"tokens per second   {np.median(steady):,.0f} (median of the lines after the first)",
             f"time in steps       {duration(sum(_seconds(train)))}",
         ]
-    if held_out:
-        first, last = held_out[0], held_out[-1]
+    if evaluated:
+        first, last = evaluated[0], evaluated[-1]
         lines += [
-            f"held-out loss       {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end",
-            f"bits per byte       {last['bits_per_byte']:.3f} of the text that held-out targets spell",
+            f"validation loss     {first['loss']:.3f} at step {first['step']:,}, {last['loss']:.3f} at the end",
+            f"bits per byte       {last['bits_per_byte']:.3f} of the text that the validation targets spell",
             *(f"                    {words}" for words in bits_per_byte_by_set(last)),
-            f"perplexity          {last['perplexity']:.2f} a token, held out",
-            f"token accuracy      {last['accuracy']:.1%}, held out",
+            f"perplexity          {last['perplexity']:.2f} a token of the validation text",
+            f"token accuracy      {last['accuracy']:.1%} of the validation text",
         ]
     directory = epath.Path(config.model_dir)
     lines += [f"best step           {directory / 'best'}"] if (directory / "best").exists() else []
@@ -57,18 +56,18 @@ def summary(config: RunConfig) -> str:
     if written:
         chosen = {f"step {record['step']:,}": record for record in (written[0], written[-1])}
         figures = {step: {n: v for n, v in of.items() if isinstance(v, float)} for step, of in chosen.items()}
-        lines += ["", "text written for held-out examples:", "", markdown_table(figures)]
+        lines += ["", "text generated for validation examples:", "", markdown_table(figures)]
     samples = [record for record in records if record["kind"] == "samples"]
     return "\n".join([*lines, *_samples_by_step(samples)])
 
 
 def _samples_by_step(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what the model made of each prompt, at NUM_SAMPLED steps from the first to the last."""
+    """Returns how the model continued each prompt, at NUM_SAMPLED steps from the first to the last."""
     places = np.unique(np.linspace(0, len(records) - 1, min(len(records), NUM_SAMPLED)).round().astype(int))
     chosen = [records[place] for place in places]
     lines = []
     for prompt in dict.fromkeys(prompt for record in chosen for prompt in record["texts"]):
-        lines += ["", f"samples, going on from {prompt!r}:"]
+        lines += ["", f"samples, continuing {prompt!r}:"]
         for record in chosen:
             texts = [" ".join(text.split()) for text in record["texts"].get(prompt, ())]
             lines += [f"step {record['step']:<14,} {text}" for text in texts]
@@ -80,17 +79,17 @@ def _seconds(train: Sequence[Mapping[str, Any]]) -> list[float]:
     return [float(n * record["seconds_per_step"]) for n, record in zip(steps, train, strict=True)]
 
 
-def plot_loss(config: RunConfig) -> epath.Path:
-    """Draws training and held-out loss over steps; returns model_dir/loss.png."""
+def plot_loss(config: RunConfig, folder: str | os.PathLike[str] | None = None) -> epath.Path:
+    """Draws training and validation loss over steps; returns the path, loss.png in the folder or in model_dir."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     records = read_metrics(config.model_dir)
-    path = epath.Path(config.model_dir) / "loss.png"
+    path = epath.Path(folder or config.model_dir) / "loss.png"
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120, layout="constrained")
-    for kind, label, style in (("train", "training", "-"), ("validation", "held out", "o--")):
+    for kind, label, style in (("train", "training", "-"), ("validation", "validation", "o--")):
         chosen = [record for record in records if record["kind"] == kind]
         axes.plot([record["step"] for record in chosen], [record["loss"] for record in chosen], style, label=label)
     axes.set(xlabel="step", ylabel="loss (nats per target token)", title=config.data.mixture_or_task_name)
@@ -103,22 +102,21 @@ def plot_loss(config: RunConfig) -> epath.Path:
 
 
 def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
-    """Returns (text with its gaps [as they were], with the gaps [as the model fills them], with <extra_id_0> …)."""
-    task = streams.resolve_task(config.data)
-    lengths = streams.derive_lengths(task, config.data.task_feature_lengths)
-    batches = validation.validation_batches(task, lengths, config.data, 1)
+    """Returns (text, its gaps in [brackets]; the same with the gaps as the model fills them; with <extra_id_0> …).
+
+    The texts are validation examples of the run; its newest checkpoint fills the gaps.
+    """
+    source = find(config.model_dir, config)
+    trained = load(source, step=max(source.steps), config=config)
+    batches = validation.validation_batches(trained.task, trained.lengths, config.data, 1)
     if not batches:
         return []
-    mesh = mesh_of_run(config)
-    model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, config.train_steps)
-    abstract = abstract_state(model, optimizer, mesh, shard_update=False)  # the network is only read
-    state = load_limba_checkpoint(limba_checkpoint_at(config.model_dir), abstract)
     inputs = batches[0]["encoder_input_tokens"]
     chosen = np.flatnonzero(inputs.any(axis=1))[:num]
-    vocabulary = task.output_features["targets"].vocabulary
+    vocabulary = trained.vocabulary
     num_ids, eos_id = vocabulary.vocab_size, int(vocabulary.eos_id)
-    filled = np.asarray(greedy(model, state.params, inputs[chosen], lengths["targets"], num_ids, eos_id))
+    length = trained.lengths["targets"]
+    filled = np.asarray(greedy(trained.network, trained.params, inputs[chosen], length, num_ids, eos_id))
     sentinels = np.array(sentinel_ids(vocabulary, num_sentinels(vocabulary)))
     return [
         (

@@ -1,6 +1,6 @@
-"""Text that a model writes for held-out examples, judged by the metric functions of their seqio tasks.
+"""Generates text for validation examples and computes the metrics of their seqio tasks.
 
-Examples, outputs and metrics are put together as seqio's Evaluator does: a task's `metric_fns` and `metric_objs` take
+Examples, outputs and metrics are combined as in seqio's Evaluator: a task's `metric_fns` and `metric_objs` take
 predictions, the targets' log likelihoods (`scores`), or predictions with the scores of the search (`aux_values`).
 The model runs on the devices' mesh, and figures are the same on every process.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,18 +20,17 @@ from etils import epath
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
 from limba.config import InputError, RunConfig
-from limba.data import streams, validation
+from limba.data import validation
 from limba.data.objectives.supervised import is_supervised, text_of
 from limba.data.packing import FEATURES
-from limba.data.tasks import parts_of
-from limba.data.vocabulary.character_sets import SETS, CharacterSets
-from limba.data.vocabulary.load import piece_bytes
+from limba.data.tasks import Provider, parts_of
+from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference.generate import Writer
+from limba.inference.load import TrainedModel
+from limba.inference.score import log_likelihoods
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
-from limba.training.step import jit_evaluation
 
-Figures = dict[str, float]
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
     ModelOutputType.PREDICTION,
     ModelOutputType.SCORE,
@@ -41,14 +39,12 @@ PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
 
 
 class TextEvaluation:
-    """The held-out examples of a run's tasks and what they are judged by. `tasks` is empty where none has metrics.
+    """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics.
 
-    Raises ConfigError for a metric that asks for what no model gives here.
+    Raises InputError for a metric of a model's intermediates.
     """
 
-    def __init__(
-        self, config: RunConfig, task: streams.Provider, lengths: Mapping[str, int], model: Network, mesh: Any
-    ):
+    def __init__(self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any):
         parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
         self.tasks: list[seqio.Task] = parts if config.evaluation.num_examples else []
         for part in self.tasks:
@@ -61,21 +57,22 @@ class TextEvaluation:
             for part in self.tasks
         }
         self._directory = epath.Path(config.model_dir) / "evaluations"
+        self._model, self._mesh = model, mesh
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
             self._writer = Writer(model, mesh, vocabulary, config.generation, config.data.batch_size)
 
     def __call__(self, params: Any, step: int) -> Figures:
-        """Returns metric -> figure; with several tasks task/metric. Texts go to model_dir/evaluations."""
+        """Returns metric -> figure; with several tasks task/metric. Texts are written to model_dir/evaluations."""
         return self._joined({part.name: self._judge(part, params, step) for part in self.tasks})
 
     def copied(self) -> Figures:
-        """Returns the figures of inputs copied as they are: the baseline of tasks that change little."""
+        """Returns the figures of inputs copied unchanged: the baseline of tasks that change little."""
         found = {}
         for part in self.tasks:
             examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
             texts = [text_of(example, "inputs", vocabulary) for example in examples]
-            # Metric classes of a task's own may want ids, which a copied text need not have.
+            # A task's metric classes may need ids; a copied text has none.
             metrics = [metric for metric in part.metric_objs if isinstance(metric, PassthroughLegacyMetric)]
             found[part.name] = figures_of(part, metrics, examples, {PREDICTION: texts})
         return self._joined(found)
@@ -87,17 +84,18 @@ class TextEvaluation:
 
     def _judge(self, part: seqio.Task, params: Any, step: int) -> Figures:
         examples = self._examples[part.name]
-        asked = {metric.model_output_type for metric in part.metric_objs}
+        kinds = {metric.model_output_type for metric in part.metric_objs}
         outputs: dict[ModelOutputType, Any] = {}
         inputs = [example["inputs"] for example in examples]
         written = self._writer.write_all(params, inputs)
         ids = [samples[0].ids for samples in written]
-        if PREDICTION in asked:
+        if PREDICTION in kinds:
             outputs[PREDICTION] = ids
-        if WITH_AUX in asked:
+        if WITH_AUX in kinds:
             outputs[WITH_AUX] = ids, {"scores": [samples[0].score for samples in written]}
-        if SCORE in asked:
-            outputs[SCORE] = self._writer.score_all(params, inputs, [example["targets"] for example in examples])
+        if SCORE in kinds:
+            pairs = [(example["inputs"], example["targets"]) for example in examples]
+            outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, self._writer.num_rows)
         figures = figures_of(part, part.metric_objs, examples, outputs)
         if jax.process_index() == 0:
             self._write(part, step, figures, [samples[0].text for samples in written])
@@ -117,10 +115,10 @@ class TextEvaluation:
 def figures_of(
     part: seqio.Task, metrics: Sequence[Any], examples: Sequence[Mapping[str, Any]], outputs: Mapping[Any, Any]
 ) -> Figures:
-    """Returns the figures that seqio's Evaluator gives for a task's examples and a model's outputs of each kind.
+    """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.
 
-    The task's `postprocess_fn` is applied. Metrics of a kind that is not among the outputs are left out, and so is what
-    is no finite number: texts, pictures.
+    The task's `postprocess_fn` is applied. Metrics of a kind that the outputs lack are left out, and so are values
+    that are not finite numbers: texts, pictures.
     """
     figures: Figures = {}
     for metric in metrics if examples else ():
@@ -144,72 +142,19 @@ def _finite(number: Any) -> bool:
         return False
 
 
-def loss_evaluation(
-    config: RunConfig, task: streams.Provider, lengths: Mapping[str, int], model: Network, sharding: Any
-) -> Callable[[Any], Figures] | None:
-    """Returns a function from parameters to held-out figures, or None without held-out text.
-
-    Bits per byte is all the targets' cross entropy over the UTF-8 bytes that they spell, so that
-    models with different vocabularies compare. By character set a token's cross entropy is divided evenly among its
-    bytes; of a token that spells nothing, such as the end of sequence, it is added to "other". So the sets'
-    `bits_per_byte/…`, weighted by their `bytes/…`, add up to the whole.
-    """
-    held_out = validation.validation_batches(task, lengths, config.data, config.evaluation.num_batches)
-    if not held_out:
-        return None
-    character_sets = CharacterSets(piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size))
-    sums_of = jit_evaluation(model, config.loss, config.num_microbatches)
-    num_bytes = sum(
-        character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"]) for batch in held_out
-    )
-
-    def placed(batch: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        counts = character_sets.counts(batch["decoder_target_tokens"])
-        return streams.place_batch({**batch, "character_counts": counts}, sharding)
-
-    def evaluate(params: Any) -> Figures:
-        began = time.monotonic()
-        sums = jax.device_get([sums_of(params, placed(batch)) for batch in held_out])
-        total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
-        by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
-        total = {name: float(value) for name, value in total.items()}
-        figures = {
-            "loss": total["loss"] / total["tokens"],
-            "cross_entropy": total["nats"] / total["tokens"],
-            "accuracy": total["correct"] / total["tokens"],
-            "perplexity": math.exp(min(total["nats"] / total["tokens"], 700.0)),
-            "bits_per_byte": total["nats"] / math.log(2) / max(int(num_bytes.sum()), 1),
-            "target_tokens": int(total["tokens"]),
-        }
-        for name, nats, count in by_set:
-            if count:
-                figures |= {f"bits_per_byte/{name}": nats / math.log(2) / count, f"bytes/{name}": int(count)}
-        return {**figures, "seconds": time.monotonic() - began}
-
-    return evaluate
-
-
-def evaluate(
-    config: RunConfig,
-    task: streams.Provider,
-    lengths: Mapping[str, int],
-    model: Network,
-    mesh: Any,
-    params: Any,
-    step: int,
-    *,
-    num_examples: int,
-    split: str,
-) -> tuple[Figures, Figures]:
-    """Returns the figures of a trained model on a split, and of copying the inputs (none where no task has metrics)."""
+def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[Figures, Figures]:
+    """Returns the figures of a trained run on a split, and those of copied inputs (none if no task has metrics)."""
+    run = trained.source.run
+    assert run is not None, "only a run has a task"
     config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, validation_split=split),
-        evaluation=dataclasses.replace(config.evaluation, num_examples=num_examples),
+        run,
+        data=dataclasses.replace(run.data, validation_split=split, batch_size=trained.batch_size),
+        evaluation=dataclasses.replace(run.evaluation, num_examples=num_examples),
     )
-    of_loss = loss_evaluation(config, task, lengths, model, batch_sharding(mesh))
-    of_text = TextEvaluation(config, task, lengths, model, mesh)
-    figures = {**(of_loss(params) if of_loss else {}), **of_text(params, step)}
+    model, mesh, lengths = trained.network, trained.mesh, trained.lengths
+    of_loss = loss_evaluation(config, trained.task, lengths, model, batch_sharding(mesh))
+    of_text = TextEvaluation(config, trained.task, lengths, model, mesh)
+    figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
     return figures, of_text.copied()
 
 

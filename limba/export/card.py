@@ -1,15 +1,15 @@
-"""The README.md of a converted model: what it is, what it learnt from, what the proof found, how it is used."""
+"""The README.md of a converted model: architecture, training, results of the proof, and use."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from limba.cli.use.sources import Source
 from limba.config import RunConfig
+from limba.evaluation.report import plot_loss
 from limba.formats import decoder_only
+from limba.inference.source import Source
 from limba.training.logging import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
@@ -100,7 +100,7 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
     if run is not None:
         data, lengths = run.data, run.data.task_feature_lengths
         records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
-        held_out = [record for record in records if record["kind"] == "validation"]
+        validation = [record for record in records if record["kind"] == "validation"]
         entries |= {
             "task": f"`{data.mixture_or_task_name}`",
             "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
@@ -109,25 +109,24 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
             "examples per step": data.batch_size,
             "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
             "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
-            "held-out loss": f"{held_out[-1]['loss']:.3f} at step {held_out[-1]['step']:,}" if held_out else None,
-            "bits per byte": f"{held_out[-1]['bits_per_byte']:.3f}, held out" if held_out else None,
+            "validation loss": f"{validation[-1]['loss']:.3f} at step {validation[-1]['step']:,}"
+            if validation
+            else None,
+            "bits per byte": f"{validation[-1]['bits_per_byte']:.3f} on validation text" if validation else None,
         }
     return _table("Training", entries)
 
 
 def _names(files: Any) -> str:
-    """Returns file names without their directories, which are the trainer's own affair."""
+    """Returns file names without their directories, since these are private."""
     parts = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
     return ", ".join(str(part).rpartition("/")[2] for part in parts)
 
 
 def _picture(directory: Path, run: RunConfig) -> bool:
-    from limba.evaluation.report import plot_loss
-
     if not any(record["kind"] == "train" for record in read_metrics(run.model_dir)):
         return False
-    with plot_loss(run).open("rb") as drawn, (directory / "loss.png").open("wb") as copy:
-        shutil.copyfileobj(drawn, copy)
+    plot_loss(run, directory)
     return True
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of ours from a folder of transformers', or from a model of the hub."""
+"""Imports a Hugging Face folder, or a model of the hub, as a Limba checkpoint."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType
-from orbax.checkpoint import type_handlers
+from orbax.checkpoint import future, type_handlers
 
-from limba.config import DataConfig, InputError, ModelConfig, OptimizerConfig
-from limba.formats import hub, huggingface
-from limba.formats.huggingface_files import check_arrays
+from limba.config import DataConfig, InputError, ModelConfig, OptimizerConfig, plain
+from limba.export.pytorch_bin import BinFolder
+from limba.formats import huggingface
+from limba.inference.source import VOCABULARIES, local_folder, open_folder
 from limba.model import Network
+from limba.sharding.tree import leaf_name
 from limba.training.checkpoint import position_item
-from limba.training.initial_checkpoint import name_of, stacked
+from limba.training.initial_checkpoint import stacked
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
-TOKENIZERS = ("spiece.model", "tokenizer.json")  # the first that is there is the vocabulary
-PART_BYTES = 1 << 26  # of small arrays, which are written together: the disk is waited for once
+PART_BYTES = 1 << 26  # of small arrays, which are written together, to wait for the disk only once
 
 
 def network_gin(model: ModelConfig) -> str:
@@ -38,16 +39,16 @@ def network_gin(model: ModelConfig) -> str:
     return GIN + "\n".join(fields) + "\n"
 
 
-def import_folder(source: str, out: Path) -> str:
+def import_folder(source: str | Path, out: Path) -> str:
     """Writes OUT/checkpoints/0 and OUT/config.gin from a folder or a hub id; returns a sentence about them.
 
-    Arrays are read, and written, a few at a time; the optimizer is a fresh Adafactor. OUT gets its name when all is
-    there. ConfigError for a folder that is none, another architecture, arrays that do not fit, and an OUT with
-    something in it.
+    Arrays are read and written a few at a time; the optimizer state is a new Adafactor's. OUT is renamed to its final
+    name when it is complete. Raises InputError for an invalid folder, another architecture, arrays that do not fit,
+    and an OUT that is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is not empty; name a new directory.")
-    folder = _local(source)
+    folder = local_folder(str(source))
     model = huggingface.model_config(folder)
     arrays = _arrays(folder, model)
     writing = out.with_name(out.name + ".importing")
@@ -55,8 +56,9 @@ def import_folder(source: str, out: Path) -> str:
     writing.mkdir(parents=True)
     _write_checkpoint(writing / "checkpoints", _unread_state(arrays, model))
     (writing / "config.gin").write_text(network_gin(model))
+    (writing / plain.FILE).write_text(plain.to_text(model))
     sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
-    vocabulary = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
+    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
     if vocabulary is not None:
         shutil.copyfile(folder / vocabulary, writing / vocabulary)
         sentence += f" and its vocabulary in {out}/{vocabulary}"
@@ -66,39 +68,15 @@ def import_folder(source: str, out: Path) -> str:
     return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."
 
 
-def _local(source: str) -> Path:
-    """Returns the folder that is named, or the hub's model fetched; what lies at a local path goes first."""
-    folder = Path(source).expanduser()
-    if not folder.exists() and hub.is_id(source):
-        folder = hub.download(source)
-    if not huggingface.is_huggingface(folder):
-        raise InputError(
-            f"{source} is no folder of transformers' (config.json with model.safetensors, flax_model.msgpack or"
-            " pytorch_model.bin); name one, or a model of the hub as user/name."
-        )
-    return folder
-
-
 def _arrays(folder: Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
-    if model.is_decoder_only:
-        arrays = huggingface.open_folder(folder, model)
-        shapes = {name: array.shape for name, array in arrays.items()}
-        check_arrays(shapes, model, str(folder), "its config.json is another model's, copy the folder anew")
-        return arrays
-    stored = None
-    if huggingface.weights_form(folder) == "bin":
-        from limba.export.pytorch_bin import BinFolder
-
-        stored = BinFolder(folder)
-    arrays = huggingface.T5xView(folder, model, stored=stored)
-    shapes = {name: arrays.shape(name) for name in arrays}
-    check_arrays(shapes, model, str(folder), "its config.json is another model's, copy the folder anew")
-    return arrays
+    """Returns the folder's arrays by T5X's names; of a pickle only tensors are accepted."""
+    is_pickle = huggingface.weights_form(folder) == "bin" and not model.is_decoder_only
+    return open_folder(folder, model, BinFolder(folder) if is_pickle else None)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """An array of a checkpoint that is read when its turn has come to be written."""
+    """An array of a checkpoint that is read just before it is written."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -106,14 +84,14 @@ class Unread:
 
 
 class InParts(type_handlers.NumpyHandler):
-    """Orbax's writer of arrays, which would hold all of them, given a few at a time."""
+    """Orbax's array writer, but with a few arrays at a time instead of all at once."""
 
     def __init__(self) -> None:
         super().__init__(deepcopy_host_arrays=False)
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
-    ) -> Sequence[ocp.future.Future]:
+    ) -> Sequence[future.Future]:
         args = args or [ocp.SaveArgs()] * len(values)
         for part in _parts([math.prod(value.shape) * value.dtype.itemsize for value in values]):
             arrays = [np.asarray(value.read(), value.dtype) for value in values[part]]
@@ -123,7 +101,7 @@ class InParts(type_handlers.NumpyHandler):
 
 
 def _parts(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yields slices of neighbours that are PART_BYTES together at most, or a single larger one."""
+    """Yields slices of adjacent arrays with at most PART_BYTES together, or one larger array."""
     start = 0
     for end in range(1, len(sizes) + 1):
         if end == len(sizes) or sum(sizes[start : end + 1]) > PART_BYTES:
@@ -133,7 +111,7 @@ def _parts(sizes: Sequence[int]) -> Iterator[slice]:
 
 def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> Any:
     """Returns a state at step 0 with these parameters and a new Adafactor, whose averages are zeros."""
-    devices = jax.local_devices(backend="cpu")[:1]  # only named: nothing is put there
+    devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
     abstract = abstract_state(Network(model), make_optimizer(OptimizerConfig(), 1), mesh)
 
@@ -142,7 +120,7 @@ def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> Any:
 
     zeros = jax.tree.map(lambda leaf: unread(leaf, lambda: np.zeros(leaf.shape, leaf.dtype)), abstract)
     params = jax.tree.map_with_path(
-        lambda place, leaf: unread(leaf, lambda: stacked(name_of(place), leaf.shape[0], arrays.__getitem__)),
+        lambda place, leaf: unread(leaf, lambda: stacked(leaf_name(place), leaf.shape[0], arrays.__getitem__)),
         abstract.params,
     )
     return zeros.replace(params=params)

@@ -1,4 +1,4 @@
-"""Gaps of texts filled by a converted folder in transformers itself, which nothing of Limba's network takes part in."""
+"""Fills the gaps of texts with a converted folder, using only transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from limba.data.vocabulary.load import NUM_SENTINELS
 from limba.export.proof import load_in_transformers
-from limba.inference.generate import join_infill
+from limba.inference.infill import join_infill
 
 
 def fill(folder: Path, texts: Sequence[str], num_tokens: int) -> list[str]:

@@ -8,32 +8,35 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub import errors
+from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 
 def check_target(target: str, dry_run: bool) -> None:
-    """Raises ConfigError for a name the hub has not, and without a token that it takes, before any work is done."""
+    """Raises InputError for an invalid hub id, and without a token that the hub accepts, before any work."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
-        raise InputError(f"--push is {target}; give user/name.")
+        raise InputError(f"{target} is not a hub id; give user/name.")
     if dry_run:
         return
     if not os.environ.get("HF_TOKEN"):
-        raise InputError("--push needs a token: set HF_TOKEN to one of yours with write access, or add --dry-run.")
+        raise InputError(
+            "An upload needs a token: set HF_TOKEN to a token with write access, or only show what would be uploaded."
+        )
     try:
         _hub().whoami()
-    except (errors.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise InputError(
-            f"The hub does not take HF_TOKEN ({_reason(error)}); set it to a token of yours with write access, or check"
-            " the network."
+            f"The hub does not accept HF_TOKEN ({reason_of(error)}); set it to a token with write access, or check the"
+            " network."
         ) from error
 
 
 def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
-    """Uploads each step: the newest to `main`, and where there are several each to a branch step_<N>.
+    """Uploads each step: the newest to `main`; if there are several, each also to a branch step_<N>.
 
-    A step is one commit; files that the hub has already, from an upload that was broken off, are not sent again.
+    A step is one commit; files that the hub has already, from an interrupted upload, are not sent again.
     """
     newest = max(folders)
     plan = [(step, f"step_{step}") for step in sorted(folders) if len(folders) > 1] + [(newest, "main")]
@@ -52,15 +55,12 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
                 repo_id=target, folder_path=folders[step], revision=revision, commit_message=f"Step {step}"
             )
             print(f"step {step:,}: uploaded to {target}, revision {revision}", flush=True)
-    except (errors.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise InputError(
-            f"The upload to {target} failed ({_reason(error)}); run the command again, what is there is not sent twice."
+            f"The upload to {target} failed ({reason_of(error)}); run the command again: uploaded files are not"
+            " sent again."
         ) from error
 
 
 def _hub() -> huggingface_hub.HfApi:
     return huggingface_hub.HfApi(token=os.environ["HF_TOKEN"])
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:160]

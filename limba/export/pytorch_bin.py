@@ -1,4 +1,4 @@
-"""The weights of a legacy pytorch_model.bin, by PyTorch's names. It is a pickle: only plain tensors are let in."""
+"""The weights of a legacy pytorch_model.bin, by PyTorch's names. It is a pickle: only plain tensors are accepted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 _ZIP = b"PK\x03\x04"  # what the files of PyTorch 1.6 and later begin with
 
@@ -18,9 +19,9 @@ _ZIP = b"PK\x03\x04"  # what the files of PyTorch 1.6 and later begin with
 class BinFolder(Mapping[str, np.ndarray]):
     """The arrays of `pytorch_model.bin`, or of the files that its index names.
 
-    The files are mapped into memory, and an array's pages are read when it is asked for; a file of before PyTorch 1.6
-    cannot be mapped and is read whole. bfloat16 and float16 come as float32, which holds them exactly. ConfigError
-    for a file that cannot be read, or holds anything but tensors, and without torch.
+    The files are mapped into memory, and an array's pages are read on access; a file from before PyTorch 1.6 cannot be
+    mapped and is read as a whole. bfloat16 and float16 become float32, which represents them exactly. Raises
+    InputError for a file that cannot be read or holds anything but tensors, and without torch.
     """
 
     def __init__(self, directory: str | Path):
@@ -52,7 +53,7 @@ def _tensors(path: Path) -> dict[str, Any]:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{path} is read with torch, which is not installed; add it (pip install torch), or take model.safetensors."
+            f"{path} is read with torch, which is not installed; add it (pip install torch), or use model.safetensors."
         ) from error
     try:
         with path.open("rb") as file:
@@ -60,12 +61,11 @@ def _tensors(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     except pickle.UnpicklingError as error:
         raise InputError(
-            f"{path} holds more than tensors, which could run code here, or is damaged; it is not opened: take"
-            " model.safetensors, or a copy from whom you trust."
+            f"{path} holds more than tensors, which could run code here, or is damaged; it is not opened: use"
+            " model.safetensors, or a copy from somebody you trust."
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0][:160]
-        raise InputError(f"{path} cannot be read as PyTorch's ({reason}); copy it anew.") from error
+        raise InputError(f"{path} cannot be read as PyTorch's ({reason_of(error)}); copy it again.") from error
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise InputError(f"{path} holds no table of tensors; give the pytorch_model.bin of a T5.")
     return dict(found)

@@ -1,8 +1,8 @@
-"""Decoder-only networks as transformers' Llama or GPT-2: names, arrays and config.json, both ways.
+"""Decoder-only networks as transformers' Llama or GPT-2: names, arrays and config.json, in both directions.
 
 A network with rotary positions, RMS norm and a gated MLP is a Llama. One with learned or sinusoidal positions, layer
-norm and a plain MLP is a GPT-2: its queries, keys and values lie in one matrix there, sinusoids are written out as
-the table of positions, and biases that the network lacks as zeros. What neither can hold is refused.
+norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids are written as a table of
+positions, and missing biases as zeros. A network that is neither is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError, ModelConfig
+from limba.formats.names import check_names
 
 Arrays = Mapping[str, np.ndarray]
 Rows = list[tuple[str, str, bool]]  # our name (or one of `written`'s), PyTorch's, whether transposed between them
@@ -22,15 +23,15 @@ LLAMA_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"
 GPT2_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_new", "relu": "relu"}
 SINUSOID_SCALE = 10_000.0
 NO_LOGITS_BIAS = (
-    "has no bias of the logits, which ModelConfig.biases asks for; train without 'logits' there, as gin/models/lm has"
-    " it, or use this model by launch.generate and launch.evaluate"
+    "has no bias of the logits, which ModelConfig.biases holds; train without 'logits' there, as the shipped models do,"
+    " or use this model in Limba"
 )
 _LAYER = re.compile(r"(decoder/layers_\d+)/self_attention/qkv/(kernel|bias)")
 _GATES = ("query", "key", "value")
 
 
 def kind(config: ModelConfig) -> str:
-    """Returns 'llama' or 'gpt2'; ConfigError, one sentence, for a network that neither class can hold."""
+    """Returns 'llama' or 'gpt2'; InputError for a network that neither class can represent."""
     gated = len(config.mlp_activations) == 2
 
     def fits(condition: bool, what: str, name: str) -> None:
@@ -88,7 +89,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def rows(config: ModelConfig) -> Rows:
-    """Returns the table of what is written; for GPT-2 its names are `written`'s."""
+    """Returns the table of written arrays; for GPT-2 its names are those of `written`."""
     return _llama_rows(config) if kind(config) == "llama" else _gpt2_rows(config)
 
 
@@ -131,7 +132,7 @@ def _gpt2_rows(config: ModelConfig) -> Rows:
 
 
 def written_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every name of `rows`, as it lies in ours."""
+    """Returns the shape of each of Limba's arrays in `rows`."""
     own = shapes(config)
     found = {}
     for name, _, _ in rows(config):
@@ -147,7 +148,7 @@ def written_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def sinusoid_table(length: int, width: int) -> np.ndarray:
-    """Returns what the network adds at positions 0 to length - 1, float32 [length, width]."""
+    """Returns the embeddings of positions 0 to length - 1, float32 [length, width]."""
     half = width // 2
     frequencies = SINUSOID_SCALE ** (-np.arange(half) / max(half - 1, 1))
     angles = np.arange(length, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
@@ -156,7 +157,7 @@ def sinusoid_table(length: int, width: int) -> np.ndarray:
 
 
 class _Computed(Mapping[str, np.ndarray]):
-    """Arrays by name, each made when it is asked for."""
+    """Arrays by name, each computed on access."""
 
     def __init__(self, names: list[str], make: Callable[[str], np.ndarray]):
         self._names, self._make = dict.fromkeys(names), make
@@ -174,7 +175,7 @@ class _Computed(Mapping[str, np.ndarray]):
 
 
 def written(arrays: Arrays, config: ModelConfig) -> Arrays:
-    """Returns the network's arrays under the names of `rows`, one made at a time."""
+    """Returns the network's arrays by the names in `rows`, computed one at a time."""
     if kind(config) == "llama":
         return arrays
     wanted = written_shapes(config)
@@ -194,15 +195,12 @@ def written(arrays: Arrays, config: ModelConfig) -> Arrays:
 
 
 def read(stored: Arrays, config: ModelConfig, where: str) -> Arrays:
-    """Returns a folder's arrays, which are by PyTorch's names, under ours; ConfigError where one lacks or is more."""
+    """Maps arrays from PyTorch's names to Limba's; InputError for a missing or an unknown array."""
     table = {ours: (theirs, transposed) for ours, theirs, transposed in rows(config)}
     known = {theirs for theirs, _ in table.values()} | ({"lm_head.weight"} if config.logits_via_embedding else set())
     missing = [theirs for theirs, _ in table.values() if theirs not in stored]
     extra = [name for name in stored if name not in known and not name.endswith(("rotary_emb.inv_freq", "attn.bias"))]
-    if missing or extra:
-        what = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which the network has not"
-        more = max(len(missing), len(extra)) - 1
-        raise InputError(f"{where} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file.")
+    check_names(missing, extra, where)
 
     def make(name: str) -> np.ndarray:
         match = re.fullmatch(r"(.*/self_attention)/(query|key|value)/(kernel|bias)", name)
@@ -216,7 +214,7 @@ def read(stored: Arrays, config: ModelConfig, where: str) -> Arrays:
 
 
 def config_json(config: ModelConfig, dtype: str, eos_id: int = 1) -> dict[str, Any]:
-    """Returns what transformers reads as config.json. The start id is padding's, 0, as in training."""
+    """Returns config.json for transformers. The start id is padding, 0, as in training."""
     common = {
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.logits_via_embedding,
@@ -257,7 +255,7 @@ def config_json(config: ModelConfig, dtype: str, eos_id: int = 1) -> dict[str, A
         "attn_pdrop": config.dropout_rate,
         "embd_pdrop": config.dropout_rate,
         "resid_pdrop": config.dropout_rate,
-        # transformers has no word for these two; they say which of the arrays are the network's own.
+        # transformers has no fields for these two; they record which arrays are parameters of the network.
         "limba_positions": config.positions,
         "limba_biases": list(config.biases),
         **common,
@@ -265,7 +263,7 @@ def config_json(config: ModelConfig, dtype: str, eos_id: int = 1) -> dict[str, A
 
 
 def model_fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of ModelConfig that a config.json of a Llama or GPT-2 gives; ConfigError for others'."""
+    """Returns the fields of ModelConfig from config.json of a Llama or GPT-2; InputError for other models."""
     tied = about.get("tie_word_embeddings", about["model_type"] == "gpt2")
     common = {"vocab_size": about["vocab_size"], "num_encoder_layers": 0, "logits_via_embedding": tied}
     if about["model_type"] == "gpt2":
@@ -289,7 +287,9 @@ def model_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         activation = names.get(about.get("hidden_act", "silu"))
         rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
         if rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise InputError("The Llama's rotary positions are scaled (rope_scaling), which is not read here.")
+            raise InputError(
+                "The Llama's rotary positions are scaled (rope_scaling), which is not supported; use a model without."
+            )
         heads = about["num_attention_heads"]
         fields = {
             "emb_dim": about["hidden_size"],
@@ -306,5 +306,5 @@ def model_fields(about: Mapping[str, Any]) -> dict[str, Any]:
             "layer_norm_epsilon": about.get("rms_norm_eps", 1e-6),
         }
     if activation is None:
-        raise InputError("The activation of config.json is none that is known here; relu, gelu (tanh) and silu are.")
+        raise InputError("The activation in config.json is not supported; only relu, gelu (tanh) and silu are.")
     return {**common, **fields}

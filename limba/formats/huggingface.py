@@ -1,8 +1,8 @@
-"""Hugging Face's T5 folders: one table of names and transposes, both ways; arrays read and written one by one.
+"""Hugging Face's T5 folders: one table of names and transposes, for both directions; arrays are read one by one.
 
-The table is `rows`: T5X's name of a parameter, PyTorch's, and whether the matrix is transposed between them.
-safetensors is a length, a JSON header and the bytes; it is read and written here because the library holds a
-whole file in memory.
+The table is `rows`: T5X's name of a parameter, PyTorch's, and whether the matrix is transposed between them. A
+safetensors file is a length, a JSON header and the bytes; it is read here because the library reads a whole file into
+memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import tensorstore as ts
 
 from limba.config import InputError, ModelConfig
 from limba.formats import decoder_only
+from limba.formats.names import check_names
 from limba.formats.t5x import decode_extension, joined
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
-_COPIES = re.compile(r"(encoder|decoder)\.embed_tokens\.weight")  # filled by tying; accepted, never needed
+_COPIES = re.compile(r"(encoder|decoder)\.embed_tokens\.weight")  # tied copies in transformers; not read
 FLAX_FILE = "flax_model.msgpack"
-# First byte -> length of what stands before an extension's data (msgpack's specification, "ext format family").
+# First byte -> length of what precedes an extension's data (msgpack's specification, "ext format family").
 _EXTENSION_HEADS = {0xC7: 3, 0xC8: 4, 0xC9: 6, **dict.fromkeys(range(0xD4, 0xD9), 2)}
 # The files of a folder's weights in each form, the better form first.
 WEIGHTS = (
@@ -94,13 +95,13 @@ def _layer_rows(side: str, i: int, config: ModelConfig) -> list[Row]:
 def flax_name(row: Row) -> str:
     """Returns transformers' Flax name of a parameter, with slashes; its kernels are not transposed."""
     path = row.pytorch.removesuffix(".weight").replace(".", "/")
-    if row.t5x.endswith("embedding"):  # the relative bias too, and that one is transposed also here
+    if row.t5x.endswith("embedding"):  # the relative bias too, which is transposed here as well
         return path + "/embedding"
     return path + ("/weight" if row.t5x.endswith("scale") else "/kernel")
 
 
 def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.ndarray]:
-    """Returns a folder's arrays under T5X's names and shapes, unstacked; each is read when it is asked for."""
+    """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access."""
     if config.is_decoder_only:
         return decoder_only.read(SafetensorsFolder(directory), config, str(directory))
     return T5xView(directory, config)
@@ -127,13 +128,13 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
                 header = json.loads(file.read(length))
                 start, size = 8 + length, path.stat().st_size
         except (OSError, ValueError, MemoryError, OverflowError) as error:
-            raise InputError(f"{path} cannot be read as safetensors ({error}); copy it anew.") from error
+            raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again.") from error
         for name, about in header.items():
             if name == "__metadata__":
                 continue
             first, last = about["data_offsets"]
             if start + last > size:
-                raise InputError(f"{path} is cut short: {name} ends beyond it; copy it anew.")
+                raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
             if about["dtype"] not in _TYPES:
                 raise InputError(f"{path} holds {name} as {about['dtype']}; save it as float32 or bfloat16.")
             self._places[name] = (path, _TYPES[about["dtype"]], tuple(about["shape"]), start + first, last - first)
@@ -155,12 +156,12 @@ class SafetensorsFolder(Mapping[str, np.ndarray]):
 
 
 def is_huggingface(path: str | Path) -> bool:
-    """True for a folder of transformers' with weights in one of the forms of WEIGHTS."""
+    """Returns whether a folder is for transformers, with weights in one of the forms of WEIGHTS."""
     return (Path(path) / "config.json").is_file() and weights_form(path) is not None
 
 
 def weights_form(path: str | Path) -> str | None:
-    """Returns which weights of a folder are read, "safetensors", "flax" or "bin", the first that is there, or None."""
+    """Returns the form of a folder's weights, the first of "safetensors", "flax" and "bin", or None."""
     names = [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
     for form, pattern in zip(("safetensors", "flax", "bin"), WEIGHTS, strict=True):
         if any(map(pattern.fullmatch, names)):
@@ -169,19 +170,19 @@ def weights_form(path: str | Path) -> str | None:
 
 
 def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
-    """Returns the network that a folder's config.json, or such a file, describes; ConfigError where none of ours."""
+    """Returns the network in a config.json (a file, or in a folder); InputError for unknown models."""
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
         about = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a folder of transformers'.") from error
+        raise InputError(f"{path} cannot be read ({error}); give a Hugging Face folder.") from error
     kind = about.get("model_type")
     if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
         raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
     try:
         fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about)
     except KeyError as error:
-        raise InputError(f"{path} has no {error}; give the config.json of a model of transformers'.") from error
+        raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
     return ModelConfig(**{**fields, "dtype": "float32", **choices})
 
 
@@ -207,7 +208,7 @@ def _t5_fields(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class T5xView(Mapping[str, np.ndarray]):
-    """A folder's arrays under T5X's names and shapes, unstacked; each is read when it is asked for."""
+    """A folder's arrays by T5X's names and shapes, unstacked; each is read on access."""
 
     def __init__(
         self,
@@ -216,14 +217,14 @@ class T5xView(Mapping[str, np.ndarray]):
         flax: bool | None = None,
         stored: Mapping[str, np.ndarray] | None = None,
     ):
-        """`flax` says which of two files is read, None the better one. `stored` gives arrays, and `shape`s, by
+        """`flax` chooses between two files; None takes the better one. `stored` gives arrays, and `shape`s, by
         PyTorch's names from another form, such as that of `pytorch_model.bin`."""
         self.path = Path(directory)
         form = weights_form(self.path)
         if stored is None and flax is None and form == "bin":
             raise InputError(
-                f"{self.path} holds its weights only as pytorch_model.bin, a pickle, which training does not open; run"
-                f" `python -m convert.huggingface import {self.path} OUT` (it needs torch), and name OUT instead."
+                f"{self.path} holds its weights only as pytorch_model.bin, a pickle, which is not opened here; import"
+                " it first, which needs torch and makes a Limba checkpoint, and name that instead."
             )
         flax = flax or (flax is None and stored is None and form == "flax")
         table = rows(config)
@@ -240,12 +241,7 @@ class T5xView(Mapping[str, np.ndarray]):
             unread.discard("lm_head.weight")  # a copy that some versions write
         missing = [name for name in names if name not in self._stored]
         extra = sorted(unread - set(names))
-        if missing or extra:
-            what = f"lacks {missing[0]}" if missing else f"holds {extra[0]}, which the network has not"
-            more = max(len(missing), len(extra)) - 1
-            raise InputError(
-                f"{self.path} {what}{f' and {more} more' if more > 0 else ''}; give the model's own gin file."
-            )
+        check_names(missing, extra, str(self.path))
 
     def __getitem__(self, name: str) -> np.ndarray:
         place, is_transposed = self._places[name]
@@ -281,10 +277,10 @@ class FlaxFile(Mapping[str, np.ndarray]):
 
     def _unreadable(self, error: Exception) -> InputError:
         reason = str(error) or "it ends too early"
-        return InputError(f"{self.path} cannot be read as flax's msgpack ({reason}); copy it anew.")
+        return InputError(f"{self.path} cannot be read as flax's msgpack ({reason}); copy it again.")
 
     def _index(self, unpacker: msgpack.Unpacker, peek: BinaryIO, path: str) -> None:
-        """Notes where each array of a map lies, without reading it."""
+        """Records the place of each array in a map, without reading it."""
         for _ in range(unpacker.read_map_header()):
             key, start = unpacker.unpack(), unpacker.tell()
             name = f"{path}/{key}" if path else key
@@ -318,7 +314,7 @@ class FlaxFile(Mapping[str, np.ndarray]):
             unpacker.read_array_header()
             return tuple(unpacker.unpack())
         unpacker.feed(head)
-        for _ in range(unpacker.read_map_header()):  # flax's form of an array over a gibibyte
+        for _ in range(unpacker.read_map_header()):  # flax's form for arrays over a gibibyte
             if unpacker.unpack() == "shape":
                 lengths = unpacker.unpack()
                 return tuple(lengths[str(i)] for i in range(len(lengths)))
@@ -333,7 +329,7 @@ class FlaxFile(Mapping[str, np.ndarray]):
 
 
 def _starts_map(file: BinaryIO, place: int, first_key: str = "") -> bool:
-    """True where a map of msgpack's begins there (format specification, "map format family"), with this key first."""
+    """Returns whether a msgpack map with this first key begins there (specification, "map format family")."""
     file.seek(place)
     head = file.read(8 + len(first_key))
     length = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 1

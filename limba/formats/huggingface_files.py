@@ -1,7 +1,7 @@
 """Writes Hugging Face's T5 folders from arrays under T5X's names: config, weights, tokenizer; one array at a time.
 
 The weights are written in the order in which `arrays` is iterated, and a transposed matrix in blocks of rows, so
-that besides the array that was read only some megabytes are held.
+that only one array and some megabytes are in memory.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ def shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
     return next((shape for end, shape in kinds.items() if name.endswith(end)), (config.emb_dim, joined))
 
 
-def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, where: str, mend: str) -> None:
-    """Raises ConfigError naming the first array that the network of `config` lacks, has besides, or has otherwise."""
+def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, place: str, advice: str) -> None:
+    """Raises InputError for the first array that is missing, unknown, or of another shape."""
     if config.is_decoder_only:
         wanted = decoder_only.shapes(config)
     else:
         wanted = {row.t5x: shape_of(row.t5x, config) for row in rows(config)}
     for name in [*wanted, *shapes]:
         if name not in shapes or name not in wanted:
-            what = "lacks" if name not in shapes else "holds, and its configuration has not,"
-            raise InputError(f"{where} {what} {name}; {mend}.")
+            what = "has no" if name not in shapes else "has, and its configuration does not have,"
+            raise InputError(f"{place} {what} {name}; {advice}.")
         if shapes[name] != wanted[name]:
             raise InputError(
-                f"{where} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {mend}."
+                f"{place} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {advice}."
             )
 
 
 def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) -> dict[str, Any]:
-    """Returns what transformers 4.57 and 5 read as config.json; ConfigError for a network that they have not.
+    """Returns config.json for transformers 4.57 and 5; InputError for a network that they lack.
 
     `eos_id` is the vocabulary's end of sequence.
-    Without a bias in every layer it is always a `t5`, mT5 being one too: transformers' `mt5` never scales the
-    logits of a tied head. `scale_decoder_outputs` is what 5 makes of `tie_word_embeddings`.
+    Without a bias in every layer it is always a `t5`, also for mT5: transformers' `mt5` never scales the logits of a
+    tied head. `scale_decoder_outputs` is what version 5 reads instead of `tie_word_embeddings`.
     """
     if config.is_decoder_only:
         return decoder_only.config_json(config, dtype, eos_id)
@@ -76,7 +76,7 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
     if gate and gate != ["linear"]:
         raise InputError(
             f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
-            " such a model cannot be written for it."
+            " use the model in Limba."
         )
     kind = "umt5" if config.relative_bias_per_layer else "t5"
     activation = "gelu_new" if first == "gelu" else first
@@ -238,7 +238,7 @@ def write_flax(
                 put(packer.pack(str(i)))
                 leave_gap(name, (piece,), piece * item)
 
-        walk(unflatten(dict.fromkeys(table)), "")
+        walk(unflatten(dict.fromkeys(table, np.zeros(0))), "")
         for name, row in table.items():
             blocks = _blocks(_oriented(row, arrays[row.t5x], flax=True), ts.dtype(dtype).numpy_dtype)
             _fill(file, gaps[name], blocks)
@@ -258,15 +258,20 @@ def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryvi
                 gaps.pop(0)
 
 
-def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
-    """Writes the files that make transformers' AutoTokenizer give the ids of ours.
+def _bytes_of(path: str) -> bytes:
+    opened: Any = fsspec.open(path, "rb")
+    with opened as file:
+        return file.read()
 
-    With `starts`, for a decoder alone, texts begin with the start id 0 and have no end.
-    `vocabulary` is a SentencePiece model's path, a tokenizer.json's, of which only what it puts around a text is
-    replaced, or 'byte'. ByT5's sentinels count down from the last id, as seqio has them, which transformers' own
-    order does not: their ids are written out.
+
+def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
+    """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
+
+    With `starts`, for a language model, texts begin with the start id 0 and have no end. `vocabulary` is the path of a
+    SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
+    ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out.
     """
-    # These import TensorFlow, which weights alone do not need.
+    # These import TensorFlow, which the weights do not need.
     from limba.data.vocabulary.load import SENTINEL, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
 
@@ -274,14 +279,13 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
         about = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
-        if starts:  # which ByT5Tokenizer cannot give: it ends texts, and begins none
+        if starts:  # ByT5Tokenizer ends texts and cannot begin them
             (directory / "tokenizer.json").write_text(byte_tokenizer_json(special), encoding="utf-8")
             about = {"tokenizer_class": "PreTrainedTokenizerFast"}
         ids = (0, 1, 2)
     elif vocabulary.endswith(".json"):
-        read = load_vocabulary(vocabulary)
-        with fsspec.open(vocabulary, "rt", encoding="utf-8") as file:
-            content = json.load(file)
+        read: Any = load_vocabulary(vocabulary)
+        content = json.loads(_bytes_of(vocabulary))
         names = [read.tokenizer.id_to_token(number) for number in (0, read.eos_id)]
         content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
         text = json.dumps(content, ensure_ascii=False)
@@ -296,8 +300,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         ids = (0, read.eos_id, read.unk_id)
         text = tokenizer_json(vocabulary, extra_ids, starts)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-        with fsspec.open(vocabulary, "rb") as file:
-            (directory / "spiece.model").write_bytes(file.read())
+        (directory / "spiece.model").write_bytes(_bytes_of(vocabulary))
         special = {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"]}
         sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -312,7 +315,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         "additional_special_tokens": ordered,
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 10**9,  # relative positions know no end
+        "model_max_length": 10**9,  # relative positions have no limit
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""Our own checkpoints as T5X's names: one array per layer, read on demand, at most one stack of layers held.
+"""Limba's checkpoints under T5X's names: one array for each layer, read on demand, at most one stack in memory.
 
 `checkpoints/<step>/state` is Orbax's store: `params/encoder/layers/mlp/wo/kernel` with the layers on axis 0, and
-`opt_state/…`. Iteration goes stack by stack, so that a reader who keeps to it reads every stack once.
+`opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _PARAMETERS = "params/"
 
 
 def is_own(path: epath.Path) -> bool:
-    """True for one `checkpoints/<step>` of ours."""
+    """Returns whether the path is a Limba checkpoint, `checkpoints/<step>`."""
     return (path / "state" / "manifest.ocdbt").exists() and path.name.isdigit() and path.parent.name == "checkpoints"
 
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
-    """Returns step -> directory of the finished checkpoints in a run directory of ours, oldest first."""
+    """Returns step -> directory of the finished checkpoints in a Limba run directory, oldest first."""
     root = path / "checkpoints"
     found = {int(child.name): child for child in (root.iterdir() if root.is_dir() else ()) if is_own(child)}
     return dict(sorted(found.items()))
 
 
 class LimbaCheckpoint(Mapping[str, np.ndarray]):
-    """The parameters of one `checkpoints/<step>` under T5X's names, unstacked; `stored` holds all under our own.
+    """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `stored` has all arrays by Limba's names.
 
-    Raises ConfigError where the store cannot be read, and for an array of which pieces are missing.
+    Raises InputError if the store cannot be read, and for an array with missing pieces.
     """
 
     def __init__(self, path: str | epath.Path):
@@ -46,7 +46,7 @@ class LimbaCheckpoint(Mapping[str, np.ndarray]):
                 continue
             there, wanted = self.stored.pieces(name)
             if there < wanted:
-                raise InputError(f"{self.path} is cut short: {name} has {there} of its {wanted} pieces; copy it anew.")
+                raise InputError(f"{self.path} is truncated: {name} has {there} of its {wanted} pieces; copy it again.")
             short = name.removeprefix(_PARAMETERS)
             if "/layers/" not in short:
                 self._places[short] = (name, None)
@@ -59,9 +59,9 @@ class LimbaCheckpoint(Mapping[str, np.ndarray]):
         return self.stored[place] if layer is None else self.stack(place)[layer]
 
     def stack(self, place: str) -> np.ndarray:
-        """Returns an array by our own name; the last one stays in memory, for its next layer."""
+        """Returns an array by Limba's name; the last one stays in memory, for its next layer."""
         if self._held[0] != place:
-            self._held = ("", np.zeros(0))  # first let go: two stacks are never held
+            self._held = ("", np.zeros(0))  # freed first: two stacks are never in memory
             self._held = (place, self.stored[place])
         return self._held[1]
 

@@ -1,16 +1,18 @@
-"""One table between our parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …
+"""Limba's parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …
 
-A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Ours stacks a stack's
-layers on axis 0; T5X (examples/t5) keeps one array per layer, with the same name otherwise.
+A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Limba stacks the layers of a stack on
+axis 0; T5X (examples/t5) has one array for each layer, whose name differs only in that.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from limba.config import InputError
 
 _STACKED = re.compile(r"(^|/)layers/")
 _NUMBERED = re.compile(r"(^|/)layers_(\d+)/")
@@ -29,7 +31,7 @@ def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def stack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns our tree from T5X's. ValueError where a layer's number is missing."""
+    """Returns Limba's tree from T5X's. ValueError if a layer's number is missing."""
     result: dict[str, np.ndarray] = {}
     layers: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for name, array in tree.items():
@@ -40,7 +42,7 @@ def stack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             layers[_NUMBERED.sub(r"\g<1>layers/", name)][int(match.group(2))] = array
     for name, arrays in layers.items():
         if sorted(arrays) != list(range(len(arrays))):
-            raise ValueError(f"{name} has layers {sorted(arrays)}; all from 0 up are needed.")
+            raise ValueError(f"{name} has layers {sorted(arrays)}; all layers from 0 on are required.")
         result[name] = np.stack([arrays[i] for i in range(len(arrays))])
     return result
 
@@ -67,3 +69,18 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> dict:
             node = node.setdefault(parent, {})
         node[last] = value
     return tree
+
+
+def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> None:
+    """Raises InputError if `place` lacks arrays of a network, or has others.
+
+    >>> check_names(["lm_head.weight"], [], "model/")
+    Traceback (most recent call last):
+    limba.config.errors.InputError: model/ has no lm_head.weight; give the model's own configuration.
+    """
+    if missing or extra:
+        what = f"has no {missing[0]}" if missing else f"has {extra[0]}, which the network does not have"
+        more = max(len(missing), len(extra)) - 1
+        raise InputError(
+            f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's own configuration."
+        )

@@ -1,13 +1,14 @@
 """T5X's checkpoints: the legacy form (msgpack beside zarr directories) and today's (Orbax, OCDBT), array by array.
 
 Names are T5X's with slashes: `target/encoder/layers_0/mlp/wo/kernel` for parameters,
-`state/param_states/…/v_row` for the optimizer, `state/step`. Nothing is read before it is asked for, so that
+`state/param_states/…/v_row` for the optimizer, `state/step`. Arrays are read on access, so that
 a converter holds one array at a time.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ import tensorstore as ts
 from etils import epath
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
 SCALAR_EXTENSION = 3
@@ -67,22 +69,22 @@ class StoredTree(Mapping[str, np.ndarray]):
         return tuple(store.shape), store.dtype.name
 
     def check_whole(self) -> None:
-        """Raises ConfigError naming the first array that lacks its data or part of it.
+        """Raises InputError that names the first array whose data is missing, in whole or in part.
 
-        Zarr takes a chunk that is not there for zeros, so an array that was cut short would read well. One
-        without any chunk is taken for zeros only in the optimizer's state, where fresh ones are.
+        Zarr reads a missing chunk as zeros, so a truncated array would be read without an error. An array without any
+        chunk is accepted as zeros only in the optimizer state, which starts at zero.
         """
         outside = [name for name, leaf in self._leaves.items() if not isinstance(leaf, np.ndarray)]
         with ThreadPoolExecutor(16) as pool:
             for name, (there, wanted) in zip(outside, pool.map(self.pieces, outside), strict=True):
                 if there < wanted and (there or name.startswith("target/")):
                     raise InputError(
-                        f"{self.path} is cut short: {name} has {there} of its {wanted} pieces; copy it anew."
+                        f"{self.path} is truncated: {name} has {there} of its {wanted} pieces; copy it again."
                     )
 
     def pieces(self, name: str) -> tuple[int, int]:
-        """Returns how many zarr chunks of an array are there, and how many make it whole."""
-        store = self._opened(name)
+        """Returns the number of zarr chunks that an array has, and the number that it needs."""
+        store: Any = self._opened(name)
         chunks = store.chunk_layout.read_chunk.shape or ()
         wanted = math.prod(-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True))
         keys = [key for key in store.kvstore.list().result() if not key.rsplit(b"/", 1)[-1].startswith(b".z")]
@@ -94,7 +96,7 @@ class StoredTree(Mapping[str, np.ndarray]):
 
 
 def is_t5x(path: epath.Path) -> bool:
-    """True for a directory that holds one T5X checkpoint, of either form."""
+    """Returns whether a directory is a T5X checkpoint, of either form."""
     return (path / "checkpoint").exists() or (path / "state" / "manifest.ocdbt").exists()
 
 
@@ -109,20 +111,19 @@ def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
 
 
 def open_checkpoint(path: str | epath.Path) -> StoredTree:
-    """Returns the arrays of one T5X checkpoint; ConfigError where it is none or its index cannot be read."""
+    """Returns the arrays of one T5X checkpoint; InputError if it is not one, or its index cannot be read."""
     path = epath.Path(path)
     if (path / "checkpoint").exists():
         return StoredTree(path, _legacy_leaves(path))
     if (path / "state" / "manifest.ocdbt").exists():
         return StoredTree(path, orbax_leaves(path / "state"))
     raise InputError(
-        f"{path} is no T5X checkpoint (neither a file 'checkpoint' nor state/manifest.ocdbt); give a checkpoint_<step>."
+        f"{path} is not a T5X checkpoint (no file 'checkpoint', no state/manifest.ocdbt); give a checkpoint_<step>."
     )
 
 
 def _unreadable(path: epath.Path, name: str, error: Exception) -> InputError:
-    reason = str(error).strip().split("\n")[0][:160]
-    return InputError(f"{path} cannot be read at {name} ({reason}); copy the checkpoint anew.")
+    return InputError(f"{path} cannot be read at {name} ({reason_of(error)}); copy the checkpoint again.")
 
 
 def key_value_store(path: epath.Path | str) -> dict[str, str]:
@@ -143,12 +144,12 @@ def decode_extension(code: int, data: bytes) -> Any:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    # tensorstore's own name for bfloat16 is known to numpy once ml_dtypes, which tensorstore imports, is there.
+    # numpy knows bfloat16 only once ml_dtypes is imported, which tensorstore does.
     return ts.dtype(name).numpy_dtype
 
 
 def joined(chunks: Mapping[str, Any]) -> np.ndarray:
-    """Returns an array that flax cut into pieces, being over a gibibyte."""
+    """Returns an array that flax cut into pieces because it is over a gibibyte."""
     pieces = [chunks["chunks"][str(i)] for i in range(len(chunks["chunks"]))]
     shape = [chunks["shape"][str(i)] for i in range(len(chunks["shape"]))]
     return np.concatenate([piece.ravel() for piece in pieces]).reshape(shape)
@@ -163,7 +164,7 @@ def _legacy_leaves(path: epath.Path) -> dict[str, Any]:
         parts = {"target": tree["target"], "state": tree["state"]}
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise InputError(
-            f"{path / 'checkpoint'} is no T5X checkpoint's index ({type(error).__name__}: {error}); copy it anew."
+            f"{path / 'checkpoint'} is not a T5X checkpoint index ({type(error).__name__}: {error}); copy it again."
         ) from error
     leaves: dict[str, Any] = {}
 
@@ -190,10 +191,10 @@ def orbax_leaves(path: epath.Path) -> dict[str, Any]:
     try:
         keys = ts.KvStore.open(base).result().list().result()
     except (ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read as Orbax's store ({error}); copy the checkpoint anew.") from error
+        raise InputError(f"{path} cannot be read as Orbax's store ({error}); copy the checkpoint again.") from error
     names = sorted(key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray"))
     if not names:
-        raise InputError(f"{path} holds no arrays; copy the checkpoint anew.")
+        raise InputError(f"{path} holds no arrays; copy the checkpoint again.")
     return {name.replace(".", "/"): {"driver": "zarr", "kvstore": {**base, "path": name + "/"}} for name in names}
 
 
@@ -204,17 +205,17 @@ def _packed(value: Any) -> msgpack.ExtType:
 
 
 def write_legacy(
-    directory: str | epath.Path, step: int, tree: Mapping[str, np.ndarray], dtype: str = "float32"
+    directory: str | os.PathLike[str], step: int, tree: Mapping[str, np.ndarray], dtype: str = "float32"
 ) -> epath.Path:
     """Writes `checkpoint_<step>` as T5X's own legacy writer lays it out; returns its path.
 
     `tree` has T5X's names, `target/…` cast to `dtype`, `state/…` as it is. It is read one array at a time. The
-    directory gets its name when all of it is written.
+    directory is renamed to its final name when it is complete.
     """
     directory = epath.Path(directory)
     final = directory / f"checkpoint_{step}"
     if final.exists():
-        raise InputError(f"{final} is there already; remove it, or give another directory.")
+        raise InputError(f"{final} exists already; remove it, or give another directory.")
     writing = directory / f"checkpoint_{step}.tmp-{int(time.time())}"
     writing.mkdir(parents=True)
     root: dict[str, Any] = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}}}
@@ -223,7 +224,7 @@ def write_legacy(
         part, *_ = name.split("/", 1)
         if part == "target":
             array = array.astype(numpy_dtype(dtype))
-        # What T5X keeps inside: the step, the factored averages, and the placeholders of what is not used.
+        # T5X keeps these inside: the step, the factored averages, and placeholders for unused averages.
         if part == "state" and (name == "state/step" or "/v_" in name or array.shape == (1,)):
             leaf: Any = _packed(np.asarray(array, np.int32) if name == "state/step" else array)
         else:
@@ -233,7 +234,8 @@ def write_legacy(
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = leaf
-    (writing / "checkpoint").write_bytes(msgpack.packb(root, use_bin_type=True))
+    content: Any = msgpack.packb(root, use_bin_type=True)
+    (writing / "checkpoint").write_bytes(content)
     return writing.rename(final)
 
 

@@ -1,4 +1,4 @@
-"""Lines of text or JSON in, as many out in the same order; a run broken off goes on behind its last line."""
+"""Reads lines of text or JSON and writes one line for each, in order; a stopped command resumes after its last line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import zstandard
 from tqdm import tqdm
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
+from limba.inference.load import whole_letters
 
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
@@ -25,9 +27,9 @@ Record = dict[str, Any]
 
 
 def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
-    """Yields a record per line: of .jsonl (also .gz, .zst) the object, else {first field: line}; ConfigError if bad.
+    """Yields one record per line: the object of a .jsonl line (also .gz, .zst), else {first field: line}.
 
-    `path` is local or an address, such as gs://.
+    `path` is local or an address, such as gs://. InputError for what cannot be read, or has no text in a field.
     """
     if path in STANDARD:
         yield from _records(sys.stdin, "stdin", fields, is_json=False)
@@ -35,14 +37,17 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
     suffix = next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
     is_json = path.removesuffix(suffix).endswith((".jsonl", ".json"))
     try:
-        with io.TextIOWrapper(unpacked(remote.open_file(path, POLICY), suffix), encoding="utf-8") as file:
+        with (
+            remote.open_file(path, POLICY) as packed,
+            io.TextIOWrapper(unpacked(packed, suffix), encoding="utf-8") as file,
+        ):
             yield from _records(file, path, fields, is_json)
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"--input={path} is not there; give a .txt or .jsonl file (also .gz), or stdin.") from None
+        raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.") from None
     except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError) as error:
-        raise InputError(f"--input={path} cannot be read ({remote.reason_of(error)}); check the file.") from error
+        raise InputError(f"The input {path} cannot be read ({reason_of(error)}); check the file.") from error
 
 
 def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> Iterator[Record]:
@@ -56,20 +61,20 @@ def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> 
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise InputError(f"{place} line {number} is not JSON ({error}); mend the line.") from None
+                raise InputError(f"{place} line {number} is not JSON ({error}); correct the line.") from None
             for field in fields:
                 if not isinstance(record, Mapping) or not isinstance(record.get(field), str):
-                    raise InputError(f"{place} line {number} has no text in field {field!r}; name another one.")
+                    raise InputError(f"{place} line {number} has no text in field {field!r}; name another field.")
             yield dict(record)
     except UnicodeDecodeError as error:
         raise InputError(f"{place} is not UTF-8 ({error.reason}); convert it, for instance with iconv.") from None
 
 
 class Output:
-    """Where lines go. A file that is there is gone on with, if it was made with the same `about`, kept beside it.
+    """The output file. An existing file is resumed if it was made with the same `about`, which is saved beside it.
 
-    `path` is local or an address; in a bucket every `flush` writes an object into PATH.parts, and `close` makes one
-    of them all. With `writes` False lines are only counted. ConfigError for what cannot be read or written.
+    `path` is local or an address. In a bucket every `flush` writes an object into PATH.parts, and `close` joins them
+    into one. With `writes=False` lines are only counted. Raises InputError if the file cannot be read or written.
     """
 
     def __init__(self, path: str, about: Mapping[str, Any], writes: bool = True):
@@ -82,25 +87,26 @@ class Output:
         try:
             system, place = fsspec.core.url_to_fs(path)
             if remote.is_local(system):
-                self.num_done = self._goes_on(Path(place), about, writes)
+                self.num_done = self._resumed(Path(place), about, writes)
                 self._file = open(place, "a", encoding="utf-8") if writes else None
             else:
                 parts = _Parts(system, place)
-                self.num_done = parts.goes_on(path, about, writes)
+                self.num_done = parts.resumed(path, about, writes)
                 self._parts = parts if writes else None
         except InputError:
             raise
         except (OSError, ImportError, ValueError) as error:
             raise _unwritable(path, error) from error
 
-    def _goes_on(self, path: Path, about: Mapping[str, Any], writes: bool) -> int:
+    def _resumed(self, path: Path, about: Mapping[str, Any], writes: bool) -> int:
+        """Returns the number of complete lines in the file."""
         beside = path.with_name(f"{path.name}.about.json")
         done = b""
         if path.exists():
             _check_about(self.path, beside.read_bytes() if beside.exists() else None, about)
             content = path.read_bytes()
             done = content[: content.rfind(b"\n") + 1]
-            if writes and len(done) < len(content):  # a line that was torn
+            if writes and len(done) < len(content):  # an incomplete line
                 path.write_bytes(done)
         elif writes:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,8 +114,9 @@ class Output:
         return done.count(b"\n")
 
     def write(self, record: Record, text: str) -> None:
-        """Writes the record where the output is JSON lines, else the text as one line."""
+        """Writes the record if the output is JSON lines, else the text as one line."""
         line = json.dumps(record, ensure_ascii=False) if self.is_json else " ".join(text.splitlines())
+        line = whole_letters(line)
         if self._file is not None:
             self._file.write(line + "\n")
         elif self._parts is not None:
@@ -136,9 +143,9 @@ class Output:
 
 
 class _Parts:
-    """A file of a bucket, where nothing can be put behind what is there: what has been written, and parts to come.
+    """A file in a bucket, whose objects cannot be appended to: the written lines, then one object per part.
 
-    A part is named by the number of its first line, so that one which a kill left behind is known for what it is.
+    A part is named by the number of its first line, so that the parts of a killed command are recognized.
     """
 
     def __init__(self, system: Any, path: str):
@@ -147,8 +154,8 @@ class _Parts:
         self._num_lines = self._num_joined = 0
         self.pending: list[str] = []
 
-    def goes_on(self, named: str, about: Mapping[str, Any], writes: bool) -> int:
-        """Returns the number of lines that are there."""
+    def resumed(self, named: str, about: Mapping[str, Any], writes: bool) -> int:
+        """Returns the number of lines that are written."""
         whole = self._read(self._path)
         parts = sorted(self._names())
         if whole is None and not parts:
@@ -209,11 +216,11 @@ def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> N
     made = json.loads(before) if before else None
     if made != about:
         changed = next((name for name in about if not made or made.get(name) != about[name]), "it")
-        raise InputError(f"--output={path} is there, made with another {changed}; give another path, or delete it.")
+        raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")
 
 
 def _unwritable(path: str, error: Exception) -> InputError:
-    return InputError(f"--output={path} cannot be written ({remote.reason_of(error)}); give another path.")
+    return InputError(f"The output {path} cannot be written ({reason_of(error)}); give another path.")
 
 
 def process(
@@ -223,10 +230,10 @@ def process(
     judge: Callable[[list[Record], int], Iterator[tuple[int, Record, str]]],
     shows_progress: bool,
 ) -> int:
-    """Writes what `judge` gives for each record; returns how many there were.
+    """Writes the results of `judge` for all records; returns the number of records.
 
-    `judge(records, number of the first)` yields (place among them, record, text) in any order, window by window: what
-    is held is one window, and what a broken-off run loses is one too.
+    `judge(records, number of the first)` yields (index in records, record, text) in any order. It gets one window of
+    records at a time: one window is held in memory, and at most one is lost when the command is stopped.
     """
     count = output.num_done
     for _ in itertools.islice(source, count):
@@ -234,7 +241,7 @@ def process(
     bar = tqdm(unit="line", initial=count, disable=not shows_progress, dynamic_ncols=True)
     with bar:
         while records_of_window := list(itertools.islice(source, window)):
-            done: list[tuple[Record, str] | None] = [None] * len(records_of_window)
+            done: list[tuple[Record, str]] = [({}, "")] * len(records_of_window)
             for place, record, text in judge(records_of_window, count):
                 done[place] = (record, text)
                 bar.update()

@@ -1,10 +1,10 @@
-"""Text that a model writes: for a list of inputs, and into the gaps of a text."""
+"""Generates text: a T5 maps inputs to targets, a language model continues prompts."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,108 +12,125 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
-from limba.config import GenerationConfig, InputError, LossConfig
-from limba.data.streams import model_features, place_batch
+from limba.config import EvaluationConfig, GenerationConfig, InputError
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
-from limba.inference import search as decoding
+from limba.inference import search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
-from limba.training.losses import cross_entropy
 
-EOS = 1
+START, EOS = 0, 1  # the decoder's start id; T5's end of sequence
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
-LENGTH_STEP = 32  # inputs are padded to a multiple of it
+INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple, so that few programs are compiled
 
 
-@functools.partial(jax.jit, static_argnames=("model", "config", "eos_id"))
+@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id"))
 def generate(
-    model: Network,
+    network: Network,
     params: Any,
     inputs: Int[Array, "B K"],
     banned: Bool[Array | np.ndarray, " V"],
     config: GenerationConfig,
     eos_id: int = EOS,
     keys: Key[Array, " B"] | None = None,
-) -> decoding.Generated:
-    """Returns what the model writes for inputs padded with 0; `keys`, one per input, where it draws."""
-    step, cache = model.cached_decoder(params, inputs, config.max_tokens)
-    prompt = jnp.zeros((inputs.shape[0], 1), jnp.int32)  # T5 starts with its padding
-    return decoding.generate(step, cache, prompt, banned, config, eos_id=eos_id, keys=keys)
+) -> search.Generated:
+    """Returns the tokens that follow each row.
+
+    A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left. Sampling needs `keys`,
+    one per row.
+    """
+    if network.config.is_decoder_only:
+        step, cache = network.cached_language_model(params, inputs, config.max_tokens)
+        prompt = inputs
+    else:
+        step, cache = network.cached_decoder(params, inputs, config.max_tokens)
+        prompt = jnp.full((inputs.shape[0], 1), START, jnp.int32)
+    return search.generate(step, cache, prompt, jnp.asarray(banned), config, eos_id=eos_id, keys=keys)
 
 
 def greedy(
-    model: Network,
+    network: Network,
     params: Any,
     inputs: Int[Array | np.ndarray, "B K"],
     num_tokens: int,
     num_ids: int,
     eos_id: int = EOS,
+    banned_ids: Iterable[int] = (),
 ) -> Int[Array, "B Q"]:
-    """Returns the likeliest continuation token by token, 0 after the end of sequence.
+    """Returns the most likely token at each place, 0 after the end of sequence; `inputs` as for `generate`.
 
-    Ids from `num_ids` on, the rows that only pad the embedding, are never produced.
+    Ids from `num_ids` on (padding of the embedding) and `banned_ids` are never generated.
     """
-    banned = jnp.asarray(decoding.banned_mask(model.config.vocab_size, num_ids))
+    banned = jnp.asarray(search.banned_mask(network.config.vocab_size, num_ids, banned_ids))
     config = GenerationConfig(max_tokens=num_tokens)
-    return generate(model, params, jnp.asarray(inputs), banned, config, eos_id).tokens[:, 0]
+    return generate(network, params, jnp.asarray(inputs), banned, config, eos_id).tokens[:, 0]
 
 
 class Written(NamedTuple):
-    """One text, its score and its ids, int32 [Q], as `decoding.Generated` defines them."""
+    """A text, its score and its ids, int32 [Q], as in `search.Generated`.
+
+    A language model's text begins with its prompt; its ids do not.
+    """
 
     text: str
     score: float
     ids: np.ndarray
 
 
-class Writer:
-    """Writes text for inputs of any length, in batches of like lengths over all devices of the mesh.
+def batches_of_like_lengths(
+    lengths: Sequence[int], num_rows: int, chosen: Iterable[int] | None = None
+) -> Iterator[list[int]]:
+    """Yields the indices of the (chosen) rows of each batch, the longest rows first.
 
-    All processes call it with the same inputs, and all get the texts. Raises ConfigError where `num_rows` does not
-    divide over the mesh.
+    >>> list(batches_of_like_lengths([3, 9, 4], 2))
+    [[1, 2], [0]]
+    """
+    order = sorted(range(len(lengths)) if chosen is None else chosen, key=lambda number: (-lengths[number], number))
+    for start in range(0, len(order), num_rows):
+        yield order[start : start + num_rows]
+
+
+class Writer:
+    """Generates text for inputs of any length, in batches of like lengths over all devices of the mesh.
+
+    All processes call it with the same inputs, and all get the texts. Raises InputError if the mesh does not divide
+    `num_rows`.
     """
 
-    def __init__(self, model: Network, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
-        groups = mesh.shape["data"] * mesh.shape["fsdp"]
-        if num_rows % groups:
-            raise InputError(
-                f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
-            )
-        self._model, self._vocabulary, self._config, self.num_rows = model, vocabulary, config, num_rows
+    def __init__(self, network: Network, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
+        check_rows(mesh, num_rows)
+        self._network, self._vocabulary, self._config, self.num_rows = network, vocabulary, config, num_rows
+        self._continues = network.config.is_decoder_only
         self._mesh, self._sharding = mesh, batch_sharding(mesh)
-        sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary)) if config.ban_sentinels else []
-        sentinels += sorted(getattr(vocabulary, "special_ids", ())) if config.ban_sentinels else []
-        rows = model.config.vocab_size
-        self._banned = decoding.banned_mask(rows, vocabulary.vocab_size, [*sentinels, *config.banned_ids])
+        banned = [*config.banned_ids, *([START] if self._continues else [])]
+        if config.ban_sentinels:
+            banned += sentinel_ids(vocabulary, num_sentinels(vocabulary))
+            banned += [] if self._continues else sorted(getattr(vocabulary, "special_ids", ()))
+        self._banned = search.banned_mask(network.config.vocab_size, vocabulary.vocab_size, banned)
+        self._eos_id = int(vocabulary.eos_id)
 
     def batches(self, inputs: Sequence[np.ndarray], chosen: Iterable[int] | None = None) -> Iterator[list[int]]:
-        """Yields the numbers of (chosen) inputs that go together: like lengths, the longest first."""
-        order = sorted(
-            range(len(inputs)) if chosen is None else chosen, key=lambda number: (-len(inputs[number]), number)
-        )
-        for start in range(0, len(order), self.num_rows):
-            yield order[start : start + self.num_rows]
+        """Yields the indices of the (chosen) inputs of each batch."""
+        return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows, chosen)
 
     def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
-        """Returns the texts of one batch, `num_samples` for each; what is drawn depends on an input's number alone."""
-        width = -(-max(1, *map(len, inputs)) // LENGTH_STEP) * LENGTH_STEP  # few widths are few programs
-        padded = np.zeros((self.num_rows, width), np.int32)
-        for row, ids in enumerate(inputs):
-            padded[row, : len(ids)] = ids
+        """Returns `num_samples` texts for each input of one batch; samples depend only on the input's index.
+
+        `inputs` are ids from `ids_of`. Raises InputError if a language model has too few learned positions.
+        """
         keys = None
         if self._config.sample:
             all_numbers = np.zeros(self.num_rows, np.uint32)
             all_numbers[: len(numbers)] = numbers
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
+        padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        eos = int(self._vocabulary.eos_id)
-        found = generate(self._model, params, placed, self._banned, self._config, eos, keys)
+        found = generate(self._network, params, placed, self._banned, self._config, self._eos_id, keys)
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
-                Written(self._text(ids, eos), float(score), ids)
+                Written(self._text(inputs[row], ids), float(score), ids)
                 for ids, score in zip(tokens[row], scores[row], strict=True)
             ]
             for row in range(len(inputs))
@@ -127,94 +144,98 @@ class Writer:
                 found[number] = samples
         return found
 
-    def score_all(self, params: Any, inputs: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns ln p(targets | inputs) of each pair, float32 [n], in their order."""
-        found = np.zeros(len(inputs), np.float32)
-        for numbers in self.batches(inputs):
-            pairs = [(inputs[i], targets[i]) for i in numbers]
-            found[numbers] = log_likelihoods(self._model, params, self._mesh, pairs, self.num_rows)
-        return found
+    def _padded(self, inputs: Sequence[np.ndarray]) -> Int[np.ndarray, "B K"]:
+        longest = max(1, *map(len, inputs))
+        if not self._continues:
+            return padded(inputs, self.num_rows, INPUT_STEP)
+        check_positions(self._network, longest, self._config.max_tokens)
+        width = -(-longest // PROMPT_STEP) * PROMPT_STEP
+        rows = np.full((self.num_rows, width), -1, np.int32)
+        rows[:, -1] = START  # of the rows that pad the batch
+        for row, ids in enumerate(inputs):
+            rows[row, width - len(ids) :] = ids
+        return rows
 
-    def _text(self, tokens: np.ndarray, eos: int) -> str:
-        ids = [int(token) for token in tokens]
-        ids = ids[: ids.index(eos)] if eos in ids else ids
-        return self._vocabulary.decode([token for token in ids if token > 0])
+    def _text(self, read: np.ndarray, written: np.ndarray) -> str:
+        ids = [int(token) for token in written]
+        ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
+        kept = [token for token in ids if token > 0]
+        return self._vocabulary.decode([*(int(token) for token in read[1:]), *kept] if self._continues else kept)
+
+
+def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
+    """Returns rows of ids, zero-padded to the longest and up to a multiple of `step`."""
+    width = -(-max(1, *map(len, rows)) // step) * step
+    found = np.zeros((num_rows, width), np.int32)
+    for row, ids in enumerate(rows):
+        found[row, : len(ids)] = ids
+    return found
+
+
+def check_rows(mesh: Mesh, num_rows: int) -> None:
+    """Raises InputError where so many rows do not divide over the mesh."""
+    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    if num_rows % groups:
+        raise InputError(
+            f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
+        )
+
+
+def check_positions(network: Network, num_ids: int, max_tokens: int) -> None:
+    """Raises InputError if a prompt and its continuation need more positions than the model has learned."""
+    config = network.config
+    if config.positions == "learned" and num_ids + max_tokens > config.max_length:
+        raise InputError(
+            f"The text has {num_ids} tokens and {max_tokens} more may follow; the model has {config.max_length}"
+            " positions: give a shorter text, or a smaller max_tokens."
+        )
 
 
 def fetched(array: jax.Array) -> np.ndarray:
-    """Returns a global array whole on every process."""
+    """Returns the full value of a global array, on every process."""
     if jax.process_count() == 1:
         return np.asarray(array)
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def join_infill(
-    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS
-) -> str:
-    """Returns the corrupted text with each sentinel replaced by [what the targets put there].
+def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = True) -> np.ndarray:
+    """Returns a text's ids, int32 [<= length], with the end of sequence if `ends`.
 
-    `inputs` and `targets` are token ids of one example; padding and the end of sequence are left out.
+    <extra_id_0> and so on become sentinels. Raises InputError for one that the vocabulary lacks.
     """
-    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
-    spans: dict[int, list[int]] = {}
-    current: list[int] | None = None
-    for token in map(int, targets):
-        if token in order:
-            current = spans.setdefault(order[token], [])
-        elif token not in (0, eos_id) and current is not None:
-            current.append(token)
-    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
-
-
-def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS) -> str:
-    """Returns the corrupted text with each sentinel by its name, <extra_id_0> and so on."""
-    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
-    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"<extra_id_{i}>")
-
-
-def _joined(
-    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, eos_id: int, gap: Callable[[int], str]
-) -> str:
-    text, plain = [], []
-    for token in map(int, inputs):
-        if token in order:
-            text += [vocabulary.decode(plain), gap(order[token])]
-            plain = []
-        elif token not in (0, eos_id):
-            plain.append(token)
-    return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
-
-
-def encode(text: str, vocabulary: Any, length: int) -> np.ndarray:
-    """Returns ids cut to the length, the end of sequence last; <extra_id_0> and so on are sentinels."""
     sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
     ids: list[int] = []
-    for place, part in enumerate(SENTINEL.split(text)):  # its one group: every second part is a number
+    for place, part in enumerate(SENTINEL.split(text)):  # odd parts are the numbers of the regular expression's group
         if place % 2:
             if int(part) >= len(sentinels):
-                raise InputError(f"A text holds <extra_id_{part}>, and the vocabulary {len(sentinels)} sentinels.")
+                raise InputError(
+                    f"A text holds <extra_id_{part}>, and the vocabulary has {len(sentinels)} sentinels; take it out."
+                )
             ids.append(sentinels[int(part)])
         elif part.strip():
             ids += vocabulary.encode(part)
-    return np.asarray([*ids[: length - 1], int(vocabulary.eos_id)], np.int32)
+    ends_with = [int(vocabulary.eos_id)] if ends else []
+    return np.asarray([*ids[: None if length is None else length - len(ends_with)], *ends_with], np.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("model",))
-def _log_likelihoods(model: Network, params: Any, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
-    logits = model.apply(params, batch)
-    _, nats, _ = cross_entropy(logits, batch["decoder_target_tokens"], LossConfig(z_loss=0.0))
-    return -jnp.sum(nats * batch["decoder_loss_weights"], axis=1)
+def prompt_ids(text: str, vocabulary: Any) -> np.ndarray:
+    """Returns a prompt's ids as a language model reads them, int32 [L]: the start first, no end."""
+    return np.asarray([START, *vocabulary.encode(text)], np.int32)
 
 
-def log_likelihoods(
-    model: Network, params: Any, mesh: Mesh, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int
-) -> np.ndarray:
-    """Returns ln p(targets | inputs) of each pair of ids, float32 [n], n <= num_rows; the targets' end counts too."""
-    rows = {}
-    for place, name in enumerate(("inputs", "targets")):
-        width = -(-max(1, *(len(pair[place]) for pair in pairs)) // LENGTH_STEP) * LENGTH_STEP
-        rows[name] = np.zeros((num_rows, width), np.int32)
-        for row, pair in enumerate(pairs):
-            rows[name][row, : len(pair[place])] = pair[place]
-    batch = place_batch(model_features(rows), batch_sharding(mesh))
-    return fetched(_log_likelihoods(model, params, batch))[: len(pairs)]
+def sampler(
+    network: Network, mesh: Mesh, vocabulary: Any, config: EvaluationConfig
+) -> Callable[[Any], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts; None without prompts, or for a T5."""
+    prompts = config.prompts
+    if not prompts or not network.config.is_decoder_only:
+        return None
+    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    writer = Writer(network, mesh, vocabulary, config.sampling, -(-len(prompts) // groups) * groups)
+    inputs = [prompt_ids(prompt, vocabulary) for prompt in prompts]
+
+    def texts(params: Any) -> dict[str, list[str]]:
+        written = writer.write_all(params, inputs)
+        return {prompt: [each.text for each in several] for prompt, several in zip(prompts, written, strict=True)}
+
+    return texts

@@ -1,13 +1,13 @@
-"""Writing tokens one by one, whatever the network: greedy, beams, drawing, and what may not be written.
+"""Generates tokens one by one, for any network: greedy, beam search, sampling, banned tokens and n-grams.
 
-The rules and results are those of transformers' `generate` (beams: its 5.x `_beam_search`), so that a converted
-model writes the same text there.
+The rules and results are those of transformers' `generate` (beams: `_beam_search` of 5.x), so that a converted
+model generates the same text there.
 
-A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the steps, 0
-at the prompt's last token. A cache is any tree of arrays with the rows on axis 1 (`CACHE_BATCH_AXIS`; axis 0 is
-that of layers, or of size 1). What is the same for all continuations of an input, such as the encoder's keys and
-values, is better kept in the step's closure, since a cache is copied for each beam: rows come input by input,
-R = B x beams, so `x.reshape(B, beams, ...)` puts each beside its input.
+A network gives a `Step`: (cache, last ids [R], position) -> (logits [R, V], cache). `position` counts the decode
+steps, 0 at the prompt's last token. A cache is any tree of arrays with the rows on axis 1 (`CACHE_BATCH_AXIS`; axis 0
+is the layers, or has size 1). Put what all texts of an input share, such as the encoder's keys and values, into the
+step's closure, since a cache is copied for each beam. The rows of an input are adjacent, R = B x beams:
+`x.reshape(B, beams, ...)` has the beams of an input on axis 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from limba.config import GenerationConfig
 
 CACHE_BATCH_AXIS = 1
-NEVER = -1.0e9  # a beam's score that no other loses to; finite as in transformers, so that sums stay numbers
+NEVER = -1.0e9  # the lowest score; finite as in transformers, so that sums are not NaN
 UNWRITTEN = -1
 
 Cache = Any
@@ -32,15 +32,15 @@ Step = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R
 
 
 class Generated(NamedTuple):
-    """`tokens`: padded behind the end of sequence. `scores`: the sum of the tokens' log probabilities before any rule
-    (beams: after it, over length^penalty); best first with beams."""
+    """`tokens`: padded after the end of sequence. `scores`: the sum of the tokens' log probabilities before bans and
+    sampling rules (beams: after them, divided by length^penalty); with beams, best first."""
 
     tokens: Int[Array, "B S Q"]
     scores: Float[Array, "B S"]
 
 
 def banned_mask(num_rows: int, num_ids: int, ids: Iterable[int] = ()) -> Bool[np.ndarray, " V"]:
-    """Returns True at ids that may not be written: rows that only pad the embedding, and `ids`."""
+    """Returns True at ids that may not be generated: padding rows of the embedding, and `ids`."""
     mask = np.arange(num_rows) >= num_ids
     mask[[i for i in ids if i < num_rows]] = True
     return mask
@@ -57,11 +57,11 @@ def generate(
     pad_id: int = 0,
     keys: Key[Array, " B"] | None = None,
 ) -> Generated:
-    """Writes on behind the prompts; traceable, so that the caller jits it together with the network.
+    """Returns the tokens after the prompts. It is traceable: the caller jits it together with the network.
 
-    `cache` holds all of a prompt but its last token (an encoder-decoder's prompt is its start token alone); prompts
-    of unequal length end together, with -1 before their first token. `keys`, one per input, are needed for drawing:
-    an input's text then depends on nothing else in the batch.
+    `cache` holds all of a prompt but its last token (an encoder-decoder's prompt is just the start token). Shorter
+    prompts are padded with -1 on the left. Sampling needs `keys`, one per input, so that an input's text does not
+    depend on the rest of the batch.
     """
     copies = config.num_beams if config.num_beams > 1 else config.num_samples
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=CACHE_BATCH_AXIS), cache)
@@ -71,7 +71,7 @@ def generate(
 
 
 def _start(prompt: Int[Array, "B P"], copies: int, max_tokens: int) -> Int[Array, "R L"]:
-    """Returns the prompts, each `copies` times, with room for what will be written."""
+    """Returns the prompts, each `copies` times, with room for the generated tokens."""
     return jnp.pad(jnp.repeat(prompt, copies, axis=0), ((0, 0), (0, max_tokens)), constant_values=UNWRITTEN)
 
 
@@ -90,23 +90,25 @@ def _one_by_one(
     pad_id: int,
     keys: Key[Array, " B"] | None,
 ) -> Generated:
-    """Greedy, or drawn by temperature, top-k and top-p."""
+    """Greedy decoding, or sampling by temperature, top-k and top-p."""
     (rows, prompt_length), samples = prompt.shape, config.num_samples
     if config.sample:
+        assert keys is not None, "sampling needs keys"
         numbers = jnp.tile(jnp.arange(samples), rows)
         keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, samples), numbers)
 
-    def go_on(state: tuple) -> Array:
+    def continues(state: tuple) -> Array:
         position, _, ended, _, _ = state
         return (position < config.max_tokens) & ~jnp.all(ended)
 
-    def write_one(state: tuple) -> tuple:
+    def next_token(state: tuple) -> tuple:
         position, tokens, ended, scores, cache = state
         length = prompt_length + position
         last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
         logits, cache = step(cache, jnp.where(ended, pad_id, last), position)
         allowed = _apply_bans(logits, tokens, length, banned, config.no_repeat_ngram_size)
         if config.sample:
+            assert keys is not None
             chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(keys, position), config)
         else:
             chosen = jnp.argmax(allowed, axis=-1)
@@ -124,7 +126,7 @@ def _one_by_one(
         jnp.zeros(num_rows, jnp.float32),
         cache,
     )
-    _, tokens, _, scores, _ = jax.lax.while_loop(go_on, write_one, start)
+    _, tokens, _, scores, _ = jax.lax.while_loop(continues, next_token, start)
     tokens = _written(tokens, prompt_length, pad_id)
     return Generated(tokens.reshape(rows, samples, -1), scores.reshape(rows, samples))
 
@@ -137,7 +139,7 @@ def _log_probability(logits: Float[Array, "R V"], ids: Int[Array, " R"]) -> Floa
 def _apply_bans(
     logits: Float[Array, "R V"], tokens: Int[Array, "R L"], length: Int[Array, ""], banned: Array, ngram_size: int
 ) -> Float[Array, "R V"]:
-    """Returns the logits with -inf at what may not follow; `length` is that of the tokens written, prompt included."""
+    """Returns the logits with -inf at banned tokens; `length` counts the tokens so far, including the prompt."""
     logits = jnp.where(banned[None], -jnp.inf, logits)
     if ngram_size:
         logits = jnp.where(_repeats(tokens, length, ngram_size, logits.shape[-1]), -jnp.inf, logits)
@@ -145,7 +147,7 @@ def _apply_bans(
 
 
 def _repeats(tokens: Int[Array, "R L"], length: Int[Array, ""], size: int, num_ids: int) -> Bool[Array, "R V"]:
-    """True at tokens that would end an n-gram which is there already."""
+    """Returns True at tokens that would repeat an n-gram."""
     rows, total = tokens.shape
     num_windows = total - size + 1
     if num_windows < 1:
@@ -155,7 +157,7 @@ def _repeats(tokens: Int[Array, "R L"], length: Int[Array, ""], size: int, num_i
         current = jax.lax.dynamic_index_in_dim(tokens, length + 1 - size + i, axis=1)
         same = same & (tokens[:, i : i + num_windows] == jnp.broadcast_to(current, same.shape))
     endings = tokens[:, size - 1 :]
-    places = jnp.where(same & (endings != UNWRITTEN), endings, num_ids)  # one behind the last is dropped
+    places = jnp.where(same & (endings != UNWRITTEN), endings, num_ids)  # an index out of range is dropped
     none = jnp.zeros((rows, num_ids), bool)
     return none.at[jnp.arange(rows)[:, None], places].set(True, mode="drop")
 
@@ -210,14 +212,14 @@ def _beams(
         cache=cache,
     )
 
-    def go_on(state: _Beams) -> Array:
+    def continues(state: _Beams) -> Array:
         full = jnp.all(state.is_finished) if config.early_stopping is True else False
         return (state.position < config.max_tokens) & jnp.any(state.improvable) & ~jnp.asarray(full)
 
     body = functools.partial(
         _extend, step=step, banned=banned, config=config, eos_id=eos_id, prompt_length=prompt_length
     )
-    end = jax.lax.while_loop(go_on, body, start)
+    end = jax.lax.while_loop(continues, body, start)
     best = _written(end.finished[:, : config.num_samples].reshape(rows * config.num_samples, -1), prompt_length, pad_id)
     return Generated(best.reshape(rows, config.num_samples, -1), end.finished_scores[:, : config.num_samples])
 
@@ -225,7 +227,7 @@ def _beams(
 def _extend(
     state: _Beams, *, step: Step, banned: Array, config: GenerationConfig, eos_id: int, prompt_length: int
 ) -> _Beams:
-    """Returns the beams, one token longer."""
+    """Returns the beams extended by one token."""
     rows, beams, total = state.running.shape
     length = prompt_length + state.position
     flat = state.running.reshape(rows * beams, total)
@@ -237,7 +239,7 @@ def _extend(
     num_ids = logits.shape[-1]
     scores = log_probabilities.reshape(rows, beams, num_ids) + state.running_scores[..., None]
 
-    # Twice as many as beams, so that enough go on where each of the best has ended.
+    # Twice as many as beams, so that enough remain if all of the best have ended.
     top_scores, top = jax.lax.top_k(scores.reshape(rows, beams * num_ids), 2 * beams)
     parents, ids = top // num_ids, (top % num_ids).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
@@ -262,10 +264,10 @@ def _extend(
 def _finish(
     state: _Beams, candidates: Array, top_scores: Array, ends: Array, config: GenerationConfig
 ) -> tuple[Array, Array, Array]:
-    """Returns the best finished texts, their scores and which are texts, of those before and those that end now."""
+    """Returns the best finished texts, old and new, their scores, and which of them are real."""
     beams = config.num_beams
     written = (state.position + 1).astype(jnp.float32)
-    # Only the best num_beams candidates may end; the others are there to go on.
+    # Only the best num_beams candidates may end; the others can only continue.
     ends = ends & (jnp.arange(2 * beams) < beams)[None]
     closed = ~state.improvable
     if config.early_stopping is True:
@@ -286,7 +288,7 @@ def _finish(
 def _improvable(
     state: _Beams, running_scores: Array, finished_scores: Array, is_finished: Array, config: GenerationConfig
 ) -> Bool[Array, " B"]:
-    """True where the best running beam may yet beat the worst finished one, by transformers' estimate."""
+    """Returns whether the best running beam may still beat the worst finished one, by transformers' estimate."""
     written = (state.position + 1).astype(jnp.float32)
     if config.early_stopping == "never" and config.length_penalty > 0:
         written = jnp.float32(config.max_tokens)

@@ -1,28 +1,45 @@
-"""Shows what a run has come to: `python -m launch.report --gin_file=MODEL_DIR/config.gin`; --help says more."""
+"""`limba report`: summarizes a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.config import InputError, environment
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.cli.use.model import NAMES, add_gin_flags, run_of_gin_files, upgrade_once
+from limba.config import InputError, RunConfig, environment
 
-ABOUT = """usage: python -m launch.report --gin_file=MODEL_DIR/config.gin
+ABOUT = """Prints the first and last figures of a run, bits per byte by character set, and its samples by step, from
+its metrics.jsonl, and draws MODEL_DIR/loss.png. The run may still be training.
 
-Prints a run's first and last figures, bits per byte by character set, and what it wrote by step, from its
-metrics.jsonl, and draws MODEL_DIR/loss.png. The run may still go on."""
+    limba report MODEL_DIR"""
 
 
 def run(argv: Sequence[str]) -> None:
-    """Prints the report of the run that the flags describe; raises ConfigError."""
-    if any(argument in ("-h", "--help") for argument in argv):
-        print(ABOUT)
-        return
+    """Prints the report of the run that the flags name; raises InputError."""
+    parser = Parser("report", ABOUT)
+    parser.add_object("model", "MODEL_DIR", "a run directory")
+    add_gin_flags(parser, "MODEL_DIR")
+    given = parser.parse(argv)
+    if given.gin and not given.gin_file:
+        raise InputError(f"--gin.{given.gin[0]} goes with --gin_file; add that, or leave it out.")
     with environment.quiet_imports():
-        from limba.cli.flags import parse_args
-
-        config, _ = parse_args(argv)
         from limba.evaluation import report
+        from limba.inference import source
+        from limba.training.checkpoint import resolved
         from limba.training.logging import read_metrics
+    if given.gin_file:
+        config: object = run_of_gin_files(given).config
+    elif given.model is None:
+        raise InputError("No run is given; write limba report MODEL_DIR.")
+    else:
+        directory = resolved(given.model)
+        if not directory.is_dir():
+            raise InputError(f"{given.model} is no folder; name the MODEL_DIR of a run.")
+        with names_said(NAMES):
+            config = upgrade_once(str(directory)) or source.read_config(directory)
+    if not isinstance(config, RunConfig):
+        raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
     if not any(record["kind"] == "train" for record in read_metrics(config.model_dir)):
         raise InputError(f"{config.model_dir} holds no figures of training yet; name the MODEL_DIR of a run.")
     print(report.summary(config))

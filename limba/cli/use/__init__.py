@@ -1,4 +1,4 @@
-"""Commands that use a trained model.
+"""Commands that use a trained model: generate, score, evaluate, convert.
 
 Part of `cli/`.
 """

@@ -1,63 +1,67 @@
-"""Evaluates a trained model: `python -m launch.evaluate --gin_file=MODEL_DIR/config.gin`; --help says more."""
+"""Evaluates a trained model on its task."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from limba.cli.use import trained_model
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.cli.use import model
 from limba.config import InputError
 
-ABOUT = """usage: python -m launch.evaluate --gin_file=FILE [--gin.NAME=VALUE ...]
+ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
+of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
+their metrics, beside those of copied inputs. A language model continues the run's prompts. The results are printed as
+a table and written to MODEL_DIR/evaluations (JSON, Markdown) and TensorBoard.
 
-Gives loss, token accuracy, perplexity and bits per byte, also by character set, on the held-out text (all of it with
-EVAL_STEPS = None). Tasks with metrics: writes text for their held-out examples and judges it, beside the figures of
-copying the inputs. Language models: goes on with the run's prompts. Results: a table here, JSON and Markdown in
-MODEL_DIR/evaluations, TensorBoard.
-
-    --num_examples=N           that text is written for; default the run's, or 1,000 where that is 0
-    --split=validation         another split of the corpus, such as test"""
-FLAGS = {"checkpoint": "", "num_examples": "", "split": ""}
+    limba evaluate MODEL_DIR --num_examples=500
+    limba evaluate --gin_file=gin/models/t5_1_1/base.gin --gin_file=gin/runs/evaluate.gin --checkpoint=FOLDER"""
 
 
 def run(argv: Sequence[str]) -> None:
-    """Evaluates the model that the flags name and prints the table; raises ConfigError."""
-    flags, rest = trained_model.split_flags(argv, FLAGS, ABOUT)
-    if not flags["num_examples"].isdigit() and flags["num_examples"]:
-        raise InputError(f"--num_examples is {flags['num_examples']}; give a whole number.")
-    trained = trained_model.load(rest, flags["checkpoint"])
+    """Evaluates the model that the flags name and prints the table; raises InputError."""
+    parser = Parser("evaluate", ABOUT)
+    model.add_flags(parser)
+    parser.add_argument(
+        "--num_examples", type=model.whole_number, help="to generate text for; default: the run's, or 1,000"
+    )
+    parser.add_argument("--split", help="split to evaluate, such as test; default: validation")
+    given = parser.parse(argv)
+    trained = model.opened(given)
+    config = trained.source.run
+    if config is None:
+        raise InputError(
+            f"{trained.path} names no task; add --gin_file=gin/models/FAMILY/SIZE.gin"
+            " --gin_file=gin/runs/evaluate.gin, and name it with --checkpoint."
+        )
     import jax
     from etils import epath
 
-    from limba.evaluation import text as evaluate
-    from limba.inference.continuations import sampler
+    from limba.evaluation import text as evaluation
+    from limba.inference.generate import sampler
     from limba.training.logging import Metrics
 
-    figures, copied = evaluate.evaluate(
-        trained.config,
-        trained.task,
-        trained.lengths,
-        trained.model,
-        trained.mesh,
-        trained.params,
-        trained.step,
-        num_examples=int(flags["num_examples"] or trained.config.evaluation.num_examples or 1_000),
-        split=flags["split"] or trained.config.data.validation_split,
-    )
-    sample = sampler(trained.model, trained.vocabulary, trained.config.evaluation)
+    with names_said({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
+        figures, copied = evaluation.evaluate(
+            trained,
+            num_examples=given.num_examples or config.evaluation.num_examples or 1_000,
+            split=given.split or config.data.validation_split,
+        )
+    sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation)
     texts = sample(trained.params) if sample else {}
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}
-    table = evaluate.markdown_table(columns)
+    table = evaluation.markdown_table(columns)
+    print(f"{trained.path} step {trained.step:,}\n\n{table}")
+    for prompt, several in texts.items():
+        print("\n".join([f"\n{prompt!r} is continued:", *several]), flush=True)
     if jax.process_index() == 0:
-        directory = epath.Path(trained.config.model_dir) / "evaluations"
+        directory = epath.Path(config.model_dir) / "evaluations"
         directory.mkdir(parents=True, exist_ok=True)
         about = {"checkpoint": trained.path, "step": trained.step, "figures": figures, "copied": copied, "texts": texts}
         text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-        name = f"evaluation-{trained.step}" + (f"-{flags['split']}" if flags["split"] else "")
+        name = f"evaluation-{trained.step}" + (f"-{given.split}" if given.split else "")
         (directory / f"{name}.json").write_text(text)
         (directory / f"{name}.md").write_text(table + "\n")
-        with Metrics(trained.config.model_dir, trained.step, trained.config.train_steps, True) as metrics:
-            metrics.write("evaluation" + (f"/{flags['split']}" if flags["split"] else ""), trained.step, figures)
-    print(f"{trained.path} step {trained.step:,}\n\n{table}")
-    for prompt, several in texts.items():
-        print("\n".join([f"\n{prompt!r} goes on:", *several]))
+        with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
+            metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)

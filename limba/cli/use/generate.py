@@ -1,116 +1,120 @@
-"""Goes on with prompts by a decoder-only model: `python -m launch.generate --help`."""
+"""Generates text: a T5 maps inputs to targets, a language model continues prompts."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from limba.cli.data import task_flags
-from limba.config import GenerationConfig, InputError, environment
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.cli.use import lines, model
+from limba.config import GenerationConfig, InputError
+from limba.config.generation import GenerationFields
 
-ABOUT = """Writes on behind prompts, on a CPU too, with keys and values kept.
+if TYPE_CHECKING:
+    from limba.inference.load import TrainedModel
 
-    python -m launch.generate --model=MODEL_DIR --prompt='Once upon a time' --temperature=0.6 --top_k=20 --num=3
-    python -m launch.generate --model=MODEL_DIR/huggingface/step_1000 --prompt=... --temperature=0
+ABOUT = """Generates a text for each line of the input, or for each prompt. After a stop the same command resumes.
 
---model is a run of ours, one of its checkpoints, or a folder or hub id for transformers (Llama or GPT-2). The same seed
-gives the same texts."""
+    limba generate MODEL_DIR --input=in.txt --output=out.jsonl --num_beams=4
+    limba generate MODEL_DIR --prompt='Once upon a time' --temperature=0.6 --top_k=20 --num=3
+    limba generate user/name --prompt='The <extra_id_0> barks.' --keep_sentinels
 
-
-def _arguments(argv: Sequence[str]) -> Any:
-    parser = task_flags.Parser("generate", ABOUT)
-    parser.add_argument(
-        "--model", required=True, metavar="DIR|id", help="a run directory, a checkpoint, a folder or a hub id"
-    )
-    parser.add_argument("--step", type=int, help="of a run's checkpoints; the newest unless given")
-    parser.add_argument("--vocabulary", metavar="PATH|byte", help="instead of the model's own")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times; stdin's lines")
-    parser.add_argument("--num", type=int, default=1, help="texts for each prompt")
-    parser.add_argument("--max_tokens", type=int, default=128, help="pieces that are written at most")
-    parser.add_argument("--temperature", type=float, default=0.6, help="0: the likeliest piece each time")
-    parser.add_argument("--top_k", type=int, default=20, help="draw among so many likeliest pieces; 0: all")
-    parser.add_argument("--top_p", type=float, default=1.0, help="draw among those that together have this share")
-    parser.add_argument("--no_repeat_ngram_size", type=int, default=0, help="never write so many pieces twice; 0: may")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(argv)
-
-
-def _generation(arguments: Any) -> GenerationConfig:
-    if arguments.temperature < 0 or arguments.top_k < 0:
-        raise InputError(
-            f"--temperature is {arguments.temperature} and --top_k {arguments.top_k}; give numbers of 0 or more."
-        )
-    draws = arguments.temperature > 0
-    if not draws and arguments.num > 1:
-        raise InputError(f"--num is {arguments.num} and --temperature 0 gives one text; give a temperature above 0.")
-    return GenerationConfig(
-        max_tokens=arguments.max_tokens,
-        sample=draws,
-        temperature=arguments.temperature if draws else 1.0,
-        top_k=arguments.top_k or None,
-        top_p=arguments.top_p,
-        num_samples=arguments.num,
-        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
-        seed=arguments.seed,
-    )
+The flags below replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and a
+language model samples with --temperature=0.6 --top_k=20."""
+# field of GenerationConfig -> its flag
+FLAGS = {
+    "max_tokens": "--max_tokens",
+    "num_beams": "--num_beams",
+    "length_penalty": "--length_penalty",
+    "temperature": "--temperature",
+    "top_k": "--top_k",
+    "top_p": "--top_p",
+    "num_samples": "--num",
+    "no_repeat_ngram_size": "--no_repeat_ngram_size",
+    "seed": "--seed",
+}
+NAMES = {f"GenerationConfig.{field}": flag for field, flag in FLAGS.items()}
+SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  # a language model's text
 
 
-def _opened(path: str, step: int | None, vocabulary: str | None) -> tuple[Any, Any, Any]:
-    """Returns (ModelConfig, arrays by T5X's names, seqio's vocabulary) of a run or a folder; ConfigError."""
-    from limba.cli.use import huggingface as exports
-    from limba.cli.use import sources
-    from limba.data.vocabulary.load import load_vocabulary
-    from limba.formats import hub, huggingface
-
-    folder = Path(path).expanduser()
-    if "://" not in path and not folder.exists() and hub.is_id(path):
-        folder = Path(hub.download(path))
-    if "://" not in path and huggingface.is_huggingface(folder):
-        model = huggingface.model_config(folder)
-        _check_network(model, path)
-        inside = next((name for name in ("spiece.model", "tokenizer.json") if (folder / name).is_file()), None)
-        if vocabulary is None and inside is None:
-            raise InputError(
-                f"{path} holds no spiece.model and no tokenizer.json; give its vocabulary as --vocabulary=PATH|byte."
-            )
-        loaded = load_vocabulary(vocabulary or f"{folder}/{inside}", extra_ids=0)
-        return model, huggingface.open_folder(folder, model), loaded
-    source = sources.open_source(path, None)
-    _check_network(source.model, path)
-    (chosen,) = exports.chosen_steps("latest" if step is None else str(step), source.steps)
-    choices = exports.Choices(("pytorch",), "float32", vocabulary, 0, checks=False)
-    found = exports.vocabulary_of(source, choices)
-    if found is None:
-        raise InputError(f"{path} names no vocabulary; give --vocabulary=PATH.")
-    return source.model, source.arrays(chosen), found[2]
+def _parser(command: str) -> Parser:
+    parser = Parser(command, ABOUT)
+    model.add_flags(parser)
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
+    lines.add_flags(parser, "`prediction` and `score`")
+    parser.add_argument("--field", default="inputs", help="field of a .jsonl input that holds the text")
+    parser.add_argument("--num", type=int, dest="num_samples", help="number of texts for each input")
+    parser.add_argument("--max_tokens", type=int, help="maximum number of tokens in each text; default: 128")
+    parser.add_argument("--num_beams", type=int, help="number of beams; above 1: beam search")
+    parser.add_argument("--length_penalty", type=float, help="exponent p of a beam's score: log probability / length^p")
+    parser.add_argument("--temperature", type=float, help="sampling temperature; 0: greedy")
+    parser.add_argument("--top_k", type=int, help="sample from the k most likely tokens; 0: from all")
+    parser.add_argument("--top_p", type=float, help="sample from the most likely tokens up to this probability")
+    parser.add_argument("--no_repeat_ngram_size", type=int, help="generate no n-gram of this size twice; 0: no limit")
+    parser.add_argument("--seed", type=int, help="sampling seed: the same seed gives the same texts")
+    parser.add_argument("--keep_sentinels", action="store_true", help="allow <extra_id_0>, … in the text")
+    return parser
 
 
-def _check_network(model: Any, path: str) -> None:
-    if not model.is_decoder_only:
-        raise InputError(f"{path} is an encoder-decoder, which answers inputs and goes on with nothing; name another.")
+def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
+    is_language_model = trained.network.config.is_decoder_only
+    base = SAMPLED if is_language_model and not given.gin_file else trained.generation
+    values = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
+    if values.get("top_k") == 0:
+        values["top_k"] = None
+    sampling = [FLAGS[name] for name in ("temperature", "top_k", "top_p") if values.get(name)]
+    if sampling and values.get("temperature") != 0 and values.get("num_beams", 1) > 1:
+        raise InputError(f"Both {sampling[0]} and --num_beams are given, and beams are not sampled; give one.")
+    if given.keep_sentinels:
+        values["ban_sentinels"] = False
+    with names_said(NAMES):
+        return base.replaced(**GenerationFields(**values))
 
 
-def run(argv: Sequence[str]) -> None:
-    """Prints each prompt's texts; raises ConfigError."""
-    arguments = _arguments(argv)
-    config = _generation(arguments)
-    if arguments.prompt is None and sys.stdin.isatty():
-        raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
-    with environment.quiet_imports():
-        from limba.export.proof import parameters
-        from limba.inference.continuations import continuations
-        from limba.model import Network
-
-        model, arrays, vocabulary = _opened(arguments.model, arguments.step, arguments.vocabulary)
-    prompts = arguments.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+def run(argv: Sequence[str], command: str = "generate") -> None:
+    """Generates the requested texts; raises InputError."""
+    given = _parser(command).parse(argv)
+    writes_file = given.output != "stdout"
+    reads_lines = bool(given.input or given.gin_file or writes_file or command == "infer") and not given.prompt
+    for flag, is_given in (("--input", given.input), ("--output", writes_file)):
+        if given.prompt and is_given:
+            raise InputError(f"Both --prompt and {flag} are given; give one.")
+    if not reads_lines and not given.prompt and sys.stdin.isatty():
+        raise InputError("There is no prompt; give --prompt=TEXT, --input=FILE, or lines on standard input.")
+    trained = model.opened(given, language_model_in_float32=True)
+    model.check_vocabulary(trained)
+    config = _generation(given, trained)
+    if reads_lines:
+        _write_lines(given, trained, config)
+        return
+    prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not prompts:
         raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
-    network = Network(dataclasses.replace(model, dtype="float32", dropout_rate=0.0))
-    params = parameters(arrays)
-    for prompt, texts in zip(prompts, continuations(network, params, vocabulary, prompts, config), strict=True):
+    for prompt, texts in zip(prompts, trained.written(prompts, config), strict=True):
         print(f"== {prompt}")
-        for number, text in enumerate(texts, 1):
-            print(f"{number}. {text}" if len(texts) > 1 else text, flush=True)
+        for number, each in enumerate(texts, 1):
+            print(f"{number}. {each.text}" if len(texts) > 1 else each.text, flush=True)
+
+
+def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: GenerationConfig) -> None:
+    num_rows = given.batch_size or trained.batch_size
+    writer = trained.writer(config, num_rows)
+
+    def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
+        texts = [record[given.field] for record in records]
+        blank = {i for i, text in enumerate(texts) if not text.strip()}
+        yield from ((i, {**records[i], "prediction": "", "score": 0.0}, "") for i in blank)
+        inputs = [trained.tokenize(text) for text in texts]
+        for places in writer.batches(inputs, [i for i in range(len(texts)) if i not in blank]):
+            written = writer.write(trained.params, [inputs[i] for i in places], [first + i for i in places])
+            for place, samples in zip(places, written, strict=True):
+                several = [{"text": sample.text, "score": sample.score} for sample in samples]
+                more = {"samples": several} if len(samples) > 1 else {}
+                best = {"prediction": samples[0].text, "score": samples[0].score}
+                yield place, {**records[place], **best, **more}, samples[0].text
+
+    lines.process(given, trained, [given.field], {"generation": dataclasses.asdict(config)}, num_rows, judge)

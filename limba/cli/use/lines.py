@@ -1,0 +1,54 @@
+"""Reading and writing lines, for `generate` and `score`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from limba.cli.use.model import whole_number
+
+if TYPE_CHECKING:
+    from limba.inference.load import TrainedModel
+
+BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
+Judge = Callable[[list[dict[str, Any]], int], Iterator[tuple[int, dict[str, Any], str]]]
+
+
+def add_flags(parser: argparse.ArgumentParser, adds: str) -> None:
+    """Adds the flags of input and output; `adds` names the fields that a JSON line of the output adds to the record."""
+    parser.add_argument(
+        "--input", metavar="FILE", help="one text per line, or .jsonl (also .gz, gs://); default: stdin"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", default="stdout",
+        help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",
+    )  # fmt: skip
+    parser.add_argument("--batch_size", type=whole_number, metavar="N", help="lines per batch, over all devices")
+
+
+def process(
+    given: argparse.Namespace,
+    trained: TrainedModel,
+    fields: Sequence[str],
+    more_about: Mapping[str, Any],
+    num_rows: int,
+    judge: Judge,
+) -> None:
+    """Writes the results of `judge` for all input lines, in order; a stopped command resumes after its last line."""
+    import jax
+
+    from limba.inference import files
+
+    writes, source = jax.process_index() == 0, given.input or "stdin"
+    about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
+    output = files.Output(given.output, {**about, **more_about}, writes)
+    if writes and output.num_done:
+        print(f"{output.num_done:,} lines are already written.", file=sys.stderr)
+    shows_progress = writes and sys.stderr.isatty()
+    window = BATCHES_PER_WINDOW * num_rows
+    count = files.process(files.records(source, fields), output, window, judge, shows_progress)
+    output.close()
+    if writes:
+        print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)

@@ -1,0 +1,194 @@
+"""Opens the trained model that the flags of a command name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.config import InputError, ModelConfig, RunConfig, environment
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from limba.cli.gin import GinRun
+    from limba.inference.load import TrainedModel
+    from limba.inference.source import Source
+
+NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary", "`config`": "--gin_file"}
+MODEL = "a run directory or a checkpoint, of Limba's or T5X's, a folder of Hugging Face's, or a hub id"
+
+
+def whole_number(text: str) -> int:
+    """Returns a flag's value as an integer above 0; other values are errors."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
+def add_flags(parser: Parser) -> None:
+    """Adds the flags that name a model: MODEL, or the gin files of a run."""
+    parser.add_object("model", "MODEL", MODEL)
+    parser.add_argument(
+        "--step", type=int, help="step of the checkpoint; default: the best if the run keeps one, else the newest"
+    )
+    parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the model's")
+    add_gin_flags(parser, "MODEL")
+    parser.add_argument(
+        "--checkpoint", metavar="PATH",
+        help="with --gin_file: the model; default: MODEL_DIR/best, its newest, or INITIAL_CHECKPOINT_PATH",
+    )  # fmt: skip
+
+
+def add_gin_flags(parser: Parser, replaced: str) -> None:
+    """Adds the flags that name a run by its gin files."""
+    parser.add_argument(
+        "--gin_file", action="append", default=[], metavar="FILE",
+        help=f"gin file of the run, instead of {replaced}: MODEL_DIR/config.gin, or files of gin/",
+    )  # fmt: skip
+    parser.add_argument("--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in: A,B")
+    parser.add_argument("--gin.NAME", metavar="VALUE", dest="_", help="set any name of the run's gin file")
+
+
+def run_of_gin_files(given: argparse.Namespace) -> GinRun:
+    """Returns the run that the flags of `add_gin_flags` describe."""
+    from limba.cli.gin import read_run
+
+    folders = [Path(folder).expanduser() for folder in given.gin_search_paths.split(",") if folder]
+    with environment.quiet_imports():  # of the task modules
+        return read_run(given.gin_file, given.gin, folders)
+
+
+def load(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    config: RunConfig | ModelConfig | None = None,
+    vocabulary: Any = None,
+    mesh: Mesh | None = None,
+) -> TrainedModel:
+    """Returns the trained model at a path.
+
+    `path` is a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id (user/name or
+    user/name@revision). `step` chooses a checkpoint of a run; the default is its best one, if it keeps one, else the
+    newest. `config` replaces the configuration of the model, `vocabulary` (a path, 'byte' or a seqio vocabulary) its
+    vocabulary, and `mesh` the mesh of the run. Without `config` the model computes in float32.
+
+    Raises InputError, one sentence, if no model is found or it cannot be read.
+
+    >>> load("no-such-run")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    limba.config.errors.InputError: no-such-run does not exist: looked there for a Limba run ...
+    """
+    with environment.quiet_imports():
+        from limba.inference.load import load as open_model
+    found = str(path) if config is not None else find(str(path))
+    return open_model(found, step=step, config=config, vocabulary=vocabulary, mesh=mesh)
+
+
+def find(path: str, gin_file: str | None = None, gin: Sequence[str] = ()) -> Source:
+    """Like `limba.inference.source.find`, for models that are configured by a gin file too.
+
+    `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. A run of an earlier
+    version first gets its config.json.
+    """
+    from limba.cli import from_t5x, task_modules
+    from limba.cli.gin import read_model, read_run
+    from limba.config import plain
+    from limba.formats import limba_checkpoint
+    from limba.inference import source
+    from limba.training.checkpoint import resolved
+
+    if gin_file is not None:
+        return source.find(path, read_model(gin_file, gin))
+    place = resolved(path)
+    directory = place.parent.parent if limba_checkpoint.is_own(place) else place
+    if not gin:
+        config = upgrade_once(str(directory))
+        network, vocabulary = (place == directory and from_t5x.read(place)) or (None, None)
+        found = source.find(path, config or network, vocabulary)
+        for module in found.run.data.task_modules if found.run else ():
+            with contextlib.suppress(InputError):  # raised when the task is needed
+                task_modules.check(module, f"{path} imports")  # also finds the modules that Limba ships
+        return found
+    if not (limba_checkpoint.checkpoints_of(directory) and (directory / "config.gin").exists()):
+        raise InputError(
+            f"--gin.{gin[0].partition('=')[0]} changes a run's config.gin, and {path} has none; leave it out."
+        )
+    with environment.quiet_imports():  # of the task modules
+        run = read_run([str(directory / "config.gin")], gin).config
+    return source.find(path, plain.moved(run, str(directory)))
+
+
+def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
+    """Has the first process write config.json for a run of an earlier version; all processes call it.
+
+    Returns the configuration where the directory cannot be written, else None.
+    """
+    import jax
+
+    from limba.cli.gin import upgrade
+    from limba.sharding import multihost
+
+    config = failure = None
+    try:
+        if jax.process_index() == 0:
+            config = upgrade(directory)
+    except InputError as error:
+        failure = error
+    if multihost.any_process(failure is not None):  # all wait for the file
+        raise failure or InputError(f"{directory}/config.gin cannot be used; the first process says why.")
+    if multihost.any_process(config is not None) and config is None:
+        config = upgrade(directory)
+    return config
+
+
+def check_vocabulary(trained: TrainedModel) -> None:
+    """Raises InputError where the model has no vocabulary."""
+    with names_said(NAMES):
+        trained.vocabulary  # noqa: B018
+
+
+def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -> TrainedModel:
+    """Returns the model that the flags name, in its run's dtype; InputError if they name none.
+
+    With `language_model_in_float32`, a language model named without gin files computes in float32.
+    """
+    with environment.quiet_imports():
+        from limba.inference import source
+        from limba.inference.load import load
+        from limba.sharding import multihost
+        from limba.training.auto_mesh import mesh_of_run
+    multihost.join_hosts()
+    if not given.gin_file:
+        if given.model is None:
+            raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
+        with names_said(NAMES):
+            found = find(given.checkpoint or given.model, gin=given.gin)
+            config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
+            return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
+    run = run_of_gin_files(given)
+    path = given.checkpoint or given.model
+    with names_said({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
+        found = source.find(path or _default_checkpoint(run.config), run.config)
+        step = max(found.steps) if path and given.step is None else given.step
+        # A mesh that the user typed is kept even if it does not fit.
+        mesh = mesh_of_run(run.config) if any("MeshConfig" in each for each in given.gin) else None
+        return load(found, step=step, config=run.config, vocabulary=given.vocabulary, mesh=mesh)
+
+
+def _default_checkpoint(run: RunConfig) -> str:
+    """Returns the path of a run's newest checkpoint, or of its initial checkpoint."""
+    from limba.formats.limba_checkpoint import checkpoints_of
+    from limba.training.checkpoint import resolved
+
+    for path in (run.model_dir, f"{run.model_dir}/best"):
+        if checkpoints_of(resolved(path)):
+            return path
+    if run.initial_checkpoint_path:
+        return run.initial_checkpoint_path
+    raise InputError(f"MODEL_DIR {run.model_dir} holds no checkpoint; give --checkpoint=PATH, or its MODEL_DIR.")

@@ -1,0 +1,156 @@
+"""Writes checkpoints as folders for transformers, each with a proof of equal numbers and a model card."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from limba.config import InputError, ModelConfig
+from limba.export import card, proof
+from limba.inference.load import write_folder
+from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary
+
+FORMATS = ("pytorch", "flax")
+RECORD = "conversion.json"  # in a finished folder: its source, and the results of the proof
+NONE = "none"  # as a vocabulary name: write no tokenizer
+_ENTRY = re.compile(r"step_\d+(\.writing|\.failed)?")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of an export."""
+
+    formats: tuple[str, ...] = FORMATS
+    dtype: str = "float32"
+    vocabulary: str | None = None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
+    extra_ids: int = 100
+    checks: bool = True
+    licence: str | None = None
+    hardware: str | None = None
+    acknowledge_trc: bool = False
+
+
+def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
+    """Parses "latest", "all" or numbers with commas into steps, in order; InputError for one that does not exist.
+
+    >>> chosen_steps("latest", [10, 20]), chosen_steps("20,10", [10, 20])
+    ([20], [10, 20])
+    """
+    there = sorted(there)
+    if text in ("latest", "all"):
+        return there[-1:] if text == "latest" else there
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise InputError(f"The steps are {text!r}; give latest, all, or numbers such as 1000,2000.")
+    chosen = sorted({int(part) for part in text.split(",")})
+    absent = [step for step in chosen if step not in there]
+    if absent:
+        raise InputError(f"There is no checkpoint at step {absent[0]}; choose from {there}.")
+    return chosen
+
+
+def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) -> dict[int, Path]:
+    """Writes and proves a folder for each step, in order; returns the folders. InputError if a proof fails.
+
+    Finished folders of an earlier call are kept.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a directory for the folders.")
+    other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
+    if other:
+        raise InputError(f"{out} holds {other[0]}, which no conversion wrote; give an empty or new directory.")
+    if source.model.is_decoder_only and "flax" in choices.formats:
+        print("transformers has Llama and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
+        choices = dataclasses.replace(choices, formats=("pytorch",))
+    folders = {step: out / f"step_{step}" for step in steps}
+    wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
+    for step in steps:
+        if step not in wanted:
+            print(f"step {step:,}: done before, {folders[step]}", flush=True)
+    if not wanted:
+        return folders
+    tokenizer = vocabulary_of(source, choices)
+    for step in wanted:
+        _convert(source, step, folders[step], choices, tokenizer)
+    return folders
+
+
+def _is_done(folder: Path, name: str, choices: Choices) -> bool:
+    try:
+        record = json.loads((folder / RECORD).read_text())
+    except (OSError, ValueError):
+        return False
+    if record["source"] != name:
+        raise InputError(f"{folder} was made from another run, {record['source']}; give another directory.")
+    same = record["dtype"] == choices.dtype and set(record["formats"]) >= set(choices.formats)
+    return same and (record["checked"] or not choices.checks)
+
+
+def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Any] | None:
+    """Returns (name, seqio's vocabulary) of the choices or the source; None if it is not wanted or not known."""
+    if choices.vocabulary == NONE:
+        print("No tokenizer files are written, as requested.", flush=True)
+        return None
+    given = None if choices.vocabulary is None else VocabularyName(choices.vocabulary, choices.extra_ids)
+    if given is None and source.kind == T5X and source.vocabulary is not None and not source.vocabulary.extra_ids:
+        source = dataclasses.replace(source, vocabulary=source.vocabulary._replace(extra_ids=choices.extra_ids))
+    found = open_vocabulary(source, given)
+    if found is None:
+        print("No vocabulary is known, so no tokenizer files are written; give a vocabulary to write them.", flush=True)
+    return found
+
+
+def _convert(
+    source: Source, step: int, final: Path, choices: Choices, tokenizer: tuple[VocabularyName, Any] | None
+) -> None:
+    """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`."""
+    writing, failed = (final.with_name(final.name + end) for end in (".writing", ".failed"))
+    for old in (writing, failed):
+        shutil.rmtree(old, ignore_errors=True)
+    arrays = source.arrays(step)
+    name, vocabulary = tokenizer or (None, None)
+    write_folder(writing, arrays, source.model, choices.formats, choices.dtype, name, vocabulary)
+    passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
+    card.write_card(
+        writing, source, step, choices.formats, choices.dtype, findings,
+        choices.licence, choices.hardware, choices.acknowledge_trc,
+    )  # fmt: skip
+    for line in findings:
+        print(f"step {step:,}: {line}", flush=True)
+    if not passed:
+        writing.rename(failed)
+        raise InputError(
+            f"The folder for step {step} does not give the source's numbers; do not use it (now {failed}):"
+            " convert again, and check the disk if it fails again."
+        )
+    record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
+    record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
+    (writing / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    if final.exists():
+        shutil.rmtree(final)  # was made with other choices
+    writing.rename(final)
+    print(f"step {step:,}: {final}", flush=True)
+
+
+def prove(
+    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Any
+) -> tuple[bool, list[str]]:
+    """Returns whether a written folder gives the source's numbers, and the findings as sentences."""
+    if not choices.checks:
+        return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
+    proof.quiet_libraries()
+    source = proof.Proof(arrays, model, vocabulary)
+    figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
+    findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
+    if "pytorch" in choices.formats and proof.has_transformers():
+        figures.append(source.check_transformers(folder, choices.dtype))
+    elif "pytorch" in choices.formats:
+        findings.append("torch and transformers are not installed: compared by Limba's own reader of the files only")
+    return all(each.passed for each in figures), [*map(str, figures), *findings]

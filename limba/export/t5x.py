@@ -1,0 +1,120 @@
+"""Limba's checkpoints as T5X's: the whole tree by T5X's names, including Adafactor's averages."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from limba.config import InputError
+from limba.formats import limba_checkpoint, t5x
+from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.training.checkpoint import resolved
+from limba.training.initial_checkpoint import exchanged_kind
+
+_AVERAGE = re.compile(r"^opt_state/.*?/(v_row|v_col|v)/((?:encoder|decoder|token_embedder)/.+)$")
+KINDS = ("m", "v", "v_row", "v_col")
+
+
+class T5xTree(Mapping[str, np.ndarray]):
+    """A Limba checkpoint as T5X's tree: `target/…`, `state/step`, and Adafactor's `state/param_states/…`.
+
+    T5X's `m` is its placeholder. The only supported optimizer state is that of Adafactor without momentum.
+    """
+
+    def __init__(self, arrays: LimbaCheckpoint):
+        self._arrays = arrays
+        self._averages = {(m[1], m[2]): name for name in arrays.stored if (m := _AVERAGE.match(name))}
+        has_momentum = any("/ema/" in name for name in arrays.stored)  # T5X keeps another one, in `m`
+        self.has_optimizer = bool(self._averages) and not has_momentum
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name == "state/step":
+            return np.asarray(self._arrays.stored["step"], np.int32)
+        if name.startswith("target/"):
+            return self._arrays[name.removeprefix("target/")]
+        parameter, _, kind = name.removeprefix("state/param_states/").rpartition("/")
+        if kind == "m":
+            return np.zeros((1,), np.float32)
+        place, layer = self._average(parameter, kind)
+        array = self._arrays.stack(place)
+        return array if layer is None else array[layer]
+
+    def _average(self, parameter: str, kind: str) -> tuple[str, int | None]:
+        ours = exchanged_kind(kind, parameter, self._arrays.describe(parameter)[0])
+        match = re.search(r"/layers_(\d+)/", parameter)
+        stacked = re.sub(r"/layers_\d+/", "/layers/", parameter)
+        return self._averages[ours, stacked], int(match[1]) if match else None
+
+    def __iter__(self) -> Iterator[str]:
+        yield "state/step"
+        for name in self._arrays:
+            yield f"target/{name}"
+        if self.has_optimizer:
+            for kind in KINDS:  # each kind of average of a stack is one array; its layers are consecutive
+                for name in self._arrays:
+                    yield f"state/param_states/{name}/{kind}"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns (shape, dtype name) without reading the values."""
+        if name == "state/step":
+            return (), "int32"
+        if name.startswith("target/"):
+            return self._arrays.describe(name.removeprefix("target/"))
+        parameter, _, kind = name.removeprefix("state/param_states/").rpartition("/")
+        if kind == "m":
+            return (1,), "float32"
+        place, layer = self._average(parameter, kind)
+        shape, dtype = self._arrays.stored.describe(place)
+        return (shape if layer is None else shape[1:]), dtype
+
+
+def limba_checkpoint_of(path: str, step: int | None = None) -> LimbaCheckpoint | None:
+    """Returns the Limba checkpoint at a path: itself, or the newest (or `step`) of a run; None if there is none."""
+    place = resolved(path)
+    own = limba_checkpoint.is_own(place)
+    found = {int(place.name): place} if own else limba_checkpoint.checkpoints_of(place)
+    if not found:
+        return None
+    if step is not None and step not in found:
+        raise InputError(f"There is no checkpoint at step {step} in {path}; choose from {sorted(found)}.")
+    return LimbaCheckpoint(found[max(found) if step is None else step])
+
+
+def open_tree(path: str) -> tuple[T5xTree | t5x.StoredTree, str]:
+    """Returns (all arrays by T5X's names, their path) of a checkpoint, or of a run's newest one."""
+    checkpoint = limba_checkpoint_of(path)
+    if checkpoint is not None:
+        return T5xTree(checkpoint), str(checkpoint.path)
+    place = resolved(path)
+    found = t5x.checkpoints_of(place)
+    tree = t5x.open_checkpoint(found[max(found)] if found and not t5x.is_t5x(place) else place)
+    return tree, str(tree.path)
+
+
+def export(path: str, out: str, step: int | None, dtype: str) -> str:
+    """Writes OUT/checkpoint_<step> in T5X's legacy form, which T5X reads; returns a sentence about it."""
+    checkpoint = limba_checkpoint_of(path, step)
+    if checkpoint is None:
+        raise InputError(f"{path} has no Limba checkpoint; give a run directory.")
+    tree = T5xTree(checkpoint)
+    written = t5x.write_legacy(out, checkpoint.step, tree, dtype)
+    state = (
+        "with Adafactor state"
+        if tree.has_optimizer
+        else "without optimizer state: the optimizer is not plain Adafactor"
+    )
+    return f"{written}: {len(checkpoint)} parameters, {state}"
+
+
+def write_npz(tree: Mapping[str, np.ndarray], file: str) -> None:
+    """Writes all arrays to a .npz file, one in memory at a time (np.savez would hold all of them)."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in tree:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(tree[name]), allow_pickle=False)

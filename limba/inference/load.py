@@ -1,0 +1,350 @@
+"""The one door to a trained model: `load` opens it; `TrainedModel` generates, scores, encodes and saves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from limba.config import GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
+from limba.config.environment import quiet_imports
+from limba.config.generation import GenerationFields
+from limba.formats import huggingface_files, t5x
+from limba.formats.names import flatten, unstack_layers
+from limba.inference import source as sources
+from limba.inference.source import Source, VocabularyName
+from limba.model import Network
+from limba.sharding.mesh import batch_sharding, make_mesh, parameter_shardings
+from limba.sharding.tree import leaf_name
+from limba.training.auto_mesh import mesh_of_run
+from limba.training.initial_checkpoint import stacked
+
+if TYPE_CHECKING:
+    from limba.inference.generate import Writer, Written
+    from limba.inference.score import Score
+
+BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
+LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
+FORMATS = ("huggingface", "flax", "t5x")
+
+
+def load(
+    path: str | Path | Source,
+    *,
+    step: int | None = None,
+    config: RunConfig | ModelConfig | None = None,
+    vocabulary: Any = None,
+    mesh: Mesh | None = None,
+) -> TrainedModel:
+    """Returns the trained model at a path, its parameters on the devices.
+
+    `path` is a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id; see
+    `limba.inference.source.find`. `step` chooses a checkpoint of a run; the default is its best one, if it keeps one,
+    else the newest. `config` replaces the configuration beside the arrays. `vocabulary` (a path, 'byte', or a seqio
+    vocabulary) replaces the model's. `mesh` defaults to the run's if it fits the devices, else to data parallelism.
+
+    Without `config` activations are float32, whatever dtype the model was trained in. Raises InputError if no model
+    is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
+    """
+    source = path if isinstance(path, Source) else sources.find(str(path), config)
+    model = sources.evaluated(source.model) if config is None else source.model
+    mesh = mesh or mesh_for(source.run)
+    network = Network(model, mesh)
+    if step is None and source.best is not None:
+        place, arrays = f"{source.path.rstrip('/')}/best", source.best_arrays()
+        step = int(source.best.name)
+    else:
+        place, step = source.path, source.step_of(step)
+        arrays = source.arrays(step)
+    name, opened = _vocabulary(source, vocabulary)
+    params = place_parameters(arrays, network, mesh)
+    return TrainedModel(source, network, mesh, params, step, place, opened, name)
+
+
+def mesh_for(run: RunConfig | None) -> Mesh:
+    """Returns the mesh of a run if it fits the devices, else a data-parallel mesh of all devices."""
+    if run is not None:
+        try:
+            return mesh_of_run(run)
+        except InputError:  # it was trained on other devices
+            pass
+    return make_mesh(MeshConfig())
+
+
+def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: Mesh | None = None) -> Any:
+    """Returns the network's parameters, read from arrays by T5X's names, one stack at a time.
+
+    They are sharded over the mesh as in training; without a mesh they are on one device.
+    """
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+
+    def read(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        return np.asarray(stacked(leaf_name(path), leaf.shape[0], arrays.__getitem__), leaf.dtype)
+
+    if mesh is None:
+        return jax.tree.map_with_path(lambda path, leaf: jnp.asarray(read(path, leaf)), shapes)
+
+    def placed(path: tuple, leaf: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
+        array = read(path, leaf)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map_with_path(placed, shapes, parameter_shardings(mesh, network.logical_axes(), shapes))
+
+
+def _vocabulary(source: Source, given: Any) -> tuple[VocabularyName | None, Any]:
+    if given is None or isinstance(given, str | Path | VocabularyName):
+        name = VocabularyName(str(given)) if isinstance(given, str | Path) else given
+        return sources.open_vocabulary(source, name) or (None, None)
+    path = getattr(given, "sentencepiece_model_file", getattr(given, "path", "byte"))
+    return VocabularyName(path, given.extra_ids), given
+
+
+class TrainedModel:
+    """A model with its parameters on the devices and its vocabulary. `limba.load` makes it.
+
+    `config` is the RunConfig of a run, else the ModelConfig of the network. `source` describes where the model is
+    from; `path` and `step` name the checkpoint. README.md has an example of each method.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        network: Network,
+        mesh: Mesh,
+        params: Any,
+        step: int,
+        path: str,
+        vocabulary: Any,
+        vocabulary_name: VocabularyName | None,
+    ):
+        self.source, self.network, self.mesh, self.params = source, network, mesh, params
+        self.step, self.path, self.vocabulary_name = step, path, vocabulary_name
+        self._vocabulary = vocabulary
+
+    @property
+    def config(self) -> RunConfig | ModelConfig:
+        """The run's configuration if it is known, else the network's."""
+        return self.network.config if self.source.run is None else self.source.run
+
+    @property
+    def vocabulary(self) -> Any:
+        """The vocabulary, a seqio object; InputError if it is not known."""
+        if self._vocabulary is None:
+            raise InputError(
+                f"{self.path} has no vocabulary ({' or '.join(sources.VOCABULARIES)}) beside it; give one as"
+                " `vocabulary`: a path, or 'byte'."
+            )
+        return self._vocabulary
+
+    @functools.cached_property
+    def task(self) -> Any:
+        """The seqio task or mixture of a run; None if only the network is known."""
+        return None if self.source.run is None else sources.task_of(self.source.run)
+
+    @functools.cached_property
+    def lengths(self) -> Mapping[str, int]:
+        """The maximum number of tokens of inputs and targets; longer ones are truncated."""
+        if self.source.run is None:
+            return LENGTHS
+        with quiet_imports():
+            from limba.data.objectives import derive_lengths
+        return derive_lengths(self.task, self.source.run.data.task_feature_lengths)
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """The prefix that the task adds to its inputs."""
+        if self.task is None:
+            return ""
+        from limba.data.objectives.supervised import prefix_of
+
+        return prefix_of(self.task)
+
+    @property
+    def generation(self) -> GenerationConfig:
+        """The run's GenerationConfig; greedy if only the network is known."""
+        return GenerationConfig() if self.source.run is None else self.source.run.generation
+
+    @property
+    def batch_size(self) -> int:
+        """The number of texts in a batch, over all devices."""
+        return self._rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
+
+    def tokenize(self, text: str) -> Int[np.ndarray, " L"]:
+        """Returns the ids of an input as the network reads it.
+
+        For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
+        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels.
+        """
+        from limba.inference.generate import ids_of, prompt_ids
+
+        text = whole_letters(text)
+        if self.network.config.is_decoder_only:
+            return prompt_ids(text, self.vocabulary)
+        return ids_of(self.prefix + text, self.vocabulary, self.lengths["inputs"])
+
+    def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
+        """Returns the text that the model generates for each input.
+
+        A language model's text begins with its prompt. `fields` are those of GenerationConfig, such as `max_tokens=64`,
+        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. Raises InputError for fields that
+        exclude each other.
+        """
+        config = self.generation.replaced(**fields)
+        if config.num_samples > 1:
+            raise InputError(
+                f"num_samples is {config.num_samples}, and generate returns one text per input; call samples."
+            )
+        return [samples[0].text for samples in self.written(texts, config)]
+
+    def samples(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[list[Written]]:
+        """Returns `num_samples` texts for each input, each with its score and its ids; see `generate`."""
+        return self.written(texts, self.generation.replaced(**fields))
+
+    def written(self, texts: Sequence[str], config: GenerationConfig) -> list[list[Written]]:
+        """Returns `samples` for a complete GenerationConfig."""
+        writer = self.writer(config, self._rows(min(self.batch_size, max(1, len(_listed(texts))))))
+        return writer.write_all(self.params, [self.tokenize(text) for text in texts])
+
+    def writer(self, config: GenerationConfig, num_rows: int) -> Writer:
+        """Returns a `Writer`, which generates text in batches of `num_rows`."""
+        from limba.inference.generate import Writer
+
+        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows)
+
+    def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
+        """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
+
+        The target includes its end of sequence. The input of a language model is a prompt and may be empty. A batch has
+        `num_rows` pairs, by default `batch_size`.
+        """
+        from limba.inference.score import log_likelihoods, score_of
+
+        ids = [self.pair_ids(*pair) for pair in pairs]
+        found = log_likelihoods(self.network, self.params, self.mesh, ids, num_rows or self.batch_size)
+        rows = zip(found.tolist(), ids, pairs, strict=True)
+        return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in rows]
+
+    def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
+        """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
+        from limba.inference.score import logits
+
+        ids = [self.pair_ids(*pair) for pair in pairs]
+        return logits(self.network, self.params, self.mesh, ids, self.batch_size)
+
+    def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of an input and its target as `score` compares them."""
+        from limba.inference.generate import ids_of
+
+        length = None if self.network.config.is_decoder_only else self.lengths["targets"]
+        return self.tokenize(inputs), ids_of(whole_letters(targets), self.vocabulary, length)
+
+    def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "N D"]:
+        """Returns one vector per text: the mean of its tokens' hidden states, without padding.
+
+        The states are the encoder's output, or a language model's last hidden states.
+        """
+        from limba.data.placement import place_batch
+        from limba.inference.generate import batches_of_like_lengths, fetched, padded
+
+        ids = [self.tokenize(text) for text in _listed(texts)]
+        found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
+        num_rows, rows = self._rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
+        for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+            tokens = padded([ids[i] for i in numbers], num_rows)
+            lengths = np.ones(num_rows, np.int32)
+            lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
+            placed = place_batch({"tokens": tokens, "lengths": lengths}, rows)
+            found[numbers] = fetched(_mean_state(self.network, self.params, **placed))[: len(numbers)]
+        return found
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the parameters by T5X's names, one array per layer."""
+        return unstack_layers({name: np.asarray(leaf) for name, leaf in flatten(self.params).items()})
+
+    def save(self, folder: str | Path, format: str = "huggingface", dtype: str = "float32") -> Path:
+        """Writes the model to a new or empty folder; returns it.
+
+        `format` is "huggingface" (model.safetensors for transformers, with the tokenizer), "flax" (flax_model.msgpack
+        in its place) or "t5x" (a legacy checkpoint_<step>). Only `limba.export` also proves the result.
+        Raises InputError for a folder that is not empty, and for a network that the format cannot represent.
+        """
+        folder = Path(folder).expanduser()
+        if format not in FORMATS:
+            raise InputError(f"The format {format!r} is not known; give one of {', '.join(FORMATS)}.")
+        if dtype not in ("float32", "bfloat16"):
+            raise InputError(f"The dtype {dtype!r} is not known; give float32 or bfloat16.")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder} is not empty; give a new folder.")
+        arrays = self.arrays()
+        if format == "t5x":
+            tree = {"state/step": np.int32(self.step), **{f"target/{name}": each for name, each in arrays.items()}}
+            return Path(t5x.write_legacy(folder, self.step, tree, dtype))
+        write_folder(
+            folder, arrays, self.network.config, ("pytorch" if format == "huggingface" else "flax",), dtype,
+            self.vocabulary_name, self._vocabulary,
+        )  # fmt: skip
+        return folder
+
+    def _rows(self, num: int) -> int:
+        """Returns the smallest number of rows, at least this one, that the mesh divides."""
+        groups = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return -(-num // groups) * groups
+
+
+def write_folder(
+    folder: Path,
+    arrays: Mapping[str, np.ndarray],
+    model: ModelConfig,
+    formats: Sequence[str],
+    dtype: str,
+    name: VocabularyName | None,
+    vocabulary: Any,
+) -> None:
+    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known."""
+    huggingface_files.config_json(model)  # raises before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id)
+    huggingface_files.write_configs(folder, model, dtype, eos_id)
+    if "pytorch" in formats:
+        huggingface_files.write_pytorch(folder, arrays, model, dtype)
+    if "flax" in formats:
+        huggingface_files.write_flax(folder, arrays, model, dtype)
+    if name is not None:
+        huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts=model.is_decoder_only)
+
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def _mean_state(
+    network: Network, params: Any, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+) -> Float[Array, "B D"]:
+    mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    if network.config.is_decoder_only:
+        targets = jnp.where(mask, jnp.maximum(tokens, 1), 0)  # a language model takes rows that are 0 for padding
+        batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": targets}
+        states = network.apply(params, batch, as_states=True)
+    else:
+        states = network.encode(params, tokens)
+    states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
+    return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)
+
+
+def whole_letters(text: str) -> str:
+    """Returns the text with halves of surrogate pairs, which JSON can hold and UTF-8 cannot, as question marks.
+
+    >>> whole_letters(chr(0xD83D) + " is half")
+    '? is half'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
+def _listed(texts: Sequence[str]) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise InputError("A single text is given instead of a list of texts; put it in brackets.")
+    return texts

@@ -1,0 +1,286 @@
+"""Detects the model at a path: a Limba or T5X run, one of its checkpoints, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from limba.config import InputError, ModelConfig, RunConfig, plain
+from limba.config.environment import quiet_imports
+from limba.config.errors import reason_of
+from limba.formats import hub, huggingface, limba_checkpoint, t5x
+from limba.formats.huggingface_files import check_arrays
+from limba.formats.t5x_config import network_of
+from limba.training.checkpoint import resolved
+from limba.training.initial_checkpoint import unscanned
+
+LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
+VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
+BYTE_SENTINELS = 125  # of the published ByT5
+OTHER_NETWORK = "give the model's own configuration"
+
+
+class VocabularyName(NamedTuple):
+    """The name of a vocabulary in a configuration; it is not opened yet."""
+
+    path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
+    extra_ids: int | None = None  # sentinels above the pieces; None: 100, and 0 for a language model
+    place: str = ""  # the file that names it
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on disk; only its configuration has been read. `find` makes it."""
+
+    path: str  # as it was given
+    directory: epath.Path  # of the run, or the folder
+    steps: Mapping[int, epath.Path]  # step -> its checkpoint; a Hugging Face folder is step 0
+    kind: str  # LIMBA, T5X or HUGGING_FACE
+    model: ModelConfig
+    run: RunConfig | None = None  # None if only the network is known
+    vocabulary: VocabularyName | None = None
+    best: epath.Path | None = None  # the best checkpoint, in a directory of its own
+
+    def step_of(self, step: int | None) -> int:
+        """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
+        if step is not None and step not in self.steps:
+            raise InputError(f"There is no checkpoint at step {step} in {self.path}; choose from {sorted(self.steps)}.")
+        return max(self.steps) if step is None else step
+
+    def arrays(self, step: int) -> Mapping[str, np.ndarray]:
+        """Returns a checkpoint's parameters by T5X's names, one array per layer; each is read on access.
+
+        Raises InputError for an array that is missing, truncated, or not in the network.
+        """
+        return _checked(self.kind, self.steps[step], self.model)
+
+    def best_arrays(self) -> Mapping[str, np.ndarray]:
+        """Returns `arrays` of `best`."""
+        assert self.best is not None
+        return _checked(LIMBA, self.best, self.model)
+
+
+def _checked(kind: str, path: epath.Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
+    arrays: Any
+    if kind == LIMBA:
+        arrays = limba_checkpoint.LimbaCheckpoint(path)
+        shapes = {name: arrays.describe(name)[0] for name in arrays}
+    elif kind == T5X:
+        arrays = Targets(t5x.open_checkpoint(path), model)
+        shapes = arrays.shapes()
+    else:
+        return open_folder(Path(path), model)
+    check_arrays(shapes, model, str(path), OTHER_NETWORK)
+    return arrays
+
+
+def open_folder(
+    folder: Path, model: ModelConfig, stored: Mapping[str, np.ndarray] | None = None
+) -> Mapping[str, np.ndarray]:
+    """Returns `Source.arrays` of a Hugging Face folder; `stored` as for `T5xView`."""
+    arrays: Any
+    if model.is_decoder_only:
+        arrays = huggingface.open_folder(folder, model)
+        shapes = {name: array.shape for name, array in arrays.items()}
+    else:
+        arrays = huggingface.T5xView(folder, model, stored=stored)
+        shapes = {name: arrays.shape(name) for name in arrays}
+    check_arrays(shapes, model, str(folder), "its config.json belongs to another model: copy the folder again")
+    return arrays
+
+
+class Targets(Mapping[str, np.ndarray]):
+    """The parameters of a T5X checkpoint by name, without `target/`; scanned ones are unstacked."""
+
+    def __init__(self, stored: t5x.StoredTree, model: ModelConfig):
+        stored.check_whole()
+        self._stored = stored
+        self._tree = unscanned(stored, model)
+        self._names = [name.removeprefix("target/") for name in self._tree if name.startswith("target/")]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tree[f"target/{name}"]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns name -> shape; only a scanned checkpoint is read for it."""
+        is_stored = self._tree is self._stored
+        return {
+            name: self._stored.describe(f"target/{name}")[0] if is_stored else self[name].shape for name in self._names
+        }
+
+
+def find(path: str, config: RunConfig | ModelConfig | None = None, vocabulary: VocabularyName | None = None) -> Source:
+    """Returns the model at `path`; the format is detected.
+
+    `path` is a Limba or T5X run (legacy or Orbax), one of its checkpoints, a Hugging Face folder, or a hub id
+    (user/name or user/name@revision), which is downloaded unless a local path has that name. Without `config` the
+    network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes.
+    Raises InputError if there is no model.
+    """
+    place = resolved(path)
+    if limba_checkpoint.is_own(place):
+        return _limba(path, place.parent.parent, {int(place.name): place}, config, vocabulary)
+    if found := limba_checkpoint.checkpoints_of(place):
+        return _limba(path, place, found, config, vocabulary)
+    if t5x.is_t5x(place):
+        directory, found = place.parent, {t5x.open_checkpoint(place).step: place}
+    else:
+        directory, found = place, t5x.checkpoints_of(place)
+    if found:
+        return _made(path, directory, found, T5X, config or t5x_network(found[max(found)]), vocabulary)
+    folder = epath.Path(local_folder(path))
+    model = config or huggingface.model_config(Path(folder))
+    return _made(path, folder, {0: folder}, HUGGING_FACE, model, vocabulary)
+
+
+def _made(
+    path: str,
+    directory: epath.Path,
+    steps: Mapping[int, epath.Path],
+    kind: str,
+    config: RunConfig | ModelConfig,
+    vocabulary: VocabularyName | None,
+    best: epath.Path | None = None,
+) -> Source:
+    run = config if isinstance(config, RunConfig) else None
+    model = config.model if isinstance(config, RunConfig) else config
+    return Source(path, directory, steps, kind, model, run, vocabulary or _vocabulary_beside(directory, run), best)
+
+
+def _limba(
+    path: str,
+    directory: epath.Path,
+    steps: Mapping[int, epath.Path],
+    config: RunConfig | ModelConfig | None,
+    vocabulary: VocabularyName | None,
+) -> Source:
+    best = limba_checkpoint.checkpoints_of(directory / "best") if resolved(path) == directory else {}
+    best_path = best[max(best)] if best else None
+    return _made(path, directory, steps, LIMBA, config or read_config(directory), vocabulary, best_path)
+
+
+def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
+    """Returns the configuration of a run directory, read from its file; InputError if there is none."""
+    file = directory / "config.json"
+    if not file.exists():
+        raise InputError(
+            f"{directory} has no config.json and no config.gin of Limba's; copy one of them there, or give `config`."
+        )
+    config = plain.from_text(file.read_text(), str(file))
+    return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
+
+
+def t5x_network(checkpoint: epath.Path) -> ModelConfig:
+    """Returns the network that follows from the array shapes of a T5X checkpoint."""
+    stored = t5x.open_checkpoint(checkpoint)
+    names = [name for name in stored if name.startswith("target/")]
+    shapes = {name.removeprefix("target/"): stored.describe(name)[0] for name in names}
+    return network_of(shapes, str(checkpoint))
+
+
+def is_hub_id(path: str) -> bool:
+    """Returns whether the text is a hub id and not a local path."""
+    return "://" not in path and not Path(path).expanduser().exists() and hub.is_id(path)
+
+
+def local_folder(path: str) -> Path:
+    """Returns a Hugging Face folder, downloaded if it is a hub id; InputError if there is none."""
+    folder = hub.download(path) if is_hub_id(path) else Path(path).expanduser()
+    if "://" not in path and huggingface.is_huggingface(folder):
+        return folder.resolve()
+    what = "is not a model" if resolved(path).exists() else "does not exist"
+    raise InputError(
+        f"{path} {what}: looked there for a Limba run (checkpoints/<step>), a T5X checkpoint"
+        " (checkpoint_<step>) and a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or"
+        " pytorch_model.bin); give one of these, or a hub id as user/name."
+    )
+
+
+def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> VocabularyName | None:
+    """Returns the vocabulary that a run names, or the one in a folder."""
+    if run is not None:
+        data = run.data
+        return None if data.vocabulary is None else VocabularyName(data.vocabulary, data.extra_ids, str(directory))
+    about: dict[str, Any] = {}
+    if (directory / "tokenizer_config.json").exists():
+        try:
+            about = json.loads((directory / "tokenizer_config.json").read_text())
+        except ValueError as error:
+            raise InputError(
+                f"{directory / 'tokenizer_config.json'} is not JSON ({reason_of(error)}); copy the folder again."
+            ) from error
+    specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
+    extra_ids = about.get("extra_ids", len(specials) if about else None)
+    name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
+    if name is not None:
+        return VocabularyName(str(directory / name), extra_ids, str(directory))
+    if str(about.get("tokenizer_class", "")).startswith("ByT5"):
+        return VocabularyName("byte", BYTE_SENTINELS if extra_ids is None else extra_ids, str(directory))
+    return None
+
+
+def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Any] | None:
+    """Returns (name, seqio's vocabulary) of `given` or of the source; None if neither names one.
+
+    A run that names none uses its task's. Raises InputError for a vocabulary that cannot be read, or that has more ids
+    than the network has rows.
+    """
+    with quiet_imports():
+        from limba.data.vocabulary.load import NUM_SENTINELS, check_vocabulary, load_vocabulary
+    default = 0 if source.model.is_decoder_only else NUM_SENTINELS
+    name = given or source.vocabulary
+    if name is not None:
+        extra_ids = default if name.extra_ids is None else name.extra_ids
+        try:
+            loaded = load_vocabulary(name.path, extra_ids)
+        except InputError as error:
+            if given is not None:
+                raise
+            reason = str(error).partition(";")[0]
+            raise InputError(
+                f"{name.place} names a vocabulary that cannot be read here ({reason}); give a copy as `vocabulary`."
+            ) from error
+        name = name._replace(extra_ids=extra_ids)
+    elif source.run is not None:
+        loaded = task_of(source.run).output_features["targets"].vocabulary
+        path = getattr(loaded, "sentencepiece_model_file", getattr(loaded, "path", "byte"))
+        name = VocabularyName(path, loaded.extra_ids, str(source.directory))
+    else:
+        return None
+    check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
+    return name, loaded
+
+
+def task_of(run: RunConfig) -> Any:
+    """Imports a run's task modules and returns its seqio task or mixture; InputError if an import fails."""
+    with quiet_imports():
+        from limba.data.tasks import resolve_task
+
+        for module in run.data.task_modules:
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise InputError(
+                    f"The module {module}, which registers the run's task {run.data.mixture_or_task_name}, is not found"
+                    f" ({error}); start in the folder that holds your tasks, or add it to PYTHONPATH."
+                ) from error
+    return resolve_task(run.data)
+
+
+def evaluated(model: ModelConfig) -> ModelConfig:
+    """Returns the network for evaluation: float32, no dropout, no rematerialization."""
+    return dataclasses.replace(model, dtype="float32", dropout_rate=0.0, remat="none")
