@@ -5,4 +5,4 @@ import sys
 from limba.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(["huggingface", *sys.argv[1:]]))
+    sys.exit(main(["convert", *sys.argv[1:]]))

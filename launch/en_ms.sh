@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# English to Malay: what each worker runs. gin/en_ms_translation.gin says hardware and what to expect.
+# English to Malay; each worker runs this. gin/en_ms_translation.gin has the hardware and expected results.
 #
 #   MODEL_DIR=DIR CORPUS='pairs/*.jsonl' bash launch/en_ms.sh [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A decoder-only language model on a TPU v3-8: what each worker runs. The gin file says hours and what to expect.
+# A decoder-only language model on a TPU v3-8; each worker runs this. The gin file has the hours and expected results.
 #
 #   MODEL_DIR=gs://BUCKET/ja_lm TFDS_DATA_DIR=gs://BUCKET/tfds bash launch/ja_lm.sh [GIN_FILE] [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #
-# GIN_FILE is gin/ja_lm_0.1b.gin where it is not given. TFDS_DATA_DIR holds what `python -m launch.prepare --tfds=wiki40b/ja`
-# made there beforehand. Started again, it goes on from the newest checkpoint; launch/pretrain.sh --help lists the names.
+# The default GIN_FILE is gin/ja_lm_0.1b.gin. Before the run, `limba prepare --tfds=wiki40b/ja` writes the corpus to
+# TFDS_DATA_DIR. Started again, it resumes from the newest checkpoint. launch/pretrain.sh --help lists the names.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 gin_file=gin/ja_lm_0.1b.gin
@@ -14,7 +14,7 @@ for argument in "$@"; do
   case $argument in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 if [ -z "${MODEL_DIR:-}" ]; then
-  echo "launch/ja_lm.sh: MODEL_DIR is not set; give a directory or a gs:// path, where checkpoints are kept." >&2
+  echo "launch/ja_lm.sh: MODEL_DIR is not set; give a directory or a gs:// path for checkpoints and logs." >&2
   exit 2
 fi
 export MODEL_DIR

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and trains one gin file; every worker of a pod runs the same command.
+# Sets up .venv and trains one gin file. Each worker of a pod runs the same command.
 #
 #   bash launch/pretrain.sh GIN_FILE [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #
@@ -7,25 +7,15 @@
 #   MODEL_DIR     directory, local or gs://, for checkpoints and logs
 #   VOCABULARY    path of the SentencePiece model
 #   CORPUS        files to read instead of the published corpus, such as 'corpus/*.jsonl.gz'
-#   ACCELERATOR   tpu, cuda (or cuda12) or cpu; found by itself where it is not given
+#   ACCELERATOR   tpu, cuda (or cuda12) or cpu; detected if it is not given
 # Any other NAME=VALUE, such as TRAIN_STEPS=1000, sets that name of the gin file.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 fail() { echo "launch/pretrain.sh: $1" >&2; exit 2; }
 
-# A TPU VM shows its chips on the PCI bus: Google's vendor id with the ids of v2/v3, v4, v5p, v5e, v6e and 7x.
-has_tpu() {
-  local device
-  for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor" 2>/dev/null)" = 0x1ae0 ] || continue
-    case $(cat "$device/device" 2>/dev/null) in 0x0027 | 0x0056 | 0x005e | 0x0062 | 0x0063 | 0x006f | 0x0076) return 0 ;; esac
-  done
-  return 1
-}
-
 accelerator() {
-  if has_tpu; then echo tpu
+  if "$root/.venv/bin/python" "$root/limba/config/environment.py"; then echo tpu
   elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo cuda
   else echo cpu; fi
 }
@@ -49,16 +39,17 @@ for argument in "$@"; do
   esac
 done
 
-case ${ACCELERATOR:=$(accelerator)} in
+case ${ACCELERATOR:-cpu} in
   tpu | cuda | cuda12 | cpu) ;;
   *) fail "ACCELERATOR is $ACCELERATOR; give tpu, cuda, cuda12 or cpu." ;;
 esac
+[ -n "${ACCELERATOR:-}" ] || bash "$root/launch/setup.sh" # the detection needs its Python
+: "${ACCELERATOR:=$(accelerator)}"
 bash "$root/launch/setup.sh" "$ACCELERATOR"
-# An explicit list makes an accelerator that fails an error, where jax would fall back to the CPU.
+# With an explicit list an accelerator that fails is an error; without one jax would use the CPU.
 case $ACCELERATOR in
   tpu) export JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu} ;;
   cuda*) export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} ;;
   cpu) export JAX_PLATFORMS=cpu ;;
 esac
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-exec "$root/.venv/bin/python" -m launch.train --gin_file="$gin_file" ${flags[@]+"${flags[@]}"}
+exec "$root/.venv/bin/python" -m limba train "$gin_file" ${flags[@]+"${flags[@]}"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Romanian diacritics with mT5 base: what each worker runs. gin/ro_diacritics.gin says hardware and what to expect.
+# Romanian diacritics with mT5 base; each worker runs this. gin/ro_diacritics.gin has the hardware and expected results.
 #
 #   MODEL_DIR=DIR CORPUS='ro/*.jsonl.gz' bash launch/ro_diacritics.sh [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Makes .venv at the repository's root from the pinned requirements.txt, and nothing else on the machine.
+# Makes .venv at the repository's root: the pinned packages of requirements.txt, and the command .venv/bin/limba.
+# Changes nothing else on the machine.
 #
 #   bash launch/setup.sh               what training on a CPU needs
 #   bash launch/setup.sh tpu           adds the wheels for Cloud TPUs
 #   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older drivers)
 #   bash launch/setup.sh tests         adds what tests/run.sh needs
 #
-# Takes a minute or two and 4 GB the first time, and no time and no network when all is already right. An
-# installation that was interrupted is done again. PYTHON=/path/to/python3.12 chooses the interpreter.
+# The first time it takes a minute or two and 4 GB; when nothing has changed, no time and no network. Run it again after
+# an interruption. PYTHON=/path/to/python3.12 chooses the interpreter.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -16,7 +17,7 @@ stamps=$venv/.limba
 fail() { echo "launch/setup.sh: $1" >&2; exit 2; }
 say() { echo "setup: $1"; }
 
-# Prints X.Y of an interpreter that runs, has venv and is one of ours; fails otherwise.
+# Prints X.Y of an interpreter that runs, has venv and is of a supported version; fails for any other.
 version_of() {
   "$1" -c 'import sys, venv, ensurepip
 v = sys.version_info[:2]
@@ -36,13 +37,16 @@ find_python() {
   fail "no Python 3.11, 3.12 or 3.13 with venv was found; install one (apt install python3.12-venv), or set PYTHON=/path/to/python."
 }
 
-# What a part was installed from: the interpreter and the lists of packages that decide it.
+# What a part was installed from: the interpreter and the files that decide it, for Limba itself also its folder.
 fingerprint() {
-  local files=("$root/requirements.txt")
-  [ "$1" = tests ] && files+=("$root/requirements-test.txt")
+  local files=("$root/requirements.txt") folder=
+  case $1 in
+    tests) files+=("$root/requirements-test.txt") ;;
+    limba) files=("$root/pyproject.toml" "$root/setup.py") folder=$root ;;
+  esac
   "$venv/bin/python" -c 'import hashlib, sys
 print(sys.version.split()[0], *(hashlib.sha256(open(name, "rb").read()).hexdigest() for name in sys.argv[1:]))' \
-    "${files[@]}" 2>/dev/null
+    "${files[@]}" 2>/dev/null && echo "$folder"
 }
 
 is_right() {
@@ -52,22 +56,30 @@ is_right() {
 
 install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --constraint "$root/requirements.txt" "$@" || fail "pip could not install the packages (its message is above); run this again to go on."
+    --constraint "$root/requirements.txt" "$@" || fail "pip could not install the packages (its message is above); run this again."
 }
 
 make_core() {
   local python
   python=$(find_python)
   if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
-    fail "$venv exists and is not ours; move it away."
+    fail "$venv exists and launch/setup.sh did not make it; move it away."
   fi
   rm -rf "$venv"
-  mkdir -p "$stamps" # first, so that a half-made .venv is known as ours
+  mkdir -p "$stamps" # first, so that an unfinished .venv is recognized
   say "making .venv with Python $(version_of "$python")"
   "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv package, or set PYTHON to another."
   say "installing the pinned packages, 4 GB, a minute or two"
   install --requirement "$root/requirements.txt"
   fingerprint core >"$stamps/core"
+}
+
+# The checkout itself, editable: .venv/bin/limba and `import limba` work from any folder.
+add_limba() {
+  rm -f "$stamps/limba"
+  say "installing the command limba"
+  install --no-deps --no-build-isolation --no-index --editable "$root"
+  fingerprint limba >"$stamps/limba"
 }
 
 add_part() {
@@ -89,7 +101,7 @@ for argument in "$@"; do
   case $argument in
     tpu | cuda | cuda12 | tests) parts+=("$argument") ;;
     cpu) ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12 or tests, or none for a CPU." ;;
   esac
 done
@@ -102,17 +114,18 @@ wants_another_python() {
 all_right() {
   local part
   if wants_another_python; then return 1; fi
-  for part in core ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
+  for part in core limba ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
 }
 
-if all_right; then exit 0; fi # needs no lock
+if all_right; then exit 0; fi # without the lock
 exec 9>"$root/.venv.lock"
 if command -v flock >/dev/null && ! flock -n 9; then
   say "waiting for another launch/setup.sh to end"
   flock 9
 fi
 if wants_another_python || ! is_right core; then make_core; fi
+is_right limba || add_limba
 for part in ${parts[@]+"${parts[@]}"}; do
   is_right "$part" || add_part "$part"
 done
-say "done"
+say "done; the command is $venv/bin/limba"

@@ -1,9 +1,10 @@
-"""The flags of a command: its one object first, then `--name=value` and `--gin.NAME=VALUE`."""
+"""The flags of a command: first its object, then `--name=value` and `--gin.NAME=VALUE`."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
@@ -12,7 +13,7 @@ from limba.config import InputError
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns `; did you mean A?` where a choice is near, or a full stop.
+    """Returns `; did you mean A?` if a choice is similar, else a full stop.
 
     >>> did_you_mean("--outptu", ["--input", "--output"]), did_you_mean("x", ["--input"])
     ('; did you mean --output?', '.')
@@ -22,31 +23,87 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"; did you mean {upper[near[0]]}?" if near else "."
 
 
-class Parser(argparse.ArgumentParser):
-    """A command's parser, whose errors are one sentence, an InputError, and not the whole usage.
+def with_two_dashes(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with -name as --name.
 
-    `parse` gives the flags, and as `gin` the NAME=VALUE of each `--gin.NAME=VALUE`.
+    >>> with_two_dashes(["-input=a", "-h", "-1"])
+    ['--input=a', '-h', '-1']
+    """
+    return [re.sub(r"^-(?=[A-Za-z_]{2})", "--", argument) for argument in argv]
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of a command; its errors are InputErrors of one sentence, not the whole usage.
+
+    `parse` returns the flags; its `gin` has the NAME=VALUE of each `--gin.NAME=VALUE`.
+
+    >>> parser = Parser("generate", "Writes text.")
+    >>> parser.add_object("model", "MODEL_DIR", "a run")
+    >>> _ = parser.add_argument("--gin.NAME")  # where it takes them
+    >>> given = parser.parse(["runs/ro", "--gin.BATCH_SIZE=8"])
+    >>> given.model, given.gin, parser.parse(["--model=runs/ro"]).model
+    ('runs/ro', ['BATCH_SIZE=8'], 'runs/ro')
     """
 
-    def __init__(self, command: str, about: str):
+    def __init__(self, command: str, about: str, program: str = "limba", add_help: bool = True):
         super().__init__(
-            prog=f"limba {command}".strip(),
+            prog=f"{program} {command}".strip(),
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=add_help,
         )
+        self._object = ""
+        self._takes_several = False
+
+    def add_object(self, name: str, metavar: str, about: str, takes_several: bool = False) -> None:
+        """Adds the object of the command: its argument without a flag, or `--name=`. It is None if not given.
+
+        With `takes_several` it is a list.
+        """
+        self._object, self._takes_several = name, takes_several
+        help_text = f"{about}; --{name}={metavar} means the same"
+        self.add_argument("objects", nargs="*" if takes_several else "?", metavar=metavar, help=help_text)
+        self.add_argument(f"--{name}", action="append", metavar=metavar, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists what there is.")
+        if match := re.fullmatch(r"argument (--\w+): expected one argument", message):
+            raise InputError(f"{match[1]} has no value; write {match[1]}={self._metavar(match[1])}.")
+        raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists the arguments.")
+
+    def _metavar(self, flag: str) -> str:
+        return str(self._option_string_actions[flag].metavar or "VALUE")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Returns the flags of a command line; InputError with the nearest name for one that is not known."""
-        dashes = [re.sub(r"^-(?=[A-Za-z_]{2})", "--", argument) for argument in argv]
+        dashes = with_two_dashes(argv)
         gin = [argument.removeprefix("--gin.") for argument in dashes if argument.startswith("--gin.")]
-        given, unknown = self.parse_known_args([each for each in dashes if not each.startswith("--gin.")])
+        rest = [argument for argument in dashes if not argument.startswith("--gin.")]
+        if gin and "--gin.NAME" not in self._option_string_actions:
+            raise InputError(f"--gin.{gin[0]} is a flag of limba train; --help lists the flags of this command.")
+        given, unknown = self.parse_known_intermixed_args(rest)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            near = did_you_mean(name, [flag for flag in self._option_string_actions if flag.startswith("--")])
-            raise InputError(f"The argument {unknown[0]} is not known{near.rstrip('.?')}; --help lists what there is.")
+            self._refuse(unknown[0])
+        if self._object:
+            self._take_object(given)
         given.gin = gin
         return given
+
+    def _refuse(self, argument: str) -> NoReturn:
+        name = argument.partition("=")[0]
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        if argument.startswith("-"):
+            advice = did_you_mean(name, flags).rstrip(".?")
+        else:
+            advice = f"; write --gin.{argument}" if "=" in argument else "; put quotation marks around a pattern"
+        raise InputError(f"The argument {argument} is not known{advice}; --help lists the arguments.")
+
+    def _take_object(self, given: argparse.Namespace) -> None:
+        objects = given.objects if self._takes_several else [given.objects] if given.objects else []
+        for argument in objects:
+            if re.match(r"[A-Za-z_][\w.]*=", argument) and not os.path.exists(argument):
+                self._refuse(argument)
+        found = [*(getattr(given, self._object) or []), *objects]
+        if len(found) > 1 and not self._takes_several:
+            raise InputError(f"{found[0]} and {found[1]} are both given as --{self._object}; leave one out.")
+        setattr(given, self._object, found if self._takes_several else next(iter(found), None))

@@ -1,7 +1,7 @@
-"""The JSON configuration of Hugging Face's T5 masked-language-model scripts as a gin file of Limba's.
+"""Translates the JSON configuration of Hugging Face's T5 masked-language-model scripts to a gin file.
 
-Keys of `run_t5_mlm_flax.py`, of its PyTorch relatives with accelerate, and of their TrainingArguments are read; one
-that is not known is an error, since a run without it would be another. docs/coming_from_huggingface.md has the table.
+It reads the keys of `run_t5_mlm_flax.py`, of similar PyTorch scripts with accelerate, and of their TrainingArguments.
+An unknown key is an error, since the run would differ without it. docs/coming_from_huggingface.md has the table.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from limba.cli.gin_checks import did_you_mean
-from limba.config import InputError, ModelConfig
+from limba.cli.arguments import did_you_mean
+from limba.cli.gin import GinRun, read_run
+from limba.config import InputError, ModelConfig, plain
 
-# What has no counterpart here because there is nothing to choose.
+# Keys without an effect: Limba has no such choice.
 WITHOUT_MEANING = (
     *("model_type", "cache_dir", "use_fast_tokenizer", "use_auth_token", "token", "hub_token", "trust_remote_code"),
     *("overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers", "report_to", "with_tracking"),
     *("per_device_eval_batch_size", "do_train", "streaming", "remove_unused_columns", "ddp_find_unused_parameters"),
 )
-# JSON key -> the gin names that it is given to as it is, and its kind.
+# JSON key -> the gin name that gets its value unchanged, and the value's kind.
 PLAIN: Mapping[str, tuple[str, type]] = {
     "mlm_probability": ("NOISE_DENSITY", float),
     "mean_noise_span_length": ("MEAN_NOISE_SPAN_LENGTH", float),
@@ -44,7 +45,7 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "eval_steps": ("EVAL_PERIOD", int),
     "seed": ("RANDOM_SEED", int),
 }
-# What those scripts do where a key is not there, and Limba's gin files would not.
+# Defaults of the scripts that differ from those of Limba's gin files.
 DEFAULTS: Mapping[str, tuple[str, Any]] = {
     "learning_rate": ("LEARNING_RATE", 5e-5),
     "warmup_steps": ("WARMUP_STEPS", 0),
@@ -67,11 +68,11 @@ OTHERS: Mapping[str, type] = {
 }
 KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 NO_EVALUATION = 10**9  # steps between two
-BYTES_COUNTED = 50_000_000  # of text, before the rest of a corpus is taken to be alike
+BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
 
 
 class _Translation:
-    """Gin bindings in the making: (name, value, the JSON key that it comes from)."""
+    """The JSON's values, and the gin bindings made of them: name -> (value, the JSON key that it comes from)."""
 
     def __init__(self, values: Mapping[str, Any], place: str):
         self.values, self.place = values, place
@@ -80,26 +81,44 @@ class _Translation:
     def set(self, name: str, value: Any, key: str) -> None:
         before = self.bindings.get(name)
         if before is not None and before[0] != value:
-            raise InputError(f"{self.place} gives both {before[1]} and {key}, and not the same; leave one out.")
+            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
         self.bindings[name] = (value, key)
 
     def get(self, *keys: str) -> tuple[Any, str]:
-        """Returns the value of the first of the keys that is there, and the key; (None, the first key) without."""
+        """Returns the value of the first of the keys that has one, and that key; else (None, the first key)."""
         return next(((self.values[key], key) for key in keys if self.values.get(key) is not None), (None, keys[0]))
 
 
-def gin_file(path: str, num_devices: Callable[[], int]) -> str:
-    """Writes the JSON's meaning as OUTPUT_DIR/from_json.gin, prints it, and returns the file's path.
+def read_json(path: str, overrides: Sequence[str] = (), search_paths: Sequence[Path] = ()) -> GinRun:
+    """Returns the run that the JSON describes, with `NAME=VALUE` overrides; `names` are the JSON's keys.
 
-    Raises ConfigError for a file that cannot be read and for keys or values that cannot be meant. Corpus and
-    vocabulary are only read to turn epochs into steps.
+    Writes the run as OUTPUT_DIR/from_json.gin and prints it. Corpus and vocabulary are only read to turn epochs into
+    steps. Raises InputError for a file that cannot be read, and for invalid keys and values.
     """
+    translation = _translated(path)
+    overridden = {override.partition("=")[0] for override in overrides}
+    keys = {name: key.partition(",")[0] for name, (_, key) in translation.bindings.items() if name not in overridden}
+    return read_run([_written(translation, translation.values["output_dir"])], overrides, search_paths, keys)
+
+
+def _num_devices() -> int:
+    """Returns the devices of all hosts: the JSON's batch sizes are per device."""
+    import jax
+
+    from limba.sharding import multihost
+
+    multihost.join_hosts()
+    return jax.device_count()
+
+
+def _translated(path: str) -> _Translation:
+    """Returns the gin bindings for the JSON."""
     translation = _Translation(_values(path), path)
     for key, (name, _) in PLAIN.items():
         if translation.values.get(key) is not None:
             translation.set(name, translation.values[key], key)
     for key, (name, value) in DEFAULTS.items():
-        translation.bindings.setdefault(name, (value, f"{key}, as the scripts have it"))
+        translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
     output, key = translation.get("output_dir")
     if output is None:
         raise InputError(f"{path} has no output_dir; give the directory for checkpoints and logs.")
@@ -107,14 +126,14 @@ def gin_file(path: str, num_devices: Callable[[], int]) -> str:
     _model(translation)
     _corpus(translation)
     _optimizer(translation)
-    _batches(translation, num_devices())
+    _batches(translation, _num_devices())
     _length_of_run(translation)
     if translation.values.get("do_eval") is False or "no" in (translation.get("eval_strategy", "evaluation_strategy")):
         translation.bindings["EVAL_PERIOD"] = (NO_EVALUATION, "do_eval")
     if translation.values.get("push_to_hub"):
         name = translation.values.get("hub_model_id") or "USER/NAME"
         print(f"push_to_hub: after training, bash convert/convert.sh {output} --push={name}", flush=True)
-    return _written(translation, output)
+    return translation
 
 
 def _values(path: str) -> dict[str, Any]:
@@ -131,16 +150,13 @@ def _values(path: str) -> dict[str, Any]:
         if key not in kinds:
             raise InputError(f"{path} has the key {key!r}, which is not known{did_you_mean(key, kinds)}")
         kind = kinds[key]
-        fits = isinstance(value, int | float if kind is float else kind) and (
-            kind is bool or not isinstance(value, bool)
-        )
-        if not fits:
+        if not plain.fits(value, kind):
             raise InputError(f"{path} gives {key} {value!r}; give {KINDS[kind]}.")
     return values
 
 
 def _folder(name: str, weights: bool) -> Path:
-    """Returns a local folder as it is, or the one that a hub id is fetched to."""
+    """Returns a local folder, or the folder that a hub id is downloaded to."""
     from limba.formats import hub
 
     local = Path(name).expanduser()
@@ -148,7 +164,7 @@ def _folder(name: str, weights: bool) -> Path:
 
 
 def _model(translation: _Translation) -> None:
-    """Sizes from a model or a Hugging Face configuration, the vocabulary from a tokenizer, and where to start."""
+    """Sets sizes from a model or a Hugging Face configuration, the vocabulary, and the initial checkpoint."""
     from limba.formats.huggingface import model_config
 
     start, start_key = translation.get("model_name_or_path")
@@ -169,9 +185,7 @@ def _model(translation: _Translation) -> None:
         translation.set("INITIAL_CHECKPOINT_PATH", start, start_key)
     precision, key = translation.get("mixed_precision", "dtype")
     if translation.values.get("fp16") or precision in ("fp16", "float16"):
-        raise InputError(
-            f"{translation.place} asks for float16, which T5 does not survive; ask for bf16, or for float32."
-        )
+        raise InputError(f"{translation.place} sets float16, in which T5 overflows; give bf16 or float32.")
     known = {"no": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16", None: "float32"}
     if precision not in known:
         raise InputError(f"{translation.place} gives {key} {precision!r}; give no, bf16 or float32.")
@@ -186,7 +200,7 @@ def _model(translation: _Translation) -> None:
 
 
 def _other_sizes(translation: _Translation, model: ModelConfig, key: str) -> None:
-    """The fields in which a network may differ from T5 1.1; those that do not are left out."""
+    """Sets the fields in which the network differs from T5 1.1."""
     sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
     usual = ModelConfig(**dict.fromkeys(sizes, 1))
     for name in (
@@ -217,7 +231,7 @@ def _corpus(translation: _Translation) -> None:
         given = "both" if train else "neither"
         raise InputError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
     if dataset is not None:
-        # The hub keeps every data set as parquet on a branch of its own.
+        # The hub has a branch with each data set as parquet.
         folder = f"hf://datasets/{dataset}@~parquet/{translation.values.get('dataset_config_name') or 'default'}"
         translation.set("CORPUS", {"train": f"{folder}/train/*.parquet"}, dataset_key)
     else:
@@ -228,8 +242,8 @@ def _optimizer(translation: _Translation) -> None:
     name, key = translation.get("optim")
     if translation.values.get("adafactor") or name == "adafactor":
         translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
-        # By T5X's rule it would be a share of the weights per step; the Flax script's Adafactor does not take it.
-        translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor does not take")
+        # In T5X's rule weight decay is a share of the weights per step; the Flax script's Adafactor ignores it.
+        translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor ignores")
     elif name is not None and not name.startswith("adamw"):
         raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
     schedule, key = translation.get("lr_scheduler_type")
@@ -269,8 +283,8 @@ def _length_of_run(translation: _Translation) -> None:
 
 
 def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
-    """Returns the optimizer steps that one reading of CORPUS takes, counted on its first files."""
-    from limba.data.objectives.choose import span_corruption_lengths
+    """Returns the optimizer steps of one pass over CORPUS, estimated from its first files."""
+    from limba.data.objectives.spans import span_corruption_lengths
     from limba.data.tasks import source_of_files
     from limba.data.vocabulary.load import encoder, load_vocabulary
 
@@ -299,7 +313,7 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
 
 def _written(translation: _Translation, output: str) -> str:
     lines = [
-        f"# What {translation.place} means. --gin_file with this file does the same without it.",
+        f"# Made from {translation.place}; limba train with this file makes the same run.",
         "from __gin__ import dynamic_registration",
         "",
         "from limba import config",

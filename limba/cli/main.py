@@ -3,32 +3,63 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 from limba.cli import program
-from limba.config import environment
+from limba.cli.arguments import did_you_mean
+from limba.config import InputError, environment
 
-COMMANDS = {
-    "train": "limba.cli.train.train",
-    "demo": "limba.cli.train.demo",
-    "generate": "limba.cli.use.generate",
-    "infer": "limba.cli.use.infer",
-    "score": "limba.cli.use.score",
-    "evaluate": "limba.cli.use.evaluate",
-    "huggingface": "limba.cli.use.huggingface",
-    "t5x": "limba.cli.use.t5x",
-    "inspect": "limba.cli.data.inspect",
-    "prepare": "limba.cli.data.prepare",
-    "vocabulary": "limba.cli.data.vocabulary",
-    "report": "limba.cli.runs.report",
+COMMANDS = {  # name: (module, what it does)
+    "train": ("limba.cli.train.train", "train the run that a gin file describes"),
+    "generate": ("limba.cli.use.generate", "generate text with a trained model"),
+    "infer": ("limba.cli.use.infer", "the same as generate"),
+    "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
+    "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
+    "report": ("limba.cli.runs.report", "summarize a run and plot its loss"),
+    "inspect": ("limba.cli.data.inspect", "show the documents and examples of a task"),
+    "prepare": ("limba.cli.data.prepare", "write a corpus as shards for fast reading"),
+    "vocabulary": ("limba.cli.data.vocabulary", "train a SentencePiece vocabulary"),
+    "convert": ("limba.cli.use.convert", "convert models between Limba, T5X and Hugging Face"),
+    "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
+    "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "demo", "infer", "score", "evaluate")  # the commands that are worth large pages
+ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate")  # the commands that are worth large pages
+EXAMPLE = """
+A first look at your text:
+    limba inspect 'data/*.txt' --vocabulary=byte
+
+limba COMMAND --help has the flags and an example."""
+
+
+def help_text() -> str:
+    """Returns what `limba --help` prints."""
+    lines = [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(["usage: limba COMMAND ...", "", "Commands:", *lines, EXAMPLE])
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
-    command, *rest = argv
     environment.set_variables()
-    if command in ON_DEVICES:
+    environment.set_logging()
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if argv[0] in ON_DEVICES:
         environment.use_large_pages()
-    return program.exit_code(importlib.import_module(COMMANDS[command]).run, rest)
+    return program.exit_code(_run, argv)
+
+
+def script() -> None:
+    """The console script `limba`; finds modules in the current directory first, as `python -m limba` does."""
+    sys.path.insert(0, os.getcwd())
+    sys.exit(main(sys.argv[1:]))
+
+
+def _run(argv: Sequence[str]) -> None:
+    command, *rest = argv
+    if command not in COMMANDS:
+        near = did_you_mean(command, COMMANDS)
+        raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
+    importlib.import_module(COMMANDS[command][0]).run(rest)

@@ -1,37 +1,39 @@
-"""Shows what a task makes of its text: `python -m launch.inspect --help`."""
+"""`limba inspect`: shows the documents and examples of a task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
+from limba.cli.program import names_said
 from limba.config import InputError, environment
 
-ABOUT = """Shows a task's text, pieces, inputs and targets, and how well its vocabulary and lengths fit.
+ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well its vocabulary and lengths fit.
 
-    python -m launch.inspect --task=rlm_span_corruption_files --files='data/*.jsonl' --vocabulary=my.model
-    python -m launch.inspect --files='data/*.txt' --vocabulary=byte --plot=lengths.png"""
+    limba inspect 'data/*.txt' --vocabulary=byte --plot=lengths.png
+    limba inspect 'data/*.jsonl' --task=rlm_span_corruption_files --vocabulary=my.model"""
 
 
-@task_flags.says_flags
+@names_said(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
-    """Prints the inspection that the flags ask for; raises ConfigError."""
-    parser = task_flags.Parser("inspect", ABOUT)
+    """Prints the requested inspection; raises InputError."""
+    parser = Parser("inspect", ABOUT)
     task_flags.add_to(parser)
-    group = parser.add_argument_group("what is shown")
-    group.add_argument("--num", type=int, default=5, help="documents and examples")
-    group.add_argument("--inputs", type=int, default=512, help="length of the inputs, which the targets follow from")
-    group.add_argument("--sequence", type=int, metavar="256", help="instead, rows of a decoder-only model, so long")
-    group.add_argument("--objective", metavar="NAME", help="instead of the task's own, such as ul2 or prefix_lm")
-    group.add_argument("--sample_bytes", type=int, default=4_000_000, help="of text that the figures are of")
-    group.add_argument("--seed", type=int, default=0, help="of the sample and the masks")
-    group.add_argument("--plot", metavar="FILE.png", help="write the histogram of lengths there too")
-    arguments = parser.parse_args(argv)
+    group = parser.add_argument_group("output")
+    group.add_argument("--num", type=int, default=5, help="number of documents and examples to show")
+    group.add_argument("--inputs", type=int, default=512, help="length of the inputs; the targets' length is derived")
+    group.add_argument("--sequence", type=int, metavar="256", help="show rows of this length for a decoder-only model")
+    group.add_argument("--objective", metavar="NAME", help="objective that replaces the task's: ul2, prefix_lm, …")
+    group.add_argument("--sample_bytes", type=int, default=4_000_000, help="bytes of text to sample for the figures")
+    group.add_argument("--seed", type=int, default=0, help="seed of the sample and the masks")
+    group.add_argument("--plot", metavar="FILE.png", help="also plot the histogram of lengths to this file")
+    arguments = parser.parse(argv)
     if arguments.num < 0 or arguments.sample_bytes < 1:
         raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
     recipe = task_flags.recipe(arguments, arguments.inputs)
     if not arguments.task and not arguments.vocabulary:
-        raise InputError("--files alone have no vocabulary to be looked at with; give --vocabulary=PATH or byte.")
+        raise InputError("Files without a task have no vocabulary; give --vocabulary=PATH or byte.")
     task = recipe()
     with environment.quiet_imports():
         import rich.console

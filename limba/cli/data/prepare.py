@@ -1,4 +1,4 @@
-"""Writes a task's documents as shards of ArrayRecord or parquet: `python -m launch.prepare --help`."""
+"""`limba prepare`: writes a task's documents as shards of ArrayRecord or parquet."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
+from limba.cli.program import names_said
 from limba.config import InputError, environment
 
-ABOUT = """Writes a task's documents, raw or tokenized, as alike shards that can be read at random.
+ABOUT = """Writes the documents of a task, as text or ids, in shards of equal size that can be read in any order.
 
-    python -m launch.prepare --task=rlm_span_corruption_files --files='data/*.jsonl.gz' --output=prepared/train
-    python -m launch.prepare --tfds=wikipedia/20230601.ro --data_dir=gs://bucket/tfds
-    python -m launch.prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=gs://bucket/tfds
+    limba prepare 'data/*.txt' --output=prepared/train
+    limba prepare --tfds=wikipedia/20230601.ro --data_dir=gs://bucket/tfds
+    limba prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=gs://bucket/tfds
 
-Run again after an interruption, the same command goes on. Each split gets a folder of its own."""
+After an interruption the same command resumes. Each split needs its own folder."""
 
 
-def _parser() -> task_flags.Parser:
-    parser = task_flags.Parser("prepare", ABOUT)
+def _parser() -> Parser:
+    parser = Parser("prepare", ABOUT)
     task_flags.add_to(parser)
-    group = parser.add_argument_group("what is written")
-    group.add_argument("--output", metavar="DIR|gs://...", help="folder of the shards and of prepared.json")
+    group = parser.add_argument_group("output")
+    group.add_argument("--output", metavar="DIR|gs://...", help="folder for the shards and prepared.json")
     group.add_argument("--num_shards", type=int, default=64)
     group.add_argument("--format", default="array_record", metavar="array_record|parquet")
     group.add_argument("--tokenize", action="store_true", help="write int32 ids of the task's vocabulary, not text")
     group.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; default all cores")
-    group.add_argument("--seed", type=int, default=0, help="of the dealing of documents to shards")
-    group.add_argument("--scratch", metavar="DIR", help="local folder as large as the text, compressed")
+    group.add_argument("--seed", type=int, default=0, help="seed that assigns documents to shards")
+    group.add_argument("--scratch", metavar="DIR", help="local folder for temporary files, compressed")
     other = parser.add_argument_group("TensorFlow Datasets")
     other.add_argument(
-        "--tfds", metavar="NAME[/CONFIG]", help="download and prepare this data set, or make it of --task or --files"
+        "--tfds", metavar="NAME[/CONFIG]", help="download this TFDS data set, or build it from --task or FILES"
     )
-    other.add_argument("--data_dir", metavar="DIR", help="where to; default $TFDS_DATA_DIR")
+    other.add_argument("--data_dir", metavar="DIR", help="folder of the TFDS data set; default: $TFDS_DATA_DIR")
     return parser
 
 
@@ -45,10 +47,10 @@ def _import_quietly() -> None:
         import limba.data.preparation.prepare  # noqa: F401  of a worker process
 
 
-@task_flags.says_flags
+@names_said(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
-    """Prepares what the flags name and prints what lies there then; raises ConfigError."""
-    arguments = _parser().parse_args(argv)
+    """Prepares what the flags name and prints how to read it; raises InputError."""
+    arguments = _parser().parse(argv)
     if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.data.preparation.tfds import prepare_tfds
@@ -57,17 +59,17 @@ def run(argv: Sequence[str]) -> None:
     if arguments.tfds:
         if arguments.output or arguments.tokenize or arguments.format != "array_record":
             raise InputError(
-                "--tfds takes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
+                "--tfds writes text as ArrayRecord to --data_dir; leave out --output, --tokenize and --format."
             )
         with environment.quiet_imports():
             from limba.data.preparation.tfds import describe, folder_of
         data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         arguments.output = folder_of(arguments.tfds, data_dir)
     if not arguments.output:
-        raise InputError("Nowhere to write is named; give --output=DIR.")
+        raise InputError("No folder to write to is named; give --output=DIR.")
     recipe = task_flags.recipe(arguments)
     if arguments.tokenize and not arguments.task and not arguments.vocabulary:
-        raise InputError("--tokenize of --files alone needs a vocabulary; give --vocabulary=PATH or byte.")
+        raise InputError("--tokenize without a task needs a vocabulary; give --vocabulary=PATH or byte.")
     with environment.quiet_imports():
         from tqdm import tqdm
 
@@ -108,7 +110,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _reading(arguments: Any, source: Any, settings: Any) -> str:
-    """Returns the flags of a run that reads the folder, and the command for the other split where that is missing."""
+    """Returns the flags of a run that reads the folder, and the command for the other split if that is missing."""
     from limba.data.preparation import prepare
 
     column = "tokens" if arguments.tokenize else arguments.column if len(source.keys) > 1 else "text"
@@ -123,18 +125,19 @@ def _reading(arguments: Any, source: Any, settings: Any) -> str:
         return flags
     num_shards = _parser().get_default("num_shards") if other == "train" else 1
     command = _command(arguments, split=other, output=folders[other], num_shards=num_shards)
-    return f"{flags}\nThe {other} split is still to be prepared: {command}"
+    return f"{flags}\nNext, prepare the {other} split: {command}"
 
 
 def _command(arguments: Any, **changes: object) -> str:
-    """Returns this program's command with these arguments, some of them changed."""
+    """Returns this command with these arguments, some of them changed."""
     given = {**vars(arguments), **changes}
+    files = [_quoted(files)] if (files := given.pop("files")) else []
     flags = [
         f"--{name}" if value is True else f"--{name}={_quoted(str(value))}"
         for name, value in given.items()
-        if value != _parser().get_default(name)
+        if name not in ("objects", "gin") and value != _parser().get_default(name)
     ]
-    return " ".join(["python -m launch.prepare", *flags])
+    return " ".join(["limba prepare", *files, *flags])
 
 
 def _quoted(text: str) -> str:

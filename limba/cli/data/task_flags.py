@@ -1,62 +1,45 @@
-"""Flags that name a task and what is read in its place, for the programs that look at data and prepare it.
+"""The flags for a task, or for files instead of its corpus, of inspect, prepare and vocabulary.
 
---task=NAME --module=tasks.ro --files='data/*.jsonl' --column=text --vocabulary=PATH|byte --split=train
+'data/*.jsonl' --task=NAME --module=tasks.ro --column=text --vocabulary=PATH|byte --split=train
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import functools
-import importlib
-import pkgutil
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
+from limba.cli import task_modules
+from limba.cli.arguments import Parser
 from limba.config import DataConfig, InputError, environment
 
-# What a run's gin files call what is a flag here; longer names first.
-FLAGS = {
-    "train_split or validation_split": "--split",
+# What messages call a field in these commands.
+NAMES = {
     "DataConfig.validation_percent": "--validation_percent",
+    "DataConfig.train_split": "--split",
+    "DataConfig.validation_split": "--split",
+    "DataConfig.vocabulary": "--vocabulary",
     "DataConfig.extra_ids": "--extra_ids",
+    "DataConfig.objective": "--objective",
     "DataConfig.data_files": "--files",
     "DataConfig.column": "--column",
-    "train_split": "--split",
-    "VOCABULARY": "--vocabulary",
-    "EXTRA_IDS": "--extra_ids",
-    "OBJECTIVE": "--objective",
-    "COLUMN": "--column",
-    "CORPUS": "--files",
+    "DataConfig.new_vocabulary_size": "--size",
+    "DataConfig.mixture_or_task_name": "--task",
 }
-FILES_TASK = "demo_span_corruption"  # of --files alone: span corruption, of bytes where no vocabulary is named
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong with an argument as a ConfigError, one sentence, and not with the whole usage."""
-
-    def __init__(self, program: str, about: str, package: str = "launch"):
-        super().__init__(
-            prog=f"python -m {package}.{program}",
-            description=about,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message[:1].upper()}{message[1:]}; --help lists what there is.")
+# For files without a task: span corruption, of bytes if no vocabulary is named.
+FILES_TASK, FILES_MODULE = "demo_span_corruption", "tasks.demo"
 
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """The task that the flags name; called, it imports and returns it. Worker processes are sent this."""
+    """The task that the flags name. A call imports and returns it; worker processes get the recipe."""
 
     task: str | None
     module: str | None
     files: str | None
-    column: str  # of several columns the text of a dictionary
+    column: str  # for several columns, the text of a dictionary
     vocabulary: str | None
     validation_percent: float
     inputs: int = 512
@@ -65,12 +48,12 @@ class TaskRecipe:
     extra_ids: int = 100
 
     def __call__(self) -> Any:
-        """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises ConfigError."""
+        """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises InputError."""
         with environment.quiet_imports():
-            from limba.data import streams
+            from limba.data.tasks import resolve_task
 
-            _import_tasks(self.module if self.task else "tasks.demo")
-        return streams.resolve_task(self.data_config())
+            _import_tasks(self.module if self.task else FILES_MODULE)
+        return resolve_task(self.data_config())
 
     def data_config(self) -> DataConfig:
         return DataConfig(
@@ -86,35 +69,37 @@ class TaskRecipe:
         )
 
 
-def add_to(parser: argparse.ArgumentParser, vocabulary: bool = True) -> None:
+def add_to(parser: Parser, vocabulary: bool = True) -> None:
     """Adds the flags of this module."""
-    group = parser.add_argument_group("what is read")
+    parser.add_object("files", "FILES", "a path or a pattern, 'data/*.jsonl', read instead of a task's corpus")
+    group = parser.add_argument_group("input")
     group.add_argument("--task", metavar="NAME", help="a registered task, such as rlm_span_corruption_stream")
-    group.add_argument("--module", metavar="tasks.ro", help="module that registers it; all of tasks/ when left out")
-    group.add_argument("--files", metavar="'data/*.jsonl'", help="read instead of the task's source, or without a task")
+    group.add_argument("--module", metavar="tasks.ro", help="module that registers the task; default: all of tasks/")
     group.add_argument(
-        "--column",
-        default="text",
-        help="column or key of --files that holds the text; or {'inputs': 'en', 'targets': 'ms'}",
+        "--column", default="text", help="column or key of FILES with the text, or {'inputs': 'en', 'targets': 'ms'}"
     )
     group.add_argument("--split", default="train")
     group.add_argument(
-        "--validation_percent", type=float, default=1.0, metavar="1.0", help="held out of --files without that split"
+        "--validation_percent",
+        type=float,
+        default=1.0,
+        metavar="1.0",
+        help="percent for validation if FILES have no split",
     )
     if vocabulary:
-        group.add_argument("--vocabulary", metavar="PATH|byte", help="instead of the task's own")
-        group.add_argument("--extra_ids", type=int, metavar="100", help="sentinels above the pieces of --vocabulary")
+        group.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the task's")
+        group.add_argument("--extra_ids", type=int, metavar="100", help="number of sentinels to add to --vocabulary")
 
 
 def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
-    """Returns the task's recipe; ConfigError where neither a task nor files are named."""
+    """Returns the task's recipe; InputError if neither a task nor files are named."""
     if not arguments.task and not arguments.files:
-        raise InputError("Nothing to read is named; give --task=NAME, --files='data/*.jsonl', or both.")
+        raise InputError("Nothing to read is named; give --task=NAME, files such as 'data/*.jsonl', or both.")
     if arguments.column != "text" and not arguments.files:
         raise InputError(f"--column={arguments.column} is a column of --files; give --files too.")
     extra_ids = getattr(arguments, "extra_ids", None)
     if extra_ids is not None and not arguments.vocabulary:
-        raise InputError(f"--extra_ids={extra_ids} are put above the pieces of --vocabulary; give --vocabulary too.")
+        raise InputError(f"--extra_ids={extra_ids} come above the pieces of --vocabulary; give --vocabulary too.")
     found = TaskRecipe(
         task=arguments.task or None,
         module=arguments.module,
@@ -127,12 +112,12 @@ def recipe(arguments: argparse.Namespace, inputs: int = 512) -> TaskRecipe:
         sequence=getattr(arguments, "sequence", None),
         extra_ids=TaskRecipe.extra_ids if extra_ids is None else extra_ids,
     )
-    found.data_config()  # bad values show before anything slow is imported
+    found.data_config()  # finds bad values before slow imports
     return found
 
 
 def parse_column(text: str) -> str | Mapping[str, str]:
-    """Returns a column's name as it is, and {feature: column} of the text of a dictionary; ConfigError."""
+    """Returns a column's name unchanged, and the text of a dictionary as {feature: column}; raises InputError."""
     if not text.startswith("{"):
         return text
     try:
@@ -144,34 +129,14 @@ def parse_column(text: str) -> str | Mapping[str, str]:
         or not isinstance(columns, dict)
         or not all(isinstance(x, str) for pair in columns.items() for x in pair)
     ):
-        raise InputError(f"--column={text} is no dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\".")
+        raise InputError(
+            f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\"."
+        )
     return columns
 
 
-def says_flags(program: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], None]:
-    """Has the messages of a program with these flags name them, where a run's gin files have names of their own."""
-    names = re.compile(rf"(?<![\w./])({'|'.join(map(re.escape, FLAGS))})(?![\w/])")
-
-    @functools.wraps(program)
-    def run(argv: Sequence[str]) -> None:
-        try:
-            program(argv)
-        except InputError as error:
-            raise InputError(names.sub(lambda match: FLAGS[match[1]], str(error))) from error
-
-    return run
-
-
 def _import_tasks(module: str | None) -> None:
-    import tasks
-
-    names: Sequence[str] = (
-        [module] if module else [f"tasks.{found.name}" for found in pkgutil.iter_modules(tasks.__path__)]
-    )
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise InputError(f"The module {name} imports {error.name}, which is not installed.") from error
-            raise InputError(f"There is no module {name}; --module takes one such as tasks.ro.") from None
+    """Imports the module, or all of tasks/; InputError for one that does not exist."""
+    if module:
+        task_modules.check(module, "--module names")
+    task_modules.import_all([module] if module else task_modules.all_names())

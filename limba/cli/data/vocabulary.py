@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary in T5's layout on a task's text: `python -m launch.train_vocabulary --help`."""
+"""`limba vocabulary`: trains a SentencePiece vocabulary in T5's layout on a task's text."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
+from limba.cli.program import names_said
 from limba.config import InputError, environment
 
-ABOUT = """Trains a vocabulary on an even sample of a task's text, writes tokenizer.json beside it, and reports on both.
+ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
-    python -m launch.train_vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model
-    python -m launch.train_vocabulary --files='data/*.jsonl' --size=8000 --output=v/v.model --compare_files=fr=fr.jsonl
+    limba vocabulary 'data/*.txt' --size=1000 --output=vocabulary/my.model
+    limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
 
 On several hosts (PROCESS_ID set) host 0 trains, and the others wait for its files."""
 
 
 def _arguments(argv: Sequence[str]) -> Any:
-    parser = task_flags.Parser("train_vocabulary", ABOUT)
+    parser = Parser("vocabulary", ABOUT)
     task_flags.add_to(parser, vocabulary=False)
     group = parser.add_argument_group("the vocabulary")
-    group.add_argument("--output", required=True, metavar="DIR/NAME.model", help="tokenizer.json is put beside it")
-    group.add_argument("--size", type=int, default=64_000, help="ids in all, the 100 sentinels among them")
-    group.add_argument("--sample_bytes", type=int, default=400_000_000, help="of text to train on")
-    group.add_argument("--coverage", type=float, default=0.9995, help="share of letters that get a piece of their own")
-    group.add_argument(
-        "--byte_fallback", default="yes", choices=("yes", "no"), help="spell other letters in bytes, or lose them"
-    )
+    group.add_argument("--output", required=True, metavar="DIR/NAME.model", help="also writes tokenizer.json beside it")
+    group.add_argument("--size", type=int, default=64_000, help="number of ids, including the 100 sentinels")
+    group.add_argument("--sample_bytes", type=int, default=400_000_000, help="bytes of text to train on")
+    group.add_argument("--coverage", type=float, default=0.9995, help="share of the letters that get their own piece")
+    group.add_argument("--byte_fallback", default="yes", choices=("yes", "no"), help="spell other letters in bytes")
     group.add_argument("--normalization", default="nmt_nfkc", choices=("nmt_nfkc", "nfkc", "identity"))
-    group.add_argument("--romanian_commas", action="store_true", help="turn the cedilla of s and t into the comma")
+    group.add_argument("--romanian_commas", action="store_true", help="replace the cedilla of s and t by the comma")
     report = parser.add_argument_group("the report")
-    report.add_argument("--compare_files", metavar="ro=PATH,fr=PATH", help="texts, each with a name, to measure on")
-    report.add_argument("--compare_vocabulary", metavar="mt5.model", help="another one, or several, beside it")
+    report.add_argument("--compare_files", metavar="ro=PATH,fr=PATH", help="named texts to compare vocabularies on")
+    report.add_argument("--compare_vocabulary", metavar="mt5.model", help="other vocabularies to compare: A,B")
     hosts = parser.add_argument_group("several hosts")
-    hosts.add_argument("--wait_seconds", type=float, default=6 * 3600, help="that other hosts wait for host 0")
-    arguments = parser.parse_args(argv)
+    hosts.add_argument("--wait_seconds", type=float, default=6 * 3600, help="how long hosts wait for host 0")
+    arguments = parser.parse(argv)
     if arguments.sample_bytes < 1:
         raise InputError(f"--sample_bytes is {arguments.sample_bytes}; give a number of bytes above 0.")
     if not 0 < arguments.coverage <= 1:
@@ -55,9 +55,9 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     return update, bar.close
 
 
-@task_flags.says_flags
+@names_said(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
-    """Trains and reports, or waits for host 0; raises ConfigError."""
+    """Trains and reports, or waits for host 0; raises InputError."""
     arguments = _arguments(argv)
     host = os.environ.get("PROCESS_ID") or "0"
     if not host.isdigit():
@@ -100,4 +100,7 @@ def run(argv: Sequence[str]) -> None:
     table, _ = vocabulary_training.compare(
         arguments.output, held_out, arguments.compare_files, arguments.compare_vocabulary, column
     )
-    rich.console.Console(highlight=False).print(table)
+    console = rich.console.Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # rich's 80 columns of a file would break the names
+    console.print(table)

@@ -1,10 +1,4 @@
-"""The main job in small: corpus, vocabulary, pretraining, evaluation, summary, conversion: `bash launch/demo.sh`.
-
-    CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR bash launch/demo.sh [--gin.NAME=VALUE ...]
-
-CORPUS may be .txt, .jsonl, .csv (column `text`) or .parquet, also .gz; without it, the language reference that
-Python itself brings along is read (PSF licence). Run again, it goes on from its checkpoint.
-"""
+"""`limba demo`: corpus, vocabulary, pretraining, evaluation, summary and conversion of a tiny T5, in minutes."""
 
 from __future__ import annotations
 
@@ -13,26 +7,36 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from limba.cli.flags import parse_args
+from limba.cli.program import names_said
+from limba.cli.task_modules import ROOT
 from limba.config import DataConfig, InputError, environment
 
-ROOT = Path(__file__).resolve().parents[3]
+ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it for Hugging Face's transformers.
+
+    limba demo --gin.TRAIN_STEPS=100
+    CORPUS='path/*.txt' STEPS=2000 MODEL_DIR=DIR limba demo
+
+CORPUS may be .txt, .jsonl, .csv (column text) or .parquet, also .gz. Without it the corpus is Python's own language
+reference (PSF licence). Started again, the demo resumes from its newest checkpoint."""
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
 NUM_FILLED = 64  # tokens that transformers writes for a text, gaps' names included
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
 def _vocabulary(data: DataConfig) -> None:
-    """Trains the vocabulary on the corpus's training split, unless it is there already."""
+    """Trains the vocabulary on the training split of the corpus, unless it exists."""
     from limba.data.tasks import source_of_files
-    from limba.data.vocabulary.load import train_vocabulary
+    from limba.data.vocabulary.train import train_vocabulary
 
-    path = Path(data.vocabulary)
-    if path.exists():
+    corpus = data.data_files
+    if corpus is None or data.vocabulary in (None, "byte") or Path(data.vocabulary).exists():
         return
+    path = Path(data.vocabulary)
 
     def texts() -> Iterator[str]:
         letters = 0
-        for text in source_of_files(data.data_files, data.column, data.validation_percent).texts("train"):
+        for text in source_of_files(corpus, data.column, data.validation_percent).texts("train"):
             letters += len(text)
             yield text
             if letters > VOCABULARY_LETTERS:
@@ -44,7 +48,7 @@ def _vocabulary(data: DataConfig) -> None:
 
 
 def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
-    """Writes the newest checkpoint for transformers, proves it, and has transformers fill the gaps."""
+    """Converts the newest checkpoint for transformers, proves it, and fills the gaps with transformers."""
     from limba.cli.use import huggingface
     from limba.export import proof as check
 
@@ -61,14 +65,10 @@ def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
 
 
 def run(argv: Sequence[str]) -> None:
-    if "--help" in argv:
-        print(__doc__)
-        return
-    from limba.cli import flags
-
+    """Runs the demo; raises InputError."""
     given = os.environ.get("CORPUS") or None
     name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
-    directory = os.environ.get("MODEL_DIR") or str(ROOT / "runs" / name)
+    directory = os.environ.get("MODEL_DIR") or str((Path.cwd() if ROOT.name == "shipped" else ROOT) / "runs" / name)
     if "://" in directory:
         raise InputError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
     corpus = given or f"{directory}/corpus.jsonl"
@@ -81,7 +81,7 @@ def run(argv: Sequence[str]) -> None:
     if os.environ.get("STEPS"):
         arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
     with environment.quiet_imports():
-        config, operative = flags.parse_args([*arguments, *argv])
+        config, text, names = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.data.preparation.demo_corpus import pydoc_corpus
         from limba.evaluation import report
         from limba.run import train
@@ -89,13 +89,14 @@ def run(argv: Sequence[str]) -> None:
         print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
     _vocabulary(config.data)
 
-    result = train(config, operative)
+    with names_said(names):
+        result = train(config, text)
     if result["interrupted"]:
         return
     print("\n" + report.summary(config))
     print(f"picture             {report.plot_loss(config)}\n")
     masked = []
     for number, (text, filled, with_gaps) in enumerate(report.infills(config), 1):
-        print(f"{number}. held out, gaps in brackets: {text}\n   as the model fills them:    {filled}\n")
+        print(f"{number}. validation, gaps in brackets: {text}\n   as the model fills them:      {filled}\n")
         masked.append(with_gaps)
     _convert(config.model_dir, result["step"], masked)

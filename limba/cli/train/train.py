@@ -1,19 +1,21 @@
-"""Trains: `python -m launch.train --gin_file=gin/ro_t5x_base.gin --gin.MODEL_DIR=DIRECTORY`; --help says more."""
+"""`limba train gin/ro_t5x_base.gin --gin.MODEL_DIR=DIR`: trains the run that gin files describe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from limba.cli.flags import parse_args
+from limba.cli.program import names_said
 from limba.config import environment
 
 
 def run(argv: Sequence[str]) -> None:
-    """Trains the run that the flags describe; NonFiniteError and ConfigError end it with a sentence."""
+    """Trains the run that the flags describe; raises InputError and NonFiniteError."""
     with environment.quiet_imports():
-        config, operative_config = parse_args(argv)
-        from limba.run import train  # imports JAX and TensorFlow, which the variables are for
+        given = parse_args(argv)
+        from limba.run import train  # imports JAX and TensorFlow
     from limba.sharding import multihost
 
     multihost.join_hosts()
-    train(config, operative_config)
+    with names_said(given.names):
+        train(given.config, given.text)

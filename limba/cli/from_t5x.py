@@ -1,0 +1,67 @@
+"""Reads T5X's config.gin beside a checkpoint: the fields of its T5Config, and the vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from limba.cli.gin.statements import Macro, Reference, Source, read_text
+from limba.config import ModelConfig
+from limba.formats import t5x
+from limba.inference.source import VocabularyName, t5x_network
+
+_FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
+_TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
+
+
+def read(place: epath.Path) -> tuple[ModelConfig, VocabularyName | None] | None:
+    """Returns the network and the vocabulary of the T5X run or checkpoint at `place`; None if it is neither.
+
+    Fields that config.gin does not set, or all fields if it does not exist, follow from the arrays' shapes.
+    """
+    is_one = t5x.is_t5x(place)
+    found = {0: place} if is_one else t5x.checkpoints_of(place)
+    if not found:
+        return None
+    network = t5x_network(found[max(found)])
+    folders = (place, place.parent) if is_one else (place,)
+    file = next((folder / "config.gin" for folder in folders if (folder / "config.gin").exists()), None)
+    if file is None:
+        return network, None
+    source = Source()
+    read_text(source, file.read_text(), str(file))
+    fields = _fields(source, "T5Config")
+    if fields:
+        fields.setdefault("mlp_activations", ("relu",))  # T5X's own default
+    known = {name: value for name, value in fields.items() if name in _FIELDS - _TRAINING_ONLY}
+    return dataclasses.replace(network, **known), _vocabulary(source, str(file))
+
+
+def _fields(source: Source, *names: str) -> dict[str, Any]:
+    """Returns the bound fields of the classes of these names, in whatever module, with macros replaced."""
+    macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
+    found: dict[str, Any] = {}
+    for binding in source.bindings:
+        if binding.field and binding.owner.rpartition(".")[2] in names:
+            value = binding.value
+            for _ in range(8):  # a macro may name another
+                if isinstance(value, Macro):
+                    value = macros.get(value.name, value)
+            if not isinstance(value, Macro | Reference):
+                found[binding.field] = value
+    return found
+
+
+def _vocabulary(source: Source, where: str) -> VocabularyName | None:
+    """Returns the vocabulary that the config names, seqio's SentencePiece or bytes, or None."""
+    about = _fields(source, "SentencePieceVocabulary")
+    path, extra_ids = about.get("sentencepiece_model_file"), about.get("extra_ids")
+    if isinstance(path, str):
+        return VocabularyName(path, extra_ids if isinstance(extra_ids, int) else None, where)
+    used = {binding.value.name for binding in source.bindings if isinstance(binding.value, Reference)}
+    if any(name.rpartition(".")[2] == "ByteVocabulary" for name in used):
+        extra_ids = _fields(source, "ByteVocabulary").get("extra_ids")
+        return VocabularyName("byte", extra_ids if isinstance(extra_ids, int) else None, where)
+    return None

@@ -1,0 +1,8 @@
+"""Reads gin files: parse, resolve, check, build. Nothing else in Limba knows gin's syntax.
+
+Part of `cli/`: imports gin's parser and `limba.config`.
+"""
+
+from limba.cli.gin.read import GinRun, read_gin, read_model, read_run, upgrade
+
+__all__ = ["GinRun", "read_gin", "read_model", "read_run", "upgrade"]

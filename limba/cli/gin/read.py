@@ -1,0 +1,138 @@
+"""Reads gin files as one frozen RunConfig or ModelConfig.
+
+First all names and types are checked. Then the configuration is built, and checks itself. Only then are the modules
+of tasks/ imported. So a mistake costs milliseconds, not the import of TensorFlow.
+
+A gin file runs code: it imports the modules that it names. Read one from somebody else only if you would run their
+scripts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from limba.cli import task_modules
+from limba.cli.gin import old_names
+from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Tree
+from limba.cli.gin.statements import OWN_FILE, REQUIRED, Binding, Source, read, read_text
+from limba.cli.gin.text import text_of
+from limba.cli.program import names_said
+from limba.config import InputError, ModelConfig, RunConfig, plain
+
+
+class GinRun(NamedTuple):
+    """A run as gin files describe it."""
+
+    config: RunConfig
+    text: str  # what MODEL_DIR/config.gin will hold
+    names: Mapping[str, str]  # canonical field -> the macro that sets it: "DataConfig.batch_size" -> "BATCH_SIZE"
+
+
+def read_run(
+    files: Sequence[str],
+    overrides: Sequence[str] = (),
+    search_paths: Sequence[Path] = (),
+    written_as: Mapping[str, str] | None = None,
+) -> GinRun:
+    """Returns the run that gin files and `NAME=VALUE` overrides describe; later values replace earlier ones.
+
+    Files, included files and task modules are looked for in `search_paths` (files only), the current directory and the
+    repository. Imports the task modules that the files import, which takes seconds and runs their code. `written_as`
+    maps gin names to what the user wrote instead. Raises InputError, one sentence in the user's names, for invalid
+    input.
+    """
+    return _checked_run(read(files, overrides, search_paths), "--gin.", written_as)
+
+
+def read_gin(file: str | os.PathLike[str], **overrides: Any) -> RunConfig:
+    """Returns the run that a gin file describes, with some of its names set to other values.
+
+    A field without a macro is set by its full name: `**{"config.ModelConfig.emb_dim": 64}`. Imports the task modules
+    that the file names, and so runs their code. Raises InputError, one sentence, for invalid input.
+
+    >>> run = read_gin("gin/demo.gin", MODEL_DIR="gs://bucket/demo", TRAIN_STEPS=100)
+    >>> run.train_steps, run.data.batch_size, run.model.emb_dim
+    (100, 32, 128)
+    """
+    values = [f"{name}={value!r}" for name, value in overrides.items()]
+    return _checked_run(read([os.fspath(file)], values, flag=""), "").config
+
+
+def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
+    """Returns the network of a gin file, such as one of gin/models/; DROPOUT_RATE is 0 if only a run would set it.
+
+    Raises InputError for a file without a network, and as `read_run`.
+
+    >>> read_model("gin/models/t5_1_1/small.gin").num_heads
+    6
+    """
+    source = read([file], overrides)
+    if not any(binding.owner == MODEL for binding in source.bindings):
+        raise InputError(f"{file} sets nothing of {MODEL}; give a gin file of a model or of a run.")
+    return model_of(source)
+
+
+def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None:
+    """Writes MODEL_DIR/config.json from the config.gin of an earlier version, or of an imported model.
+
+    Does nothing where config.json is there already, where there is no config.gin, and where that is not Limba's but
+    T5X's. Where the directory cannot be written it returns the configuration instead, else None. Task modules are not
+    imported. Raises InputError for a config.gin that cannot be used.
+    """
+    from etils import epath
+
+    folder = epath.Path(model_dir)
+    folder = folder if "://" in str(model_dir) else folder.expanduser().resolve()
+    if (folder / plain.FILE).exists() or not (folder / OWN_FILE).exists():
+        return None
+    source = Source()
+    read_text(source, (folder / OWN_FILE).read_text(), str(folder / OWN_FILE))
+    owners = {binding.owner for binding in source.bindings}
+    if not owners & set(CLASSES):
+        return None
+    config = plain.moved(run_of(source).config, str(folder)) if RUN in owners else model_of(source)
+    try:
+        (folder / plain.FILE).write_text(plain.to_text(config))
+    except Exception:  # noqa: BLE001  a bucket's client has errors of its own
+        return config
+    return None
+
+
+def _checked_run(source: Source, flag: str, written_as: Mapping[str, str] | None = None) -> GinRun:
+    if source.old:
+        print(old_names.sentence(source.old), file=sys.stderr)
+    for module, place in source.modules:
+        task_modules.check(module, f"{place} imports")
+    run = run_of(source, flag, written_as)
+    task_modules.import_all(run.config.data.task_modules)
+    return run
+
+
+def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] | None = None) -> GinRun:
+    """Returns the run that the statements describe; imports no task module."""
+    tree = Tree(source, RUN, flag)
+    tree.check()
+    written_as = written_as or {}
+    modules = tuple(dict.fromkeys(module for module, _ in source.modules))
+    names = {name.removeprefix("config."): wrote for name, wrote in written_as.items() if "." in name}
+    names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
+    with names_said(names):
+        config: RunConfig = tree.top.make()
+        data = dataclasses.replace(config.data, task_modules=modules)
+        return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
+
+
+def model_of(source: Source) -> ModelConfig:
+    """Returns the network that the statements describe."""
+    macros = {binding.name: binding.value for binding in source.bindings if not binding.field}
+    if macros.get("DROPOUT_RATE") == REQUIRED:  # gin/models/ leaves it to the run
+        source.bindings.append(Binding("", "DROPOUT_RATE", "", 0.0, "", ""))
+    tree = Tree(source, MODEL)
+    tree.check(is_whole=False)
+    with names_said(tree.names()):
+        return tree.top.make()

@@ -1,0 +1,209 @@
+"""Gin files and `NAME=VALUE` overrides as a list of statements, each with its place. Nothing is resolved or imported.
+
+gin-config's own parser reads the syntax.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# (pyright confuses the folder gin/ with the package gin)
+
+from __future__ import annotations
+
+import functools
+import io
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gin import config_parser
+
+from limba.cli.arguments import did_you_mean
+from limba.cli.gin import old_names
+from limba.cli.task_modules import ROOT
+from limba.config import InputError
+
+OWN_FILE = "config.gin"  # in a run's MODEL_DIR
+
+
+@dataclass(frozen=True)
+class Reference:
+    """@scope/config.Name, followed by () if it is called."""
+
+    scope: str
+    name: str
+    called: bool
+
+    def __repr__(self) -> str:
+        return f"@{self.scope}{'/' if self.scope else ''}{self.name}{'()' if self.called else ''}"
+
+
+@dataclass(frozen=True)
+class Macro:
+    """%NAME: the value that NAME has after all files and overrides are read."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+REQUIRED = Macro("gin.REQUIRED")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One `NAME = value` (then `field` is empty) or `scope/owner.field = value`."""
+
+    scope: str
+    owner: str
+    field: str
+    value: Any
+    place: str  # file and line, or flag
+    comment: str  # its comment
+
+    @property
+    def name(self) -> str:
+        return f"{self.scope}{'/' if self.scope else ''}{self.owner}{'.' if self.field else ''}{self.field}"
+
+
+@dataclass
+class Source:
+    """All statements read. Of two bindings of one name the later one is used."""
+
+    bindings: list[Binding] = field(default_factory=list)
+    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
+    old: list[tuple[str, str]] = field(default_factory=list)  # (old name, place) in files and flags of a person
+
+    def add(self, statement: config_parser.BindingStatement, place: str, is_own: bool = False) -> None:
+        """Appends a binding under its current name; `is_own`: from a run's own config.gin."""
+        owner, field_name = statement.selector, statement.arg_name
+        name = f"{owner}.{field_name}" if field_name else owner
+        if name in old_names.NAMES:
+            if not is_own:
+                self.old.append((name, place))
+            name = old_names.NAMES[name]
+            owner, _, field_name = name.rpartition(".") if field_name else (name, "", "")
+        value = old_names.value_of_today(name, statement.value)
+        comment = statement.location.line_content.partition("#")[2].strip()
+        self.bindings.append(Binding(statement.scope, owner, field_name, value, place, comment))
+
+
+class _Delegate(config_parser.ParserDelegate):
+    """Keeps references and macros as names; macros get their current names."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, name = scoped_configurable_name.rpartition("/")
+        return Reference(scope, name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(old_names.NAMES.get(macro_name, macro_name))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yields the values inside dictionaries, lists and tuples."""
+    if isinstance(value, Mapping):
+        for pair in value.items():
+            yield from leaves(pair)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def _parsed(text: str, place: str) -> Iterator[Any]:
+    try:
+        yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
+    except (SyntaxError, tokenize.TokenError) as error:
+        reason = str(error.args[0]).splitlines()[0].rstrip(".")
+        line = getattr(error, "lineno", None)
+        where = f"{place} line {line}" if line and "\n" in text.rstrip("\n") else place
+        raise InputError(f"{where} is not gin: {reason}.") from None
+
+
+def _found(name: str, search_paths: Sequence[Path], asked_by: str) -> Path:
+    """Returns the first `folder / name` that is a file; the InputError lists the folders searched."""
+    places = [Path(name)] if Path(name).is_absolute() else [folder / name for folder in search_paths]
+    for path in places:
+        if path.is_file():
+            return path
+    folders = ", ".join(dict.fromkeys(str(path.parent if path.is_absolute() else path) for path in places))
+    near = did_you_mean(name, {path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").rglob("*.gin")})
+    subject = f"{asked_by} includes {name}, which" if asked_by else f"The gin file {name}"
+    raise InputError(f"{subject} does not exist; looked for it in {folders}{near}")
+
+
+def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by: str, above: tuple[Path, ...]) -> None:
+    """Adds the statements of a file and of those that it includes."""
+    path = _found(name, search_paths, asked_by).resolve()
+    if path in above:
+        raise InputError(f"{asked_by} includes {name}, which includes itself; remove one of the includes.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The gin file {name} cannot be read: {error}.") from None
+    include = functools.partial(_read_file, source, search_paths=search_paths, above=(*above, path))
+    read_text(source, text, name, include)
+
+
+def read_text(source: Source, text: str, name: str, include: Any = None) -> None:
+    """Adds the statements of a gin file's text; `include(name, asked_by=place)` adds those of an included file."""
+    for statement in _parsed(text + "\n", name):
+        place = f"{name} line {statement.location.line_num}"
+        if isinstance(statement, config_parser.BindingStatement):
+            source.add(statement, place, is_own=Path(name).name == OWN_FILE)
+        elif isinstance(statement, config_parser.IncludeStatement):
+            if include is None:
+                raise InputError(f"{place} includes {statement.filename}; write its lines there instead.")
+            include(statement.filename, asked_by=place)
+        elif isinstance(statement, config_parser.ImportStatement):
+            is_config = statement.module == "limba.config" and statement.bound_name() == "config"
+            if not is_config and not statement.module.startswith("__gin__."):
+                source.modules.append((statement.module, place))
+
+
+def literal(value: str) -> str:
+    """Returns VALUE of NAME=VALUE in gin's syntax; a value that is not gin is a string.
+
+    >>> literal("{'inputs': 512}"), literal("1e-3"), literal("/tmp/x"), literal('"/tmp/x"'), literal("8 # a")
+    ("{'inputs': 512}", '1e-3', "'/tmp/x'", '"/tmp/x"', "'8 # a'")
+    """
+    text = f"NAME = {value}\n"
+    try:
+        is_whole = len(list(config_parser.ConfigParser(text, _Delegate()))) == 1
+        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (SyntaxError, tokenize.TokenError):
+        return repr(value)
+    has_comment = any(token.type == tokenize.COMMENT for token in tokens)
+    return value if is_whole and not has_comment and "\n" not in value else repr(value)
+
+
+def _read_override(source: Source, override: str, flag: str) -> None:
+    name, equals, value = override.partition("=")
+    place = f"{flag}{name}"
+    if not equals:
+        raise InputError(f"{place} has no value; write {place}=VALUE.")
+    if value[:1] in ("'", '"') and (len(value) < 2 or value[-1] != value[0]):
+        raise InputError(f"{place} has a quotation mark that is not closed in {value}; close it or remove it.")
+    for statement in _parsed(f"{name} = {literal(value)}\n", place):
+        if not isinstance(statement, config_parser.BindingStatement):
+            raise InputError(f"{place} is not a name that a value can be given to.")
+        source.add(statement, place)
+
+
+def read(
+    files: Sequence[str], overrides: Sequence[str] = (), search_paths: Sequence[Path] = (), flag: str = "--gin."
+) -> Source:
+    """Returns the statements of the files, then of the `NAME=VALUE` overrides, which messages write after `flag`.
+
+    Files are looked for in `search_paths`, the current directory, the repository (or what an installed package
+    holds of it) and its gin/. Raises InputError for a file that is not found, not readable or not gin.
+    """
+    source = Source()
+    folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
+    for name in files:
+        _read_file(source, str(Path(name).expanduser()), folders, "", ())
+    for override in overrides:
+        _read_override(source, override, flag)
+    return source

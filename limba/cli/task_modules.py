@@ -1,0 +1,58 @@
+"""Finds and imports the modules that register tasks, first in the current directory, then in the repository."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from limba.cli.arguments import did_you_mean
+from limba.config import InputError
+
+_LIMBA = Path(__file__).resolve().parent.parent
+# The folder that holds gin/ and tasks/: the repository, or in an installed package limba/shipped.
+ROOT = _LIMBA.parent if (_LIMBA.parent / "gin" / "runs").is_dir() else _LIMBA / "shipped"
+
+
+def check(module: str, asked_by: str) -> None:
+    """Raises InputError, with the nearest right name, for a module that is not found."""
+    if not (_is_found(module) or _is_found_in_repository(module)):
+        raise InputError(f"{asked_by} {module}, which does not exist{did_you_mean(module, all_names())}")
+
+
+def all_names() -> list[str]:
+    """Returns the names of all modules in tasks/."""
+    if not (_is_found("tasks") or _is_found_in_repository("tasks")):
+        return []
+    return [f"tasks.{found.name}" for found in pkgutil.iter_modules(importlib.import_module("tasks").__path__)]
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Imports the modules, which `check` has found; takes seconds, because seqio imports TensorFlow."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise InputError(f"The module {module} imports {error.name}, which is not installed.") from error
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _is_found_in_repository(module: str) -> bool:
+    """Puts the repository at the end of the module search path, and looks again."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    package = sys.modules.get(module.partition(".")[0])  # the user's tasks/, or the repository's
+    if package is not None and hasattr(package, "__path__"):
+        for folder in (Path.cwd() / package.__name__, ROOT / package.__name__):
+            if folder.is_dir():
+                package.__path__.append(str(folder))
+    return _is_found(module)
