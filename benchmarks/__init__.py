@@ -1,1 +1,1 @@
-"""What the figures in README.md and benchmarks/README.md are made with."""
+"""The programs behind the figures in README.md and benchmarks/README.md."""

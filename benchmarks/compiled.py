@@ -1,4 +1,4 @@
-"""Compiles a training step for TPUs or GPUs that are not here, and says what the compiler says it costs.
+"""Compiles a training step for TPUs or GPUs that this machine lacks, and prints the compiler's cost estimates.
 
     python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --json
     python -m benchmarks.compiled --family=lm --size=1.0b --topology=v3-8 --batch=128 --targets=1024 --fsdp=8
@@ -59,11 +59,11 @@ KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
-    parser.add_argument("--size", default="base", help="file of that folder")
+    parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
+    parser.add_argument("--size", default="base", help="file in that folder, without .gin")
     parser.add_argument("--topology", default="v4-8", choices=(*TOPOLOGIES, *compiled_gpu.TOPOLOGIES, *CPUS))
-    parser.add_argument("--batch", type=int, default=128, help="sequences a step, over all devices")
-    parser.add_argument("--inputs", type=int, default=512, help="of an encoder")
+    parser.add_argument("--batch", type=int, default=128, help="sequences per step, over all devices")
+    parser.add_argument("--inputs", type=int, default=512, help="input tokens of the encoder")
     parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
-    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="any other of ModelConfig")
+    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="a field of ModelConfig")
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -90,7 +90,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     unknown = next((field for field in args.field if field.partition("=")[0] not in fields or "=" not in field), None)
     if unknown:
-        raise InputError(f"--field={unknown} is no NAME=VALUE of ModelConfig, which has {', '.join(sorted(fields))}.")
+        raise InputError(
+            f"--field={unknown} is not NAME=VALUE with a field of ModelConfig: {', '.join(sorted(fields))}."
+        )
     return args
 
 
@@ -118,14 +120,14 @@ def _simulated_devices(number: int) -> Any:
 
     if len(jax.devices()) < number:
         raise InputError(
-            f"{number} devices are asked for and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives {len(jax.devices())};"
+            f"{number} devices are requested and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives {len(jax.devices())};"
             " unset it."
         )
     return np.array(jax.devices()[:number])
 
 
 def model_config(args: argparse.Namespace) -> Any:
-    from limba.cli.flags import model_config
+    from limba.cli.gin import read_model as model_config
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
     if args.vocab:
@@ -144,7 +146,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from limba.config import LossConfig, MeshConfig, OptimizerConfig
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding
-    from limba.training.optimizer import make_optimizer, make_schedule
+    from limba.training.optimizer import make_optimizer
+    from limba.training.schedule import make_schedule
     from limba.training.state import abstract_state, state_shardings
     from limba.training.step import jit_train_step
 
@@ -177,12 +180,17 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
 
 def compile_step(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of the compiled step."""
+    with tempfile.TemporaryDirectory() as dump:
+        return figures_of_step(args, dump)
+
+
+def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
+    """Returns the figures of the compiled step; a GPU's compiler writes its kernels to the folder `dump`."""
     from benchmarks.compiled_program import costs_of_program, kernel_cycles
     from limba.training.flops import flops_per_sequence
 
-    on_gpu, dump = args.topology in compiled_gpu.TOPOLOGIES, tempfile.TemporaryDirectory()
-    config = model_config(args)
-    devices = compiled_gpu.topology_devices(args.topology, dump.name) if on_gpu else topology_devices(args.topology)
+    on_gpu, config = args.topology in compiled_gpu.TOPOLOGIES, model_config(args)
+    devices = compiled_gpu.topology_devices(args.topology, dump) if on_gpu else topology_devices(args.topology)
     began, cpu_began = time.perf_counter(), time.process_time()
     compiled = trace_step(args, config, devices).lower(lowering_platforms=("cuda",) if on_gpu else None).compile()
     compiling = {
@@ -206,8 +214,7 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
         "program_kib": len(text) / 2**10,
     }
     if on_gpu:
-        with dump:
-            return figures | {"kernels": compiled_gpu.kernels(costs.kernels, dump.name)}
+        return figures | {"kernels": compiled_gpu.kernels(costs.kernels, dump)}
     if args.topology in CPUS:
         return figures | {"product_gflops": costs.product_flops / 1e9, "kernels": {}}
     _, _, peak_tflops, clock_ghz = TOPOLOGIES[args.topology]

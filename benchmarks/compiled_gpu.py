@@ -1,4 +1,4 @@
-"""NVIDIA's cards that are not here: their descriptions for XLA's compiler, and what became of their kernels."""
+"""NVIDIA cards as compilation targets: their descriptions for XLA, and statistics of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from limba.config import InputError
 
 
 class Card(NamedTuple):
-    """What XLA asks of a card; by NVIDIA's data sheets and its CUDA C++ programming guide."""
+    """XLA's description of a card, from NVIDIA's data sheets and the CUDA C++ programming guide."""
 
     name: str
     compute_capability: int
@@ -51,7 +51,7 @@ device_description_str: "{card.name}"
 def _toolkit() -> Path:
     """Returns the folder of NVIDIA's compiler, which jax's CUDA wheels bring; ConfigError without."""
     wheels = importlib.util.find_spec("nvidia")
-    for folder in wheels.submodule_search_locations if wheels else ():
+    for folder in (wheels and wheels.submodule_search_locations) or ():
         for found in Path(folder).glob("*/nvvm/libdevice"):
             return found.parents[1]
     raise InputError(
@@ -88,7 +88,7 @@ def topology_devices(name: str, dump: str) -> Any:
 
 def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, Any]]:
     """Returns {kernel: its calls a step, registers a thread, bytes a thread that they could not hold, KiB of shared
-    memory, tensor cores' instructions}, from the programs that were compiled and ptxas's word on them."""
+    memory, tensor cores' instructions}, from the compiled programs and the output of ptxas."""
     shared = {}
     for path in Path(dump).glob("*thunk_sequence.txt"):
         for name, size in re.findall(r" (\w+) grid:.*shared_memory: (\d+)", path.read_text()):
@@ -99,7 +99,7 @@ def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, Any]]:
         name = re.search(r"\.entry (\w+)", text)
         if not name or name[1] not in calls:
             continue
-        target = re.search(r"\.target (\w+)", text)[1]
+        target = re.findall(r"\.target (\w+)", text)[0]
         command = [str(_toolkit() / "bin" / "ptxas"), "-v", f"-arch={target}", str(path), "-o", os.devnull]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -109,8 +109,8 @@ def kernels(calls: dict[str, int], dump: str) -> dict[str, dict[str, Any]]:
         )
         figures[name[1]] = {
             "calls": calls[name[1]],
-            "registers": int(re.search(r"Used (\d+) registers", done.stderr)[1]),
-            "spilled_bytes": int(re.search(r"(\d+) bytes spill stores", done.stderr)[1]),
+            "registers": int(re.findall(r"Used (\d+) registers", done.stderr)[0]),
+            "spilled_bytes": int(re.findall(r"(\d+) bytes spill stores", done.stderr)[0]),
             "shared_kib": shared.get(name[1], 0.0),
             "products": sorted({" ".join(parts) for parts in products}),
         }

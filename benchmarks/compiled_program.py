@@ -112,7 +112,7 @@ def _operands(rest: str) -> list[str]:
 def _flops_of_product(shape: str, rest: str, shapes: dict[str, str]) -> int:
     left = shapes[_operands(rest)[0]]
     sizes = [int(size) for size in ARRAY.findall(left)[0][1].split(",") if size]
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[1]
+    summed = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", rest)[0]
     results = math.prod(int(size) for size in ARRAY.findall(shape)[0][1].split(",") if size)
     return 2 * results * math.prod(sizes[int(axis)] for axis in summed.split(",") if axis)
 
@@ -121,7 +121,7 @@ def _trips(rest: str, computations: dict[str, list[tuple[str, str, str, str]]]) 
     """Returns how often a while loop runs; XLA writes it down, or the condition compares a counter from 0 with it."""
     if known := TRIPS.search(rest):
         return int(known[1])
-    condition = computations[re.search(r"condition=%([\w.\-]+)", rest)[1]]
+    condition = computations[re.findall(r"condition=%([\w.\-]+)", rest)[0]]
     bounds = [int(rest.split(")")[0]) for _, _, operation, rest in condition if operation == "constant"]
     if len(bounds) != 1 or "direction=LT" not in condition[-1][3]:
         raise ValueError(f"A loop of unknown length: {rest[:200]}")

@@ -1,11 +1,11 @@
-"""Times span corruption from text files, tokenizing included, beside plain seqio; and measures the shuffle.
+"""Times span corruption from text files, tokenization included, and plain seqio beside it; measures the shuffle.
 
-    python -m benchmarks.data_pipeline --json                # 50 MB of English made of Python's own documentation
+    python -m benchmarks.data_pipeline --json                # 50 MB of English from Python's own documentation
     python -m benchmarks.data_pipeline --files='corpus/*.jsonl' --vocabulary=my.model
-    python -m benchmarks.data_pipeline --shuffle                    # how far neighbours of a corpus come apart
+    python -m benchmarks.data_pipeline --shuffle                    # how far a corpus's neighbours are separated
 
-Tokens are raw tokens of the text, before corruption; CPU-seconds are those of all threads of a process that
-does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio beside it.
+Tokens are the text's tokens before corruption. CPU seconds are those of all threads of a process that
+does nothing else. `--t5=CHECKOUT` (and `pip install babel`) times t5's own span corruption on seqio too.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
 LENGTHS = {"inputs": 512, "targets": 114}
@@ -32,7 +32,7 @@ RAW_TOKENS = 568
 
 
 def _write_corpus(directory: Path, megabytes: float) -> str:
-    """Writes files of so many megabytes: the demo's documents over and over, in random order."""
+    """Writes files of this size in megabytes: the demo's documents, repeated in random order."""
     from limba.data.preparation.demo_corpus import pydoc_corpus
 
     pydoc_corpus(directory / "demo.jsonl")
@@ -45,12 +45,12 @@ def _write_corpus(directory: Path, megabytes: float) -> str:
     return str(directory / "part-*.jsonl")
 
 
-def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processes: int) -> Iterator[int]:
+def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processes: int) -> Generator[int]:
     """Yields the raw tokens in each batch of Limba's own stream."""
     import tasks.demo  # noqa: F401  registers demo_span_corruption
     from limba.config import DataConfig
-    from limba.data import streams
     from limba.data.reader_processes import open_stream
+    from limba.data.tasks import resolve_task
 
     config = DataConfig(
         "demo_span_corruption",
@@ -62,17 +62,17 @@ def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processe
         num_reader_processes=num_processes,
         task_modules=("tasks.demo",),
     )
-    task = streams.resolve_task(config)
+    task = resolve_task(config)
     with contextlib.closing(open_stream(task, LENGTHS, config, range(num_shards))) as stream:
         for batch in stream:
             yield sum(len(part["inputs"]) for part in batch.values()) * RAW_TOKENS
 
 
-def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Iterator[int]:
+def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Generator[int]:
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
-    from limba.data.sources.files import FileSource
+    from limba.data.sources import FileSource
     from limba.data.vocabulary.load import load_vocabulary
 
     features = {name: seqio.Feature(load_vocabulary(vocabulary)) for name in LENGTHS}
@@ -90,17 +90,18 @@ def _t5_file(checkout: str | None) -> Path:
     path = Path(checkout or "", "t5/data/preprocessors.py")
     if not checkout or not path.is_file():
         raise InputError(
-            f"{path} is not there; give --t5=CHECKOUT of google-research/text-to-text-transfer-transformer."
+            f"{path} does not exist; give --t5=CHECKOUT of google-research/text-to-text-transfer-transformer."
         )
     return path
 
 
 def _t5_preprocessors(checkout: str | None) -> Any:
-    """Imports t5/data/preprocessors.py alone: the package around it asks for more than it needs."""
+    """Imports only t5/data/preprocessors.py: its package has requirements that this file does not need."""
     import importlib.util
 
     path = _t5_file(checkout)
     spec = importlib.util.spec_from_file_location("t5_preprocessors", path)
+    assert spec is not None and spec.loader is not None  # the file exists
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -109,7 +110,7 @@ def _t5_preprocessors(checkout: str | None) -> Any:
 def measure(
     what: str, files: str, vocabulary: str, megabytes: float, num_shards: int, t5: str | None, num_processes: int
 ) -> dict[str, float]:
-    """Returns the figures of one pipeline in this process and those it starts, over so many megabytes of text."""
+    """Returns the figures of one pipeline over so many megabytes of text, in this process and those that it starts."""
     import psutil
 
     rows = max(8, 128 // num_shards)
@@ -141,7 +142,7 @@ def measure(
 
 
 def _in_fresh_process(arguments: Sequence[str], cores: int | None = None) -> dict[str, float]:
-    """Measures in a process of its own, so that memory and threads of one do not count for another."""
+    """Measures in a new process, so that memory and threads of one measurement do not count for another."""
     command = [sys.executable, "-m", "benchmarks.data_pipeline", *arguments]
     if cores is not None:
         command = ["taskset", "-c", ",".join(map(str, range(cores))), *command]
@@ -152,17 +153,17 @@ def _in_fresh_process(arguments: Sequence[str], cores: int | None = None) -> dic
 
 
 def neighbour_distances(num_documents: int) -> dict[str, float]:
-    """Returns how far apart two neighbours of the corpus come in one epoch, as a share of a perfect shuffle's N / 3."""
+    """Returns the mean distance of the corpus's neighbours in one epoch, as a share of a perfect shuffle's N / 3."""
     import tensorflow as tf
 
-    from limba.data.sources.files import FileSource
+    from limba.data.sources import FileSource
 
     def share(order: np.ndarray) -> float:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         return float(np.abs(np.diff(place)).mean() / (len(order) / 3))
 
-    def number_of(element: dict) -> int:
+    def number_of(element: Any) -> int:
         return int(element["text"].split(b" ", 1)[0])
 
     with tempfile.TemporaryDirectory() as directory:
@@ -186,16 +187,16 @@ def neighbour_distances(num_documents: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("data_pipeline", __doc__, "benchmarks")
-    parser.add_argument("--files", help="a pattern; default: a corpus is written")
+    parser = Parser("-m benchmarks.data_pipeline", __doc__ or "", "python")
+    parser.add_argument("--files", help="pattern of text files; default: a generated corpus")
     parser.add_argument(
         "--vocabulary",
-        help="a SentencePiece model; default: one of 8,000 pieces, or what there is, is trained on the corpus",
+        help="a SentencePiece model; default: one of at most 8,000 pieces, trained on the corpus",
     )
-    parser.add_argument("--megabytes", type=float, default=50.0, help="of text, for each measurement")
-    parser.add_argument("--t5", help="a checkout of t5, to be timed beside Limba")
+    parser.add_argument("--megabytes", type=float, default=50.0, help="megabytes of text for each measurement")
+    parser.add_argument("--t5", help="a checkout of t5 to time too")
     parser.add_argument("--shuffle", action="store_true", help="measure the shuffle instead of speed")
-    parser.add_argument("--documents", type=int, default=200_000, help="of the shuffle's corpus")
+    parser.add_argument("--documents", type=int, default=200_000, help="number of documents for --shuffle")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--only", choices=["limba", "seqio"], help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
@@ -206,7 +207,7 @@ def main(argv: Sequence[str]) -> None:
     if args.t5 or args.only == "seqio":
         _t5_file(args.t5)
     with environment.quiet_imports():
-        import limba.data.sources.files  # noqa: F401  TensorFlow's notes, held back
+        import limba.data.sources.files  # noqa: F401  without TensorFlow's start-up notes
     if args.only:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))
@@ -220,8 +221,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _compare(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    from limba.data.sources.files import FileSource
-    from limba.data.vocabulary.load import train_vocabulary
+    from limba.data.sources import FileSource
+    from limba.data.vocabulary.train import train_vocabulary
 
     files = args.files or _write_corpus(directory, args.megabytes)
     vocabulary = args.vocabulary

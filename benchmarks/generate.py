@@ -4,7 +4,7 @@
     python -m benchmarks.generate --folder=MODEL --texts=TEXTS.jsonl --column=text --num=50
 
 The first: T5 1.1 `small`, random weights, float32, a batch of 8, 64 new tokens (the end of sequence forbidden), each
-in a process of its own, in turn; ratios are taken round by round. The second: a folder of Hugging Face's with a
+in a separate process, in turn; ratios are taken round by round. The second: a Hugging Face folder with a
 tokenizer, read by both, greedy and by beams. Both need requirements-test.txt.
 """
 
@@ -19,11 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
 SMALL = {"emb_dim": 512, "num_heads": 6, "head_dim": 64, "mlp_dim": 1024, "layers": 8, "vocab_size": 32_128}
@@ -69,7 +70,8 @@ def time_torch(args: argparse.Namespace) -> float:
     import torch
     import transformers
 
-    config = transformers.T5Config(
+    make: Any = transformers.T5Config  # its stub lacks the fields that all configurations have
+    config = make(
         vocab_size=SMALL["vocab_size"],
         d_model=SMALL["emb_dim"],
         d_kv=SMALL["head_dim"],
@@ -82,7 +84,7 @@ def time_torch(args: argparse.Namespace) -> float:
         pad_token_id=0,
         eos_token_id=EOS,
     )
-    model = transformers.T5ForConditionalGeneration(config).eval()
+    model: Any = transformers.T5ForConditionalGeneration(config).eval()
     inputs = torch.tensor(_inputs(args)).long()
     length = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens}
 
@@ -105,18 +107,19 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
     import jax.numpy as jnp
     import torch
     import transformers
-    from etils import epath
 
     from limba.config import GenerationConfig
-    from limba.export.proof import parameters, quiet_libraries
+    from limba.export.proof import quiet_libraries
     from limba.formats.huggingface import T5xView, model_config
     from limba.inference.generate import generate
+    from limba.inference.load import place_parameters
     from limba.inference.search import banned_mask
     from limba.model import Network
 
     quiet_libraries()
     config = model_config(args.folder, dtype="float32")
-    model, params = Network(config), parameters(T5xView(epath.Path(args.folder), config))
+    model = Network(config)
+    params = place_parameters(T5xView(args.folder, config), model)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
     texts = _texts(args.texts, args.column, args.num)
@@ -145,23 +148,23 @@ def _run(args: argparse.Namespace, peer: str) -> float:
     command += [f"--{name}={getattr(args, name)}" for name in names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])["seconds"]
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("generate", __doc__, "benchmarks")
+    parser = Parser("-m benchmarks.generate", __doc__ or "", "python")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3, help="timed batches of each in a round")
+    parser.add_argument("--repeats", type=int, default=3, help="timed batches of each per round")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--inputs", type=int, default=64, help="tokens of an input, at most")
+    parser.add_argument("--inputs", type=int, default=64, help="maximum number of input tokens")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens")
     parser.add_argument("--beams", type=int, default=1)
-    parser.add_argument("--folder", help="compare the text of this folder of Hugging Face's")
-    parser.add_argument("--texts", help="JSON lines, also .gz, to compare on")
+    parser.add_argument("--folder", help="compare the texts that this Hugging Face folder generates")
+    parser.add_argument("--texts", help="JSON lines (also .gz) with the inputs to compare")
     parser.add_argument("--column", default="text")
-    parser.add_argument("--num", type=int, default=50, help="texts to compare on")
-    parser.add_argument("--only", choices=["limba", "torch"], help="time this one here and now")
+    parser.add_argument("--num", type=int, default=50, help="number of texts to compare")
+    parser.add_argument("--only", choices=["limba", "torch"], help="time only this one, in this process")
     args = parser.parse_args(argv)
     names = ("rounds", "repeats", "batch", "inputs", "tokens", "beams", "num")
     if min(getattr(args, name) for name in names) < 1:

@@ -1,12 +1,12 @@
-"""Kills a run at random moments, goes on each time on another number of hosts, and compares every batch.
+"""Kills a run at random moments, resumes it each time on another number of hosts, and compares every batch.
 
     python -m benchmarks.kill --times=20
     python -m benchmarks.kill --times=20 --lm --corpus='ja/*.jsonl.gz'
 
-A run of the demo's kind (real text, shuffled, dropout on), or of a language model's (documents packed, a vocabulary
-that the run trains itself), is started as 1, 2 or 4 processes joined by
-jax.distributed on CPU, killed with SIGKILL, and started again until it ends. The hash of every shard's every
-batch, and every logged loss, must be those of one run that nobody disturbed.
+A run like the demo's (real text, shuffled, dropout on), or a language model's (documents packed, a vocabulary that the
+run trains itself), is started as 1, 2 or 4 processes joined by jax.distributed on CPU, killed with SIGKILL, and
+started again until it ends. The hash of every shard's every batch, and every logged loss, must equal those of one run
+that is never killed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
 ROOT = Path(__file__).parent.parent
 DEVICES = 4
 MINUTES = 10  # for a start's first step
+LONGEST_WAIT = 4.0  # seconds from the first batches to a kill
 SMALL = (
     "--gin.BATCH_SIZE=8",
     "--gin.config.DataConfig.num_data_shards=4",
@@ -40,7 +41,7 @@ SMALL = (
     "--gin.CHECKPOINTS_KEPT=2",
     "--gin.DROPOUT_RATE=0.1",
 )
-# launch.train, with a line "shard batch hash" for all rows that a process takes from its stream.
+# Training, with a line "shard batch hash" for all rows that a process takes from its stream.
 RECORDING = """
 import hashlib, os, sys
 from limba.config import environment
@@ -53,9 +54,10 @@ taken = streams.TrainStream.__next__
 def recorded(stream):
     rows = taken(stream)
     with open(os.environ["HASHES"], "a") as file:
-        for shard, part in rows.items():
+        for shard in stream.shards:
+            part = rows[shard.index]
             digest = hashlib.blake2b(b"".join(part[name].tobytes() for name in sorted(part)), digest_size=8).hexdigest()
-            file.write(f"{shard} {stream._num_batches[shard]} {digest}\\n")
+            file.write(f"{shard.index} {shard.num_batches} {digest}\\n")
     return rows
 streams.TrainStream.__next__ = recorded
 sys.exit(program.exit_code(run, sys.argv[1:]))
@@ -95,7 +97,7 @@ def _hashes(path: Path) -> dict[tuple[int, int], set[str]]:
     found: dict[tuple[int, int], set[str]] = {}
     for line in path.read_text().splitlines():
         parts = line.split()
-        if len(parts) == 3 and len(parts[2]) == 16:  # a kill may tear the last line
+        if len(parts) == 3 and len(parts[2]) == 16:  # a kill may cut the last line
             found.setdefault((int(parts[0]), int(parts[1])), set()).add(parts[2])
     return found
 
@@ -104,11 +106,11 @@ def _finish(started: list[subprocess.Popen]) -> None:
     outputs = [process.communicate(timeout=1200)[0] for process in started]
     bad = next((out for process, out in zip(started, outputs, strict=True) if process.returncode), None)
     if bad is not None:
-        raise InputError(f"A run ended by itself, with {bad.strip()[-500:]!r}.")
+        raise InputError(f"A run failed, with {bad.strip()[-500:]!r}.")
 
 
 def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Path, moments: random.Random) -> bool:
-    """Starts the run and kills it; returns False where it had ended before."""
+    """Starts the run and kills it; returns False if it has ended before."""
     before = len(hashes.read_text().splitlines()) if hashes.exists() else 0
     started = _start(arguments, hosts, hashes)
     deadline = time.monotonic() + 60 * MINUTES
@@ -121,7 +123,7 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
                 process.kill()
             raise InputError(f"The run in {directory} made no step in {MINUTES} minutes.")
         time.sleep(0.05)
-    time.sleep(moments.uniform(0.0, 4.0))
+    time.sleep(moments.uniform(0.0, LONGEST_WAIT))
     alive = [process for process in started if process.poll() is None]
     moments.shuffle(alive)
     for process in alive:
@@ -133,7 +135,7 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
 
 
 def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the figures of one undisturbed run and one killed `times` times; ConfigError where they differ."""
+    """Returns the figures of one whole run and of one killed `times` times; InputError if their batches differ."""
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
         whole, killed = Path(directory, "whole"), Path(directory, "killed")
@@ -192,13 +194,13 @@ def language_model_arguments(corpus: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("kill", __doc__, "benchmarks")
-    parser.add_argument("--times", type=int, default=20, help="kills")
-    parser.add_argument("--steps", type=int, default=400, help="of the run")
-    parser.add_argument("--hosts", default="2,1,4", help="numbers of processes, taken in turn; 1, 2 and 4 can be")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser = Parser("-m benchmarks.kill", __doc__ or "", "python")
+    parser.add_argument("--times", type=int, default=20, help="number of kills")
+    parser.add_argument("--steps", type=int, default=400, help="steps of the run")
+    parser.add_argument("--hosts", default="2,1,4", help="numbers of processes to start in turn: 1, 2 or 4")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--lm", action="store_true", help="a decoder-only language model instead of a T5")
-    parser.add_argument("--corpus", help="files of text; Python's language reference where it is not given")
+    parser.add_argument("--corpus", help="text files; default: Python's language reference")
     args = parser.parse_args(argv)
     if args.times < 0 or args.steps < 1:
         raise InputError("Kills and steps must be whole numbers, steps above 0.")
@@ -209,7 +211,7 @@ def main(argv: Sequence[str]) -> None:
         with environment.quiet_imports():
             from limba.data.preparation.demo_corpus import pydoc_corpus
             from limba.data.tasks import source_of_files
-            from limba.data.vocabulary.load import train_vocabulary
+            from limba.data.vocabulary.train import train_vocabulary
 
         corpus = args.corpus or f"{directory}/corpus.jsonl"
         if args.corpus is None:

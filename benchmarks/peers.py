@@ -1,4 +1,4 @@
-"""Times our training step beside T5X's and Hugging Face's torch, in turn, in one run, and prints ratios.
+"""Times the training steps of Limba, T5X and Hugging Face's torch in turn, in one run, and prints ratios.
 
     python -m benchmarks.peers --t5x=CHECKOUT --torch --rounds=3
     python -m benchmarks.peers --torch --dtype=bfloat16                       # torch under autocast
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 
 LEARNING_RATE = 1e-2
@@ -40,10 +40,10 @@ def _seconds(step: Callable[[], None], num_steps: int) -> float:
 
 
 def _sizes(args: argparse.Namespace) -> ModelConfig:
-    from limba.cli.flags import model_config
+    from limba.cli.gin import read_model
 
     overrides = [f"DTYPE={args.dtype}", "SCAN_LAYERS=False", "REMAT=none", "DROPOUT_RATE=0.0"]
-    return model_config(f"gin/models/t5_1_1/{args.size}.gin", overrides)
+    return read_model(f"gin/models/t5_1_1/{args.size}.gin", overrides)
 
 
 def _tokens(args: argparse.Namespace, vocab_size: int):
@@ -62,8 +62,8 @@ def time_t5x(args: argparse.Namespace) -> float:
     package = types.ModuleType("t5x")
     package.__path__ = [str(Path(args.t5x) / "t5x")]
     sys.modules["t5x"] = package
-    from t5x import losses
-    from t5x.examples.t5 import network
+    from t5x import losses  # pyright: ignore[reportMissingImports]  # the checkout that --t5x names
+    from t5x.examples.t5 import network  # pyright: ignore[reportMissingImports]
 
     sizes = _sizes(args)
     config = network.T5Config(
@@ -117,14 +117,13 @@ def time_torch(args: argparse.Namespace) -> float:
         num_decoder_layers=sizes.num_decoder_layers,
         num_heads=sizes.num_heads,
         feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
         pad_token_id=0,
         dropout_rate=0.0,
-        attn_implementation="sdpa",
+        **{"tie_word_embeddings": False, "decoder_start_token_id": 0, "attn_implementation": "sdpa"},
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = transformers.T5ForConditionalGeneration(config).to(device)
+    model = transformers.T5ForConditionalGeneration(config)
+    torch.nn.Module.to(model, device)
     optimizer = transformers.Adafactor(model.parameters(), lr=LEARNING_RATE, relative_step=False, warmup_init=False)
     inputs, targets = (torch.tensor(tokens, device=device) for tokens in _tokens(args, sizes.vocab_size))
     forward = torch.compile(model) if args.compile else model
@@ -149,30 +148,30 @@ def _run(module: str, args: argparse.Namespace, *more: str) -> float:
     command = [sys.executable, "-m", module, *shape, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        raise InputError(f"{' '.join(command)} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])["seconds_per_step"]
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("peers", __doc__, "benchmarks")
+    parser = Parser("-m benchmarks.peers", __doc__ or "", "python")
     parser.add_argument("--t5x", help="a checkout of T5X")
     parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
     parser.add_argument("--compile", action="store_true", help="torch.compile of transformers' model")
-    parser.add_argument("--size", default="small", help="file of gin/models/t5_1_1")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of activations")
-    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"], help="ours; theirs keep all")
+    parser.add_argument("--size", default="small", help="file in gin/models/t5_1_1, without .gin")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the activations")
+    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"], help="for Limba only")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--inputs", type=int, default=512)
     parser.add_argument("--targets", type=int, default=114)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of each in a round")
-    parser.add_argument("--only", choices=["t5x", "torch"], help="time this peer here and now")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each per round")
+    parser.add_argument("--only", choices=["t5x", "torch"], help="time only this peer, in this process")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.rounds, args.steps, args.batch, args.inputs, args.targets) < 1:
         raise InputError("Rounds, steps, batch and lengths must be whole numbers above 0.")
     if args.t5x and not (Path(args.t5x) / "t5x/examples/t5/network.py").is_file():
-        raise InputError(f"--t5x={args.t5x} is no checkout of T5X: it has no t5x/examples/t5/network.py.")
+        raise InputError(f"--t5x={args.t5x} is not a checkout of T5X: it has no t5x/examples/t5/network.py.")
     if args.only:
         print(json.dumps({"seconds_per_step": time_t5x(args) if args.only == "t5x" else time_torch(args)}))
         return

@@ -34,7 +34,8 @@ from limba.config.optimizer import LOGITS
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
-from limba.training.optimizer import make_optimizer, make_schedule
+from limba.training.optimizer import make_optimizer
+from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import jit_train_step
 
@@ -46,7 +47,7 @@ def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> 
 
 
 def optimizer_config(recorded: dict) -> OptimizerConfig:
-    """Returns the recorded optimizer: T5X's Adafactor under base * rsqrt_decay, what is not said as T5X has it.
+    """Returns the recorded optimizer: T5X's Adafactor under base * rsqrt_decay, with T5X's defaults.
 
     Raises ConfigError for another optimizer or schedule.
     """
@@ -128,7 +129,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     for ending in (".json", ".npz"):
         if not Path(args.golden + ending).is_file():
-            raise InputError(f"{args.golden}{ending} is not there; give the path of the pair without its ending.")
+            raise InputError(f"{args.golden}{ending} does not exist; give the path of the pair without its ending.")
     choices = {"attention": args.attention, "logits": args.logits}
     print(json.dumps(replay(args.golden, not args.unrolled, args.microbatches, **choices), indent=1))
 

@@ -1,4 +1,4 @@
-"""Times the training step of a model on random tokens, alone on this machine's devices.
+"""Times the training step of a model on random tokens, on this machine's devices.
 
     python -m benchmarks.train_step --size=small --batch=8 --inputs=512 --targets=114 --dtype=float32 --json
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
 
 
@@ -27,11 +27,13 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     import numpy as np
 
     from limba.config import LossConfig, MeshConfig, OptimizerConfig
-    from limba.data.streams import model_features, place_batch
+    from limba.data.packing import model_features
+    from limba.data.placement import place_batch
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
     from limba.training.flops import flops_per_sequence, peak_flops_per_device
-    from limba.training.optimizer import make_optimizer, make_schedule
+    from limba.training.optimizer import make_optimizer
+    from limba.training.schedule import make_schedule
     from limba.training.state import create_state, state_shardings
     from limba.training.step import jit_train_step
 
@@ -75,10 +77,10 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("train_step", __doc__, "benchmarks")
-    parser.add_argument("--family", default="t5_1_1", help="folder of gin/models")
-    parser.add_argument("--size", default="small", help="file of that folder")
-    parser.add_argument("--batch", type=int, default=8, help="sequences a step, over all devices")
+    parser = Parser("-m benchmarks.train_step", __doc__ or "", "python")
+    parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
+    parser.add_argument("--size", default="small", help="file in that folder, without .gin")
+    parser.add_argument("--batch", type=int, default=8, help="sequences per step, over all devices")
     parser.add_argument("--inputs", type=int, default=512)
     parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -95,13 +97,13 @@ def main(argv: Sequence[str]) -> None:
             "Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
 
-    from limba.cli.flags import model_config
+    from limba.cli.gin import read_model
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
     if args.vocab:
         overrides.append(f"VOCAB_SIZE={args.vocab}")
     with environment.quiet_imports():
-        config = model_config(f"gin/models/{args.family}/{args.size}.gin", overrides)
+        config = read_model(f"gin/models/{args.family}/{args.size}.gin", overrides)
         import limba.data.streams  # noqa: F401  TensorFlow's notes, held back
     figures = time_step(config, args)
     if args.json:

@@ -1,7 +1,7 @@
 """Perplexity of the unigram model on a run's validation split: `python -m benchmarks.unigram MODEL_DIR`.
 
-What a model knows that only knows how often each piece occurs: a language model must be well under it. Counts are
-of as many batches of the run's training stream as are asked for, one added to each piece's.
+A unigram model only knows how often each piece occurs; a language model's perplexity must be well below. Pieces are
+counted in some batches of the run's training stream, and each count starts at one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from collections.abc import Sequence
 import numpy as np
 
 from limba.cli import program
-from limba.cli.data import task_flags
+from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = task_flags.Parser("unigram", __doc__, "benchmarks")
+    parser = Parser("-m benchmarks.unigram", __doc__ or "", "python")
     parser.add_argument("model_dir")
-    parser.add_argument("--batches", type=int, default=200, help="of the training stream")
+    parser.add_argument("--batches", type=int, default=200, help="batches of the training stream to count")
     arguments = parser.parse_args(argv)
     if arguments.batches < 1:
         raise InputError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
-        from limba.cli.use import sources
+        from limba.cli.use import model
         from limba.data import streams, validation
+        from limba.data.objectives import derive_lengths
+        from limba.data.tasks import resolve_task
         from limba.training.logging import read_metrics
-    source = sources.open_source(arguments.model_dir, None)
+    source = model.find(arguments.model_dir)
     if source.run is None:
-        raise InputError(f"{arguments.model_dir} is no run of Limba's, whose text could be counted; give a MODEL_DIR.")
-    for module in source.modules:
+        raise InputError(f"{arguments.model_dir} is not a Limba run; give a MODEL_DIR, whose text is counted.")
+    for module in source.run.data.task_modules:
         importlib.import_module(module)
     config = source.run.data
-    task = streams.resolve_task(config)
-    lengths = streams.derive_lengths(task, config.task_feature_lengths)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
     counts = np.ones(task.output_features["targets"].vocabulary.vocab_size)
-    shards = range(config.num_data_shards)
+    shards = range(config.batch_size // config.rows_per_shard)
     with contextlib.closing(streams.TrainStream(task, lengths, config, shards)) as stream:
         for rows in itertools.islice(stream, arguments.batches):
             for part in rows.values():

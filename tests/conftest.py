@@ -1,20 +1,19 @@
-"""Eight CPU devices, strict flags, one compile cache for the whole session: set before anything imports jax."""
+"""Eight CPU devices, strict flags, one compile cache for all processes: set before anything imports jax."""
 
-import atexit
+import collections
 import gc
 import json
 import os
-import shutil
-import tempfile
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if "LIMBA_TEST_CACHE" not in os.environ:  # the first process makes it, and its workers take it
-    os.environ["LIMBA_TEST_CACHE"] = tempfile.mkdtemp(prefix="limba-compiled-")
-    atexit.register(shutil.rmtree, os.environ["LIMBA_TEST_CACHE"], ignore_errors=True)
+# Two thirds of the suite's time are compilation: what one run has compiled serves the next ones for a week.
+os.environ.setdefault("LIMBA_TEST_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LIMBA_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
@@ -22,13 +21,15 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-# Shapes and dtypes in signatures are checked at every call, traced ones included.
+# Shapes and dtypes in signatures are checked at every call, traced ones included, wherever arrays are computed with.
 CHECKED = [
     "limba.model",
     "limba.training.losses",
     "limba.training.chunked_loss",
     "limba.training.step",
+    "limba.evaluation.validation",
     "limba.inference.generate",
+    "limba.inference.score",
     "limba.inference.search",
 ]
 install_import_hook(CHECKED, "beartype.beartype")
@@ -37,11 +38,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.disable()  # until all tests are imported
 
 
-LONG = ("test_hosts.py", "test_train_step.py", "test_train.py", "test_kill.py", "test_finetune.py")
+# By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
+LONG = ("test_step.py", "test_hosts.py", "test_train.py", "test_export.py", "test_kill.py", "test_finetune.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first, so that no process is left alone with one at the end."""
+    """Puts the longest files first."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
@@ -49,6 +51,52 @@ def pytest_collection_finish() -> None:
     """Lets garbage be collected from here on, without searching what the imports made each time."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --cpu, which ends the run with a table of processor time."""
+    parser.addoption(
+        "--cpu", action="store_true", help="print the processor time of each file and of the longest tests"
+    )
+
+
+def processor_seconds() -> float:
+    """Returns what this process and the children that it has waited for have taken, user and system."""
+    return sum(os.times()[:4])
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.cpu_seconds = processor_seconds()
+    for entry in (session.config.rootpath / ".pytest_cache" / "compiled").glob("*"):
+        if entry.stat().st_mtime < time.time() - 7 * 24 * 3600:
+            entry.unlink(missing_ok=True)  # another process may be as fast
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Gives each phase of a test its processor time; a fixture counts with the first test that needs it."""
+    report = yield
+    before, item.config.cpu_seconds = item.config.cpu_seconds, processor_seconds()
+    report.user_properties = [("cpu_seconds", item.config.cpu_seconds - before)]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the table of --cpu: load on a shared machine changes the seconds of the clock, and hardly these."""
+    if not config.getoption("--cpu"):
+        return
+    tests: dict[str, float] = collections.defaultdict(float)
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        for _, seconds in getattr(report, "user_properties", ()):
+            tests[report.nodeid] += seconds
+    files: dict[str, float] = collections.defaultdict(float)
+    for name, seconds in tests.items():
+        files[name.split("::")[0]] += seconds
+    terminalreporter.section(f"processor time: {sum(files.values()):.0f} s")
+    for table in (files, tests):
+        for name, seconds in sorted(table.items(), key=lambda pair: -pair[1]):
+            if seconds >= 1:
+                terminalreporter.write_line(f"{seconds:8.1f}  {name}")
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +112,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vocabulary(corpus: Path) -> Path:
     """A SentencePiece model of 800 pieces, trained on the corpus."""
-    from limba.data.vocabulary.load import train_vocabulary
+    from limba.data.vocabulary.train import train_vocabulary
 
     path = corpus.parent / "vocabulary.model"
     texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())

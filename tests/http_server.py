@@ -1,4 +1,4 @@
-"""A server of files with ranges over real sockets, that counts what it sends and fails when it is told to."""
+"""A server of files with ranges over real sockets, that counts the bytes sent and fails on request."""
 
 from __future__ import annotations
 

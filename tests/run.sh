@@ -1,8 +1,48 @@
 #!/usr/bin/env bash
-# Sets up .venv, then checks the style and runs the tests; arguments go to pytest: bash tests/run.sh -k config.
+# Sets up .venv, checks style and types, and runs the tests.
+#
+#   bash tests/run.sh               all but the slow tests: under 10 minutes on 2 cores
+#   bash tests/run.sh --all         the slow ones, too: under 40 minutes; what .ci/run calls
+#   bash tests/run.sh -m fast       a test or two of every part, without types: under 90 seconds, before each commit
+#   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
+#   bash tests/run.sh --cpu         ends with a table of the tests' processor time
+#
+# The times are those of a first run on two quiet cores. What it compiles stays in .pytest_cache, and the next runs are
+# faster; LIMBA_TEST_CACHE=/an/empty/folder measures a first run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+chosen=(-m "not slow") # how the tests are chosen, where the arguments do not
+arguments=()
+for argument in "$@"; do
+  case $argument in
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    --all) chosen=() ;;
+    -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
+    *) arguments+=("$argument") ;;
+  esac
+done
+whole=true
+if [ "${chosen[*]-}" = "chosen by arguments" ]; then
+  whole=false
+  chosen=()
+fi
+
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
+.venv/bin/python -m ruff format --check .
+if $whole; then # beside the tests: the two processes of these do not always use both cores
+  types=$(mktemp)
+  trap 'rm -f "$types"' EXIT
+  .venv/bin/pyright >"$types" 2>&1 &
+  checked=$!
+fi
+failed=0
 # A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
-exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests "$@"
+.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+  ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"} || failed=$?
+if $whole; then
+  wait "$checked" || failed=1
+  cat "$types"
+fi
+exit "$failed"

@@ -1,17 +1,20 @@
-"""Imports go down only (docs/architecture.md), and each heavy library stays behind its wall.
+"""Imports go down only (docs/architecture.md), each heavy library has its rooms, and no place grows too large.
 
-The floors follow from the folders: nothing is listed here but the folders of `limba/`.
+A module has its folder's floor. Only the folders of `limba/` (and run.py) are listed below; another one is an error.
 """
 
 import ast
 import graphlib
 import re
-import tokenize
+import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.shipped import MODULES, ROOT, SHIPPED, TESTS, explanations, imports, module_of, place_of, strings, tree_of
+
+pytestmark = pytest.mark.fast
+
 FLOORS = {
     "config": 0,
     "sharding": 1,
@@ -20,132 +23,166 @@ FLOORS = {
     **dict.fromkeys(("run", "inference", "evaluation", "export"), 4),
     "cli": 5,
 }
-OTHERS = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 5)}
-WALLS = {  # library: where it may be imported
+BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 5)}
+# The ways in to all floors, and the module of old names, which imports them from where they are now.
+WITHOUT_FLOOR = ("limba", "limba.__main__", "limba.text_metrics")
+EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
+WALLS = {  # library or folder: where it may be imported
     "flax": ("limba/model/", "limba/training/state.py", "tests/"),
-    "seqio": ("limba/data/", "limba/evaluation/", "tasks/", "tests/", "benchmarks/"),
-    "tensorflow": ("limba/data/", "limba/evaluation/", "tasks/", "tests/", "benchmarks/"),
+    "seqio": ("limba/data/", "limba/evaluation/", "tasks/", *EVERYWHERE),
+    "tensorflow": ("limba/data/", "limba/evaluation/", "tasks/", *EVERYWHERE),
     "gin": ("limba/cli/", "tests/"),
-    "torch": ("limba/export/", "tests/", "benchmarks/"),
-    "transformers": ("limba/export/", "tests/", "benchmarks/"),
+    "torch": ("limba/export/", *EVERYWHERE),
+    "transformers": ("limba/export/", *EVERYWHERE),
+    "benchmarks": EVERYWHERE,  # neither is installed with the package
+    "tests": ("tests/",),
 }
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary", "preparation"))
-MOST_MODULES = 16
-SOURCES = sorted(
-    path
-    for folder in ("limba", "tasks", "launch", "convert", "benchmarks", "tests")
-    for path in (ROOT / folder).rglob("*.py")
+PATH_OF_A_BATCH = (
+    "tasks/ro.py",
+    "limba/data/streams.py",
+    "limba/run.py",
+    "limba/training/loop.py",
+    "limba/training/step.py",
+    "limba/model/t5.py",
 )
-SHIPPED = [path for path in SOURCES if "tests" not in path.relative_to(ROOT).parts]
+ENGINE = [path for module, path in MODULES.items() if re.match(r"limba\.(?!cli\b|__main__)", module)]
+MACROS = {  # the names that gin files set for users
+    name
+    for file in (ROOT / "gin").rglob("*.gin")
+    for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
+}
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_]+")
+FLAGS_OF_OTHERS = re.compile(r"--xla\w*|\b(?:zstd|seqio_cache_tasks)(?: --\w+=?)+")
+COMMAND = re.compile(
+    r"python -m\b|\blimba (?:train|generate|score|evaluate|report|inspect|prepare|vocabulary|convert)\b"
+)
 
-
-def module_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-ENGINE = [path for path in SHIPPED if path.relative_to(ROOT).parts[:1] == ("limba",) and "cli" not in path.parts]
-TEXT_TOKENS = (tokenize.STRING, tokenize.COMMENT)
-
-MODULES = {module_of(path): path for path in SHIPPED}
-
-
-def imports(path: Path) -> set[str]:
-    """Returns what a file imports, at its top or in a function; of our own, modules."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in MODULES else node.module for name in inside}
-    return names
+every_file = pytest.mark.parametrize("path", [*SHIPPED, *TESTS], ids=place_of)
+engine_files = pytest.mark.parametrize("path", ENGINE, ids=place_of)
 
 
 def floor(module: str) -> int | None:
-    """Returns the floor of a module of ours; None for libraries, and for `limba` itself, the way in to all floors."""
+    """Returns the floor of a module; None for a library's, and for those without one."""
     first, *rest = module.split(".")
     if first != "limba":
-        return OTHERS.get(first)
-    if not rest or rest[0] in ("__main__", "text_metrics"):
+        return BESIDE_LIMBA.get(first)
+    if module in WITHOUT_FLOOR:
         return None
+    assert rest[0] in FLOORS, f"limba/{rest[0]} has no floor yet: give it one in FLOORS"
     return FLOORS[rest[0]]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def is_above(module: str, own: int | None) -> bool:
+    there = floor(module)
+    return own is not None and there is not None and there > own
+
+
+@every_file
 def test_imports_go_down(path: Path) -> None:
-    place, own = path.relative_to(ROOT).as_posix(), floor(module_of(path))
-    for name in imports(path):
-        library = name.split(".")[0]
-        assert library not in WALLS or place.startswith(WALLS[library]), f"{place} imports {name}"
-        above = floor(name)
-        assert own is None or above is None or above <= own, f"{place} (floor {own}) imports {name} (floor {above})"
-        assert library != "jax" or not place.startswith(WITHOUT_JAX), f"{place} imports jax"
+    own = floor(module_of(path))
+    above = [name for name in imports(path) if is_above(name, own)]
+    assert not above, f"{place_of(path)} stands on floor {own} and imports {above} of a higher one"
+
+
+@every_file
+def test_libraries_stay_behind_their_walls(path: Path) -> None:
+    place, libraries = place_of(path), {name.split(".")[0] for name in imports(path)}
+    outside = [name for name in libraries & set(WALLS) if not place.startswith(WALLS[name])]
+    assert not outside, f"{place} imports {outside}, which only {[WALLS[name] for name in outside]} may"
+    assert "jax" not in libraries or not place.startswith(WITHOUT_JAX), f"{place} imports jax"
     if place.startswith("limba/config/"):
-        assert not {name.split(".")[0] for name in imports(path)} & {"numpy", "jax", "etils"}, place
+        foreign = libraries - {"limba"} - sys.stdlib_module_names
+        assert not foreign, f"{place} imports {foreign}; config/ needs the standard library only"
 
 
-def test_no_circles() -> None:
-    graphlib.TopologicalSorter(
-        {module: imports(path) & set(MODULES) - {module} for module, path in MODULES.items()}
-    ).prepare()
-    folders: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        room = module.split(".")[1] if module.startswith("limba.") else ""
-        rooms = {name.split(".")[1] for name in imports(path) if name.startswith("limba.")}
-        folders.setdefault(room, set()).update(rooms - {room})
-    folders.pop("")
-    graphlib.TopologicalSorter(folders).prepare()
-
-
-def test_no_string_names_a_module_of_a_higher_floor() -> None:
-    for module, path in MODULES.items():
-        own = floor(module)
-        text = path.read_text()
-        names = re.findall(r"""["'](?:python -m )?((?:limba|launch|convert|benchmarks)(?:\.\w+)+)["']""", text)
-        named = [name for name in names if floor(name) is not None]
-        assert own is None or all(floor(name) <= own for name in named), f"{path} names {named}"
-
-
-def spelt(path: Path) -> list[str]:
-    """Returns a file's strings, docstrings and comments."""
-    with path.open("rb") as file:
-        return [token.string for token in tokenize.tokenize(file.readline) if token.type in TEXT_TOKENS]
-
-
-@pytest.mark.parametrize("path", ENGINE, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_engine_knows_neither_flags_nor_macros(path: Path) -> None:
-    macros = {
-        name
-        for file in (ROOT / "gin" / "runs").glob("*.gin")
-        for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
+def test_nothing_shipped_imports_from_an_old_place() -> None:
+    """An old name's module warns as it is imported."""
+    old = {
+        module
+        for module, path in MODULES.items()
+        for node in tree_of(path).body
+        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("warnings.warn(")
     }
-    for text in spelt(path):
-        flags = [flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z_]+", text) if not flag.startswith("--xla")]
-        assert not flags, f"{path} spells the flag {flags[0]}: {text[:100]}"
-        assert not (found := macros & set(re.findall(r"\b[A-Z][A-Z_]+\b", text))), (
-            f"{path} spells {found}: {text[:100]}"
-        )
-        assert "python -m" not in text, f"{path} spells a command: {text[:100]}"
+    users = {place_of(path): sorted(imports(path) & old) for path in SHIPPED if imports(path) & old}
+    assert old and not users, users
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    modules = set(MODULES) - set(WITHOUT_FLOOR)  # `limba` imports a name's module when the name is first asked for
+    graph = {module: imports(MODULES[module]) & modules - {module} for module in modules}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_folders_do_not_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if module not in WITHOUT_FLOOR:
+            folder = module.split(".")[:2] if module.startswith("limba.") else module.split(".")[:1]
+            others = {".".join(name.split(".")[:2]) for name in imports(path) if name.startswith("limba.")}
+            graph.setdefault(".".join(folder), set()).update(others - {".".join(folder)})
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def named_modules(text: str) -> set[str]:
+    """Returns the modules and folders of ours that a text names, as `limba.cli.gin` or `limba/cli/gin.py`.
+
+    >>> sorted(named_modules("see limba/cli/arguments.py, `limba.config.ModelConfig` and launch/pretrain.sh"))
+    ['launch', 'limba.cli.arguments', 'limba.config']
+    """
+    found = set()
+    for name in re.findall(r"(?<![\w./-])(?:limba|launch|convert)(?:[./]\w+)+", text):
+        parts = name.replace("/", ".").split(".")
+        found.add(next(prefix for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in MODULES))
+    return found
+
+
+@engine_files
+def test_no_string_names_a_module_of_a_higher_floor(path: Path) -> None:
+    """A docstring or comment may say where in the engine to read on; front ends it does not know either."""
+    own = floor(module_of(path))
+    for texts, highest in ((strings(path), own), (explanations(path), 4)):
+        for line, text in texts:
+            above = [name for name in named_modules(text) if is_above(name, highest)]
+            assert not above, f"{place_of(path)}:{line} (floor {own}) names {above}: {text[:100]}"
+
+
+@engine_files
+def test_the_engine_knows_neither_flags_nor_macros_nor_commands(path: Path) -> None:
+    for line, text in (*strings(path), *explanations(path)):
+        macros = MACROS & set(re.findall(r"\b[A-Z][A-Z_]+\b", text))
+        found = [*FLAG.findall(FLAGS_OF_OTHERS.sub("", text)), *macros, *COMMAND.findall(text)]
+        assert not found, f"{place_of(path)}:{line} spells {found}: {text[:100]}"
 
 
 def test_folders_are_small_and_say_what_they_hold() -> None:
-    for folder in sorted({path.parent for path in SHIPPED if path.is_relative_to(ROOT / "limba")}):
+    for folder in sorted({path.parent for path in MODULES.values() if path.is_relative_to(ROOT / "limba")}):
         modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(modules) <= MOST_MODULES, f"{folder} holds {len(modules)} modules"
-        text = (folder / "__init__.py").read_text()
-        assert ast.get_docstring(ast.parse(text)), f"{folder} does not say what it holds"
+        assert len(modules) <= 16, f"{place_of(folder)} holds {len(modules)} modules; at most 16"
+        said = ast.get_docstring(tree_of(folder / "__init__.py")) or ""
+        if folder != ROOT / "limba":  # the way in to all floors says what the package is
+            lines = said.splitlines()
+            assert 2 <= len(lines) <= 3 and re.search(r"\b[Ii]mport|^Part of `", said, re.MULTILINE), (
+                f"{place_of(folder)}/__init__.py does not say in three lines what lives there and what it may import"
+            )
 
 
-def test_no_file_or_function_is_too_long() -> None:
-    for path in SHIPPED:
-        text = path.read_text()
-        assert text.count("\n") <= 500, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert node.end_lineno - node.lineno <= 80, f"{path}: {node.name}"
+@every_file
+def test_no_file_or_function_is_too_long(path: Path) -> None:
+    num_lines = path.read_text().count("\n")
+    assert num_lines <= 500, f"{place_of(path)} has {num_lines} lines"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            num_lines = node.end_lineno - node.lineno + 1
+            assert num_lines <= 80, f"{place_of(path)}:{node.lineno}: {node.name} has {num_lines} lines"
 
 
 def test_entry_points_are_short() -> None:
-    for folder in ("launch", "convert"):
-        for path in (ROOT / folder).glob("*.py"):
-            assert path.read_text().count("\n") <= 15, path
+    for path in SHIPPED:
+        if place_of(path).startswith(("launch/", "convert/")):
+            assert path.read_text().count("\n") <= 15, place_of(path)
+
+
+def test_the_path_of_one_batch_is_short() -> None:
+    lines = {place: (ROOT / place).read_text().count("\n") for place in PATH_OF_A_BATCH}
+    assert sum(lines.values()) <= 1_000, lines

@@ -15,7 +15,8 @@ from jax.sharding import AxisType, Mesh
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten, unflatten
 from limba.model import Network
-from limba.training.optimizer import make_optimizer, make_schedule
+from limba.training.optimizer import make_optimizer
+from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import gradients, jit_train_step
 

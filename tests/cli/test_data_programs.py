@@ -52,11 +52,11 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
     ("program", "flags", "message"),
     [
         (inspect, [], "Nothing to read is named; give --task=NAME"),
-        (inspect, ["--task=nix", "--vocabulary=byte"], "No task or mixture is called 'nix'"),
-        (inspect, ["--task=nix", "--module=tasks.nix"], "no module tasks.nix"),
-        (inspect, ["--nix"], "Unrecognized arguments: --nix; --help lists"),
+        (inspect, ["--task=nix", "--vocabulary=byte"], "--task is 'nix', and no task"),
+        (inspect, ["--task=nix", "--module=tasks.nix"], "--module names tasks.nix, which does not exist"),
+        (inspect, ["--xyzzy"], "The argument --xyzzy is not known; --help lists"),
         (inspect, ["--files=CORPUS"], "give --vocabulary=PATH or byte"),
-        (inspect, ["--files=CORPUS", "--vocabulary=absent.model"], "absent.model is not there"),
+        (inspect, ["--files=CORPUS", "--vocabulary=absent.model"], "absent.model does not exist"),
         (inspect, ["--files=absent.txt", "--vocabulary=byte"], "matches no file"),
         (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column=body"], "'text': set --column to one"),
         (inspect, ["--files=CORPUS", "--vocabulary=byte", "--num=-1"], "--num is -1"),
@@ -72,12 +72,12 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
         (
             inspect,
             ["--files=CORPUS", "--task=text_to_text", "--column={'inputs'}"],
-            "is no dictionary; write --column=",
+            "is not a dictionary; write --column=",
         ),
         (inspect, ["--files=CORPUS", "--vocabulary=byte", "--column={'inputs': 'text'}"], "reads one column; name one"),
         (inspect, ["--files=CORPUS", "--vocabulary=byte", "--plot=NEW/x.png"], "picture cannot be written to"),
         (train_vocabulary, ["--files=CORPUS"], "required: --output"),
-        (train_vocabulary, ["--files=CORPUS", "--output=v.txt"], "give --output=DIR/NAME.model"),
+        (train_vocabulary, ["--files=CORPUS", "--output=v.txt"], "give DIR/NAME.model"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--coverage=2"], "--coverage is 2.0"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=many"], "invalid int value: 'many'"),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--size=359"], "give more than 359, and room"),
@@ -94,11 +94,15 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
             "no column 'body'",
         ),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_files=ro"], "write ro=a.jsonl"),
-        (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--compare_vocabulary=absent.model"], "not there"),
+        (
+            train_vocabulary,
+            ["--files=CORPUS", "--output=NEW.model", "--compare_vocabulary=absent.model"],
+            "does not exist",
+        ),
         (train_vocabulary, ["--files=CORPUS", "--output=NEW.model", "--split=test"], "no split 'test'"),
         (prepare, ["--files=CORPUS"], "give --output=DIR"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize"], "needs a vocabulary"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is not known"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is unknown"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "num_shards is 0"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize", "--task=text_to_text"], "ids of one; leave it out"),
         (prepare, ["--files=CORPUS", "--tfds=a/b", "--data_dir=NEW", "--task=text_to_text"], "takes one column"),
@@ -130,9 +134,11 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     text = json.loads(corpus.read_text().splitlines()[5])["text"]
     assert ours.encode(text, add_special_tokens=False).ids == loaded.encode(text)
     before = output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()
-    with pytest.raises(InputError, match="tokenizer.json is another vocabulary's; give .*/other.model a folder"):
+    with pytest.raises(
+        InputError, match="tokenizer.json belongs to another vocabulary; choose another folder for .*/other.model"
+    ):
         train_vocabulary.run([*flags[:2], f"--output={output.parent}/other.model"])
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         train_vocabulary.run(flags)
     assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
 
@@ -170,7 +176,7 @@ def test_prepared_pairs_are_read_again_with_what_is_printed(pairs, form, tmp_pat
         printed = capsys.readouterr().out.splitlines()
         assert len(printed) == (2 if split == "train" else 1)
         given = dict(word.removeprefix("--gin.").split("=", 1) for word in shlex.split(printed[0]) if "--gin." in word)
-        command = shlex.split(printed[-1].partition("launch.prepare ")[2])
+        command = shlex.split(printed[-1].partition("limba prepare ")[2])
     corpus = ast.literal_eval(given["CORPUS"])
     assert given["COLUMN"] == PAIRS and list(corpus) == ["train", "validation"]
 
@@ -189,7 +195,7 @@ def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(cor
     vocabulary_training.ensure_vocabulary(config, trains=True)
     assert path.read_bytes() == vocabulary.read_bytes()
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == 900
-    with pytest.raises(InputError, match="tokenizer.json is another vocabulary's"):
+    with pytest.raises(InputError, match="tokenizer.json belongs to another vocabulary"):
         vocabulary_training.ensure_vocabulary(
             dataclasses.replace(config, vocabulary=f"{tmp_path}/w.model"), trains=True
         )
@@ -199,7 +205,7 @@ def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
     output = tmp_path / "v.model"
     flags = [f"--files={corpus}", f"--output={output}"]
     monkeypatch.setenv("PROCESS_ID", "1")
-    with pytest.raises(InputError, match="Host 0 has not written .* --wait_seconds higher"):
+    with pytest.raises(InputError, match="Host 0 has not written .* or wait longer"):
         train_vocabulary.run([*flags, "--wait_seconds=0.05"])
     output.write_bytes(b"model")  # without its tokenizer.json it is not finished
     with pytest.raises(InputError, match="Host 0 has not written"):

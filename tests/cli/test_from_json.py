@@ -1,4 +1,4 @@
-"""The JSON of Hugging Face's T5 scripts: runs of it learn, and what it cannot mean is said."""
+"""The JSON of Hugging Face's T5 scripts: its runs learn, and invalid values are errors."""
 
 import json
 from pathlib import Path
@@ -47,12 +47,12 @@ def argument(values: dict[str, Any], folder: Path) -> str:
 
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
     few_shards = "--gin.config.DataConfig.num_data_shards=8"
-    config, operative_config = parse_args([argument(values, tmp_path), few_shards])
+    config, operative_config, _ = parse_args([argument(values, tmp_path), few_shards])
     assert config.data.batch_size == 4 * jax.device_count() and config.num_microbatches == 2
     assert config.optimizer.name == "adamw" and config.optimizer.schedule.name == "linear"
     assert config.model.emb_dim == 32 and config.model.dtype == "float32"
     assert "LEARNING_RATE = 0.01  # learning_rate" in capsys.readouterr().out
-    again, _ = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}", few_shards])
+    again = parse_args([f"--gin_file={tmp_path / 'run' / 'from_json.gin'}", few_shards]).config
     assert again == config
     figures = train(config, operative_config)
     assert figures["step"] == 50 and figures["train"]["loss"] < 6.0 < 7.4  # ln 1024 + 0.5 at first
@@ -64,7 +64,7 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))
     values |= {"model_name_or_path": str(folder), "output_dir": str(tmp_path / "on"), "do_eval": False}
     del values["config_name"], values["tokenizer_name"]
-    config, _ = parse_args([argument(values, tmp_path), few_shards])
+    config = parse_args([argument(values, tmp_path), few_shards]).config
     assert config.initial_checkpoint_path == str(folder)
     assert train(config)["train"]["loss"] < figures["train"]["loss"] - 0.1
 
@@ -73,16 +73,17 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
     del values["max_steps"], values["learning_rate"]
     values |= {"num_train_epochs": 2, "mlm_probability": 0.3, "mean_noise_span_length": 5.0, "bf16": True}
     values |= {"adafactor": True, "weight_decay": 0.001, "do_eval": False, "validation_split_percentage": 10}
-    config, _ = parse_args([argument(values, tmp_path)])
+    config = parse_args([argument(values, tmp_path)]).config
     assert config.data.num_epochs == 2 and 3 < config.train_steps < 1_000
     assert (config.data.noise_density, config.data.mean_noise_span_length) == (0.3, 5.0)
     assert config.optimizer.weight_decay == 0.0  # the Flax script's Adafactor does not take it
     assert config.optimizer.name == "adafactor" and config.model.dtype == "bfloat16"
     assert config.optimizer.schedule.base_learning_rate == 5e-5 and config.random_seed == 42  # those scripts' own
     assert config.data.validation_percent == 10 and config.evaluation.every_steps > config.train_steps
-    from limba.data import streams
+    from limba.data.objectives import derive_lengths
+    from limba.data.tasks import resolve_task
 
-    lengths = streams.derive_lengths(streams.resolve_task(config.data), config.data.task_feature_lengths)
+    lengths = derive_lengths(resolve_task(config.data), config.data.task_feature_lengths)
     assert lengths["targets"] > 20  # of 0.15 and 3: 15
 
 
@@ -91,16 +92,18 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
     [
         ({"learnin_rate": 1.0}, r"'learnin_rate', which is not known; did you mean learning_rate"),
         ({"max_steps": "many"}, "max_steps 'many'; give a whole number"),
-        ({"fp16": True}, "float16, which T5 does not survive"),
+        ({"fp16": True}, "float16, in which T5 overflows"),
         ({"train_file": None}, "one of train_file and dataset_name; it gives neither"),
         ({"dataset_name": "a/b"}, "it gives both"),
         ({"output_dir": None}, "no output_dir"),
+        ({"learning_rate": -1.0}, r"^learning_rate is -1.0; give a number above 0\.$"),
+        ({"adam_beta1": 2.0}, "^adam_beta1 is 2.0; "),
         ({"config_name": None}, "neither model_name_or_path nor config_name"),
         ({"config_name": "/nowhere/config.json"}, "/nowhere/config.json"),
         ({"tokenizer_name": "/nowhere"}, "/nowhere"),
         ({"lr_scheduler_type": "polynomial"}, "give one of linear, cosine"),
         ({"optim": "lion"}, "give adamw_torch or adafactor"),
-        ({"num_warmup_steps": 7}, "both warmup_steps and num_warmup_steps"),
+        ({"num_warmup_steps": 7}, "gives warmup_steps and num_warmup_steps different values"),
         ({"max_steps": None, "train_file": "/nowhere.txt"}, "/nowhere.txt"),
     ],
 )

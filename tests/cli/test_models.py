@@ -7,6 +7,8 @@ import pytest
 from limba.cli.flags import parse_args
 from limba.config import ModelConfig
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "gin/models"
 MODELS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.gin"))
@@ -50,7 +52,7 @@ def model_of(name: str, **overrides: object) -> ModelConfig:
     lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith("lm") else {}
     values = [f"--gin.{key}={value}" for key, value in {**REQUIRED, **lengths, **overrides}.items()]
     files = [f"--gin_file=gin/models/{name}.gin", "--gin_file=gin/runs/pretrain.gin"]
-    return parse_args([*files, *values])[0].model
+    return parse_args([*files, *values]).config.model
 
 
 def num_parameters(model: ModelConfig) -> int:

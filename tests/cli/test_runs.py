@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from limba import config
-from limba.cli import flags, gin_checks
+from limba.cli import flags, task_modules
 from limba.formats import decoder_only
-from limba.training.optimizer import make_schedule
+from limba.training.schedule import make_schedule
+
+pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(path.name for path in ROOT.glob("gin/*.gin"))
@@ -33,12 +35,13 @@ LANGUAGE_MODELS = {
 @pytest.fixture(autouse=True)
 def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Task modules import TensorFlow; here they need not even exist."""
-    monkeypatch.setattr(flags, "_import_tasks", lambda modules: None)
-    monkeypatch.setattr(gin_checks, "_check_modules", lambda source: None)
+    monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
+    monkeypatch.setattr(task_modules, "check", lambda module, asked_by: None)
 
 
 def build(name: str, *overrides: str) -> tuple[config.RunConfig, str]:
-    return flags.parse_args([f"--gin_file=gin/{name}", "--gin.MODEL_DIR=out", *overrides])
+    run = flags.parse_args([f"gin/{name}", "--gin.MODEL_DIR=out", *overrides])
+    return run.config, run.text
 
 
 def classes_in(value: object) -> set[type]:
@@ -53,7 +56,7 @@ def test_run_builds_and_its_operative_config_builds_the_same(name: str, tmp_path
     run, text = build(name)
     saved = tmp_path / "config.gin"
     saved.write_text(text, encoding="utf-8")
-    again, text_again = flags.parse_args([f"--gin_file={saved}"])
+    again, text_again, _ = flags.parse_args([f"--gin_file={saved}"])
     assert again == run
     assert text_again == text
     assert "from tasks import " in text
@@ -138,18 +141,18 @@ def test_scopes_reach_what_is_made_in_them(tmp_path: Path) -> None:
         "long/config.DataConfig.batch_size = 48\n",
         encoding="utf-8",
     )
-    run, _ = flags.parse_args([f"--gin_file={mine}", "--gin.MODEL_DIR=out"])
+    run = flags.parse_args([f"--gin_file={mine}", "--gin.MODEL_DIR=out"]).config
     assert run.data.batch_size == 48
-    run, _ = flags.parse_args(
+    run = flags.parse_args(
         [f"--gin_file={mine}", "--gin.MODEL_DIR=out", "--gin.long/config.DataConfig.batch_size=16"]
-    )
+    ).config
     assert run.data.batch_size == 16
 
 
 def test_profile_is_of_one_start_and_not_of_the_run() -> None:
     arguments = ["--gin_file=gin/demo.gin", "--gin.MODEL_DIR=out"]
     for flag, steps in (("--profile", flags.PROFILE_STEPS), ("--profile=5", 5)):
-        run, text = flags.parse_args([*arguments, flag])
+        run, text, _ = flags.parse_args([*arguments, flag])
         assert run.profile_steps == steps
         assert text == flags.parse_args(arguments)[1]
 

@@ -11,11 +11,12 @@ import tensorflow as tf
 from limba.config import DataConfig, InputError, LossConfig
 from limba.data import streams, validation
 from limba.data.packing import batched, model_features, pack
-from limba.data.sources.files import FileSource
+from limba.data.sources import FileSource
+from limba.data.tasks import resolve_task
 from limba.model import Network
 from limba.training.step import loss_sums
 from tests import tiny
-from tests.data.test_readers import write
+from tests.data.sources.test_readers import write
 from tests.data.test_streams import opened, taken
 
 LENGTHS = {"inputs": 48, "targets": 24}
@@ -40,7 +41,7 @@ def segments(row: dict[str, np.ndarray]) -> list[dict[str, list[int]]]:
     return [{name: row[name][row[f"{name}_segment_ids"] == n].tolist() for name in LENGTHS} for n in numbers]
 
 
-def test_every_example_is_there_once_and_whole():
+def test_every_example_comes_once_and_whole():
     made = examples(500)
     rows = list(pack(dataset(made), LENGTHS).as_numpy_iterator())
     found = [segment for row in rows for segment in segments(row)]
@@ -64,7 +65,7 @@ def test_long_examples_are_cut_and_empty_ones_left_out():
     assert sorted(len(segments(row)) for row in rows) == [1, 1]
     assert sorted(int((row["inputs"] > 0).sum()) for row in rows) == [1, 48]
     assert list(pack(tf.data.Dataset.from_tensor_slices(columns).map(dict).take(0), LENGTHS)) == []
-    with pytest.raises(InputError, match="no token vector 'targets'"):
+    with pytest.raises(InputError, match="return no tokens 'targets'"):
         batched(tf.data.Dataset.from_tensors({"inputs": [1]}), LENGTHS, 2, whole=True, packed=True)
 
 
@@ -140,7 +141,7 @@ def config(tmp_path) -> DataConfig:
     return DataConfig("halves", LENGTHS, 8, data_files=str(path), validation_percent=5.0, num_data_shards=2, pack=True)
 
 
-def test_a_packed_stream_goes_on_exactly(config):
+def test_a_packed_stream_resumes_exactly(config):
     task, lengths, stream = opened(config, [0, 1])
     first = next(stream)[0]
     assert set(first) == {*LENGTHS, "inputs_segment_ids", "targets_segment_ids"}
@@ -160,7 +161,7 @@ def test_a_packed_stream_goes_on_exactly(config):
 
 
 def test_validation_is_packed_and_whole(config):
-    task = streams.resolve_task(config)
+    task = resolve_task(config)
     batches = validation.validation_batches(task, LENGTHS, config, 100)
     plain = validation.validation_batches(task, LENGTHS, dataclasses.replace(config, pack=False), 100)
     assert all(batch["decoder_segment_ids"].shape == (8, 24) for batch in batches)

@@ -40,10 +40,10 @@ def test_processes_give_what_one_does(once):
         assert apart._processes[0].wait(20) == 0
 
 
-def test_a_process_says_why_it_cannot_open_its_stream(once):
+def test_a_process_reports_why_it_cannot_open_its_stream(once):
     unknown = dataclasses.replace(once, task_modules=())
     with (
         contextlib.closing(ReaderProcesses(Recipe(unknown, {"inputs": 64}, {}, (0, 1), 1))) as stream,
-        pytest.raises(InputError, match="No task or mixture is called 'demo_span_corruption'"),
+        pytest.raises(InputError, match="is 'demo_span_corruption', and no task or mixture has that name"),
     ):
         next(stream)

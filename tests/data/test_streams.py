@@ -17,12 +17,13 @@ from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import streams, validation
-from limba.data.objectives.choose import span_corruption, tokenize_documents
+from limba.data import placement, streams, validation
+from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.packing import model_features
 from limba.data.reader_processes import open_stream
-from limba.data.sources import readers
-from limba.data.sources.files import FileSource, HubSource
-from tests.data.test_readers import write
+from limba.data.sources import FileSource, HubSource, readers
+from limba.data.tasks import check_sources, pinned, resolve_task, revisions
+from tests.data.sources.test_readers import write
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -42,8 +43,8 @@ def config(corpus, vocabulary) -> DataConfig:
 
 
 def opened(config: DataConfig, shards=range(4)) -> tuple[seqio.Task, dict[str, int], streams.TrainStream]:
-    task = streams.resolve_task(config)
-    lengths = streams.derive_lengths(task, config.task_feature_lengths)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
     return task, lengths, streams.TrainStream(task, lengths, config, shards)
 
 
@@ -69,7 +70,7 @@ stream.close()
 """
 
 
-def test_a_fresh_process_goes_on_bit_for_bit(config, tmp_path):
+def test_a_fresh_process_resumes_bit_for_bit(config, tmp_path):
     """Over several epochs, with shuffling, interleaving, and batches made ahead."""
     _, lengths, stream = opened(config)
     assert lengths == {"inputs": 64, "targets": 14}
@@ -88,6 +89,7 @@ def test_a_fresh_process_goes_on_bit_for_bit(config, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "again.npy"), expected)
 
 
+@pytest.mark.fast
 def test_positions_of_other_data_are_refused(config):
     _, _, stream = opened(config, [0, 1])
     positions = stream.positions()
@@ -158,6 +160,7 @@ def test_rows_fill_their_lengths_and_shards_do_not_share_masks(config):
     assert len(masks) == 8
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(("hosts", "num_shards"), [(2, 4), (4, 4), (8, 8)])
 def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""
@@ -167,12 +170,12 @@ def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     parts = [opened(config, range(host * each, (host + 1) * each))[2] for host in range(hosts)]
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    assert streams.shards_of_this_process(sharding, config) == list(range(num_shards))
+    assert placement.shards_of_this_process(sharding, config) == list(range(num_shards))
     for _ in range(3):
         rows = next(whole)
         together = {shard: part for stream in parts for shard, part in next(stream).items()}
         np.testing.assert_array_equal(flat(rows), flat(together))
-        batch = streams.global_batch(rows, sharding, config)
+        batch = placement.global_batch(rows, sharding, config)
         expected = np.concatenate([rows[shard]["targets"] for shard in range(num_shards)])
         np.testing.assert_array_equal(batch["decoder_target_tokens"], expected)
         assert batch["encoder_input_tokens"].sharding == sharding
@@ -182,7 +185,7 @@ def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
 
 def test_model_features_shift_right_and_weigh_no_padding():
     rows = {"inputs": np.array([[5, 1, 0]]), "targets": np.array([[7, 8, 1, 0]])}
-    features = streams.model_features(rows)
+    features = model_features(rows)
     assert features["encoder_input_tokens"].tolist() == [[5, 1, 0]]
     assert features["decoder_target_tokens"].tolist() == [[7, 8, 1, 0]]
     assert features["decoder_input_tokens"].tolist() == [[0, 7, 8, 1]]
@@ -201,10 +204,10 @@ class Sharded:
 
 
 def test_shards_of_a_process(config):
-    assert streams.shards_of_this_process(Sharded(slice(0, 2), slice(2, 4)), config) == [0, 1]
-    assert streams.shards_of_this_process(Sharded(slice(4, 8)), config) == [2, 3]
-    with pytest.raises(InputError, match="to 8 or a multiple"):
-        streams.shards_of_this_process(Sharded(slice(1, 2), slice(6, 7)), config)
+    assert placement.shards_of_this_process(Sharded(slice(0, 2), slice(2, 4)), config) == [0, 1]
+    assert placement.shards_of_this_process(Sharded(slice(4, 8)), config) == [2, 3]
+    with pytest.raises(InputError, match="give 8, or a multiple"):
+        placement.shards_of_this_process(Sharded(slice(1, 2), slice(6, 7)), config)
 
 
 def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
@@ -218,27 +221,27 @@ def test_validation_is_the_whole_split_once_in_order(config, corpus, caplog):
     assert all(batch["decoder_target_tokens"].shape == (8, 14) for batch in batches)
     vocabulary = task.output_features["inputs"].vocabulary
     documents = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
-    held_out = list(task.source.texts("validation"))
-    assert held_out == [text for text in documents if text in set(held_out)]
-    num_rows = -(-sum(len(vocabulary.encode(text)) for text in held_out) // 70)
+    validation_texts = list(task.source.texts("validation"))
+    assert validation_texts == [text for text in documents if text in set(validation_texts)]
+    num_rows = -(-sum(len(vocabulary.encode(text)) for text in validation_texts) // 70)
     assert sum(int(batch["encoder_input_tokens"].any(1).sum()) for batch in batches) == num_rows
     empty = dataclasses.replace(config, validation_percent=1e-4)
-    assert validation.validation_batches(streams.resolve_task(empty), lengths, empty, 5) == []
+    assert validation.validation_batches(resolve_task(empty), lengths, empty, 5) == []
     assert "nothing is evaluated" in caplog.text
 
 
 def test_unknown_names_and_bad_corpora_are_refused(config, tmp_path):
     with pytest.raises(InputError, match="did you mean demo_span_corruption"):
-        streams.resolve_task(dataclasses.replace(config, mixture_or_task_name="demo_span_coruption"))
+        resolve_task(dataclasses.replace(config, mixture_or_task_name="demo_span_coruption"))
     absent = dataclasses.replace(config, data_files=f"{tmp_path}/*.txt")
     with pytest.raises(InputError, match="matches no file"):
-        streams.check_sources(streams.resolve_task(absent), absent)
+        check_sources(resolve_task(absent), absent)
     absent = dataclasses.replace(config, vocabulary=str(tmp_path / "absent.model"))
-    with pytest.raises(InputError, match="not there"):
-        streams.resolve_task(absent)
+    with pytest.raises(InputError, match="does not exist"):
+        resolve_task(absent)
 
 
-def test_a_bad_line_met_in_training_is_said_in_the_sources_words(config, tmp_path, monkeypatch):
+def test_a_bad_line_met_in_training_raises_the_sources_own_error(config, tmp_path, monkeypatch):
     path = write(tmp_path / "c.jsonl", ["good text " * 20] * 500)
     with path.open("a") as file:
         file.write('{"other": 1}\n')
@@ -268,7 +271,7 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
         config, mixture_or_task_name="mixed", vocabulary="byte", data_files=None, batch_size=32, num_data_shards=2
     )
     task, lengths, stream = opened(mixed, [0, 1])
-    streams.check_sources(task, mixed)
+    check_sources(task, mixed)
     first = taken(stream, 20)
     share = (first[:, :, 0] == ord("a") + 3).mean()
     assert 0.68 < share < 0.82
@@ -281,17 +284,17 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
     np.testing.assert_array_equal(taken(again, 10), expected)
     again.close()
     with pytest.raises(InputError, match="is a mixture"):
-        streams.resolve_task(dataclasses.replace(mixed, data_files="c.txt"))
+        resolve_task(dataclasses.replace(mixed, data_files="c.txt"))
     by_examples = functools.partial(seqio.mixing_rate_num_examples, temperature=2.0)
     seqio.MixtureRegistry.add("by_examples", ["mixed_a", "mixed_b"], default_rate=by_examples)
     uncounted = dataclasses.replace(mixed, mixture_or_task_name="by_examples")
-    with pytest.raises(InputError, match="mixed_a in mixture by_examples cannot be had.*mixture_temperature"):
-        streams.resolve_task(uncounted)
-    rates = streams.resolve_task(dataclasses.replace(uncounted, mixture_temperature=2.0))
+    with pytest.raises(InputError, match="mixed_a in mixture by_examples is not known.*mixture_temperature"):
+        resolve_task(uncounted)
+    rates = resolve_task(dataclasses.replace(uncounted, mixture_temperature=2.0))
     assert rates.get_rate(rates.tasks[0]) == rates.get_rate(rates.tasks[1]) > 0
 
 
-def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
+def test_a_task_is_read_from_its_offline_cache(config, tmp_path):
     def from_nowhere(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         raise AssertionError("the source is not read where there is a cache")
 
@@ -304,8 +307,8 @@ def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
     cached = dataclasses.replace(
         config, mixture_or_task_name="cached", vocabulary="byte", data_files=None, cache_dir=str(tmp_path)
     )
-    with pytest.raises(InputError, match="Task cached has no cache .* --tasks=cached"):
-        streams.resolve_task(cached)
+    with pytest.raises(InputError, match="task cached has no cache; make the cache there with seqio_cache_tasks"):
+        resolve_task(cached)
     (tmp_path / "cached").mkdir()
     info = {"num_shards": 1, "features": {"targets": {"shape": [None], "dtype": "int32"}}, "seqio_version": "1.0.0"}
     for split, letter in (("train", "t"), ("validation", "v")):
@@ -319,7 +322,7 @@ def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
         (tmp_path / "cached" / f"stats.{split}.json").write_text(json.dumps({"examples": 50}))
     (tmp_path / "cached" / "COMPLETED").write_text("")
     task, lengths, stream = opened(cached)
-    streams.check_sources(task, cached)
+    check_sources(task, cached)
     rows = next(stream)
     stream.close()
     assert all((rows[shard]["inputs"] == ord("t") + 3).mean() > 0.7 for shard in rows)
@@ -327,7 +330,7 @@ def test_a_task_goes_on_from_its_offline_cache(config, tmp_path):
     assert (batches[0]["encoder_input_tokens"] == ord("v") + 3).mean() > 0.7
 
 
-def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
+def test_other_sources_train_and_resume_by_reading_again(config, caplog):
     def dataset_fn(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
         del split, shuffle_files, seed
         return tf.data.Dataset.from_generator(
@@ -347,9 +350,9 @@ def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
     )
     task, lengths, unused = opened(legacy, [0, 1])
     unused.close()
-    streams.check_sources(task, legacy)
+    check_sources(task, legacy)
     stream = open_stream(task, lengths, legacy, [0, 1])
-    assert caplog.text.count("cannot save its position") == 1
+    assert caplog.text.count("cannot save its data position") == 1
     taken(stream, 7)
     positions = stream.positions()
     expected = taken(stream, 5)
@@ -359,8 +362,8 @@ def test_other_sources_train_and_go_on_by_reading_again(config, caplog):
     np.testing.assert_array_equal(taken(again, 5), expected)
     again.close()
     assert validation.validation_batches(task, lengths, legacy, 3) == []
-    with pytest.raises(InputError, match="it has train"):
-        streams.check_sources(task, dataclasses.replace(legacy, train_split="test"))
+    with pytest.raises(InputError, match="task from_a_function has train; give one"):
+        check_sources(task, dataclasses.replace(legacy, train_split="test"))
 
 
 @pytest.fixture
@@ -402,13 +405,13 @@ def test_temperature_sets_a_mixtures_rates_by_size(config, two_corpora, temperat
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_told_epochs_give_every_token_so_often_and_end(config, hosts):
+def test_num_epochs_gives_every_token_so_often_and_ends(config, hosts):
     """Shards of unequal length end with padding, so that nothing of a corpus is left out."""
-    told = dataclasses.replace(config, num_epochs=2)
-    task, _, _ = opened(told)
+    twice = dataclasses.replace(config, num_epochs=2)
+    task, _, _ = opened(twice)
     vocabulary, count = task.output_features["targets"].vocabulary, 0
     for host in range(hosts):
-        _, _, stream = opened(told, range(host * 4 // hosts, (host + 1) * 4 // hosts))
+        _, _, stream = opened(twice, range(host * 4 // hosts, (host + 1) * 4 // hosts))
         for rows in stream:
             both = np.concatenate([part[name].ravel() for part in rows.values() for name in part])
             sentinel = both >= vocabulary.vocab_size - 100
@@ -424,8 +427,8 @@ def test_a_hub_data_set_is_pinned_to_the_commit_it_began_with(config, monkeypatc
     commit = "0123456789abcdef0123456789abcdef01234567"
     address = f"hf://datasets/someone/corpus@{commit}/data/train-0.parquet"
     monkeypatch.setattr(HubSource, "_patterns", {"train": [address]})
-    task = streams.resolve_task(dataclasses.replace(config, data_files=None)).replace(source=source)
-    assert streams.revisions(task) == {task.name: commit}
-    pinned = streams.pinned(task, {task.name: commit})
-    assert pinned.source.revision == commit and pinned.source.path == "someone/corpus"
-    assert streams.revisions(pinned) == {} and streams.pinned(task, {}) is task
+    task = resolve_task(dataclasses.replace(config, data_files=None)).replace(source=source)
+    assert revisions(task) == {task.name: commit}
+    fixed = pinned(task, {task.name: commit})
+    assert fixed.source.revision == commit and fixed.source.path == "someone/corpus"
+    assert revisions(fixed) == {} and pinned(task, {}) is task

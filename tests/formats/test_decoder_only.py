@@ -56,6 +56,7 @@ def parameters(config):
     return tiny.parameters(config)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     config, architecture = LAYOUTS[layout]
@@ -94,7 +95,7 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
         ({"positions": "sinusoidal", "norm": "layer"}, "its GPT-2 class has a plain MLP"),
         (
             {**vars(LAYOUTS["lm1b"][0]), "biases": ("mlp", "logits")},
-            "its GPT-2 class has no bias of the logits, which ModelConfig.biases asks for",
+            "its GPT-2 class has no bias of the logits, which ModelConfig.biases holds",
         ),
     ],
 )
@@ -108,7 +109,7 @@ def test_folders_that_do_not_fit_are_said(tmp_path):
     arrays = {name: np.zeros(shape, np.float32) for name, shape in decoder_only.shapes(config).items()}
     huggingface_files.write_configs(tmp_path, config, "float32")
     huggingface_files.write_pytorch(tmp_path, arrays, config)
-    with pytest.raises(InputError, match=r"lacks transformer.h.2.ln_1.weight and .* more"):
+    with pytest.raises(InputError, match=r"has no transformer.h.2.ln_1.weight, and .* more"):
         huggingface.open_folder(tmp_path, tiny.language_model(**{**vars(config), "num_decoder_layers": 3}))
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**about, "activation_function": "tanh"}))

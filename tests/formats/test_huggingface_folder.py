@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's start a run, for every family, with transformers' own logits."""
+"""Hugging Face folders of every family start a run, with the logits of transformers."""
 
 import functools
 import json
@@ -103,14 +103,14 @@ def test_bad_folders_are_refused(tmp_path):
     folder = write_folder(tmp_path / "good", model)
     abstract, fresh = prepared(config)
     tied = our_config("t5_1_0")
-    with pytest.raises(InputError, match="lacks|holds"):
+    with pytest.raises(InputError, match="lacks|also has|has no|does not have"):
         load_initial(str(folder), *[prepared(tied)[0]], tied, prepared(tied)[1], False)
-    with pytest.raises(InputError, match="set VOCAB_SIZE"):
+    with pytest.raises(InputError, match="set ModelConfig.vocab_size"):
         bigger = type(config)(**{**vars(config), "vocab_size": 384})
         load_initial(str(folder), prepared(bigger)[0], bigger, prepared(bigger)[1], False)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match="truncated"):
         load_initial(str(folder), abstract, config, fresh, False)
     weights.write_bytes(b"\x01")
     with pytest.raises(InputError, match="cannot be read as safetensors"):

@@ -1,4 +1,4 @@
-"""Lines in and out, on disk and in what a bucket is like: order kept, a run broken off goes on, bad addresses named."""
+"""Lines in and out, on disk and in an emulated bucket: order kept, a stopped run resumes, bad addresses named."""
 
 import gzip
 import itertools
@@ -10,6 +10,11 @@ import pytest
 
 from limba.config import InputError
 from limba.inference import files as text_files
+
+pytestmark = [
+    pytest.mark.fast,
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # an output is left as a kill leaves it
+]
 
 ABOUT = {"input": "in.jsonl", "step": 3}
 ROWS = [{"inputs": f"line {i} ș"} for i in range(11)]
@@ -36,7 +41,7 @@ def names(path):
     return sorted(name.rpartition("/")[2] for name in system.find(place.rpartition("/")[0]) if "/out" in name)
 
 
-def test_an_output_goes_on_wherever_it_is(path, tmp_path):
+def test_an_output_is_resumed_wherever_it_is(path, tmp_path):
     with gzip.open(tmp_path / "in.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in ROWS)
     fsspec.filesystem("memory").pipe_file("/bucket/in.jsonl.gz", (tmp_path / "in.jsonl.gz").read_bytes())
@@ -55,7 +60,7 @@ def test_an_output_goes_on_wherever_it_is(path, tmp_path):
     assert done.num_done == 11
     done.close()
     assert len(content(path).splitlines()) == 11
-    with pytest.raises(InputError, match=f"--output={re.escape(path)} is there, made with another step"):
+    with pytest.raises(InputError, match=f"The output {re.escape(path)} was made with another step"):
         text_files.Output(path, {**ABOUT, "step": 4})
 
 
@@ -78,9 +83,9 @@ def test_parts_that_a_kill_left_behind_are_not_counted_twice():
 @pytest.mark.parametrize("place", ["nowhere://a/b.jsonl", "http://127.0.0.1:9/b.jsonl"])
 def test_addresses_that_cannot_be(place, monkeypatch):
     monkeypatch.setattr(text_files, "POLICY", text_files.remote.ReadPolicy(timeout_seconds=2.0, attempts=1))
-    with pytest.raises(InputError, match=f"--output={place} cannot be written"):
+    with pytest.raises(InputError, match=f"The output {place} cannot be written"):
         text_files.Output(place, ABOUT)
-    with pytest.raises(InputError, match=f"--input={place} cannot be read"):
+    with pytest.raises(InputError, match=f"The input {place} cannot be read"):
         list(text_files.records(place, ["inputs"]))
 
 
@@ -88,5 +93,5 @@ def test_inputs_that_are_cut_off_or_not_there(tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode() * 99)[:-9])
     with pytest.raises(InputError, match=r"cut.jsonl.gz cannot be read \(Compressed file ended"):
         list(text_files.records(str(tmp_path / "cut.jsonl.gz"), ["inputs"]))
-    with pytest.raises(InputError, match="is not there; give a .txt"):
+    with pytest.raises(InputError, match="does not exist; give a .txt"):
         list(text_files.records(str(tmp_path / "none.txt"), ["inputs"]))

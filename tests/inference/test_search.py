@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,7 @@ def test_greedy_takes_the_likeliest_and_stops():
         np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
 
 
+@pytest.mark.fast
 def test_banned_ids_and_repeated_ngrams_are_not_written():
     banned = jnp.asarray(decoding.banned_mask(V, V - 1, [EOS, 3]))
     assert banned.tolist() == [False, True, False, True, False, True]
@@ -112,7 +114,9 @@ def test_draws_follow_the_probabilities_and_the_input_alone():
         ({"top_k": 5}, "sample"),
         ({"sample": True, "top_p": 1.5}, "top_p"),
         ({"early_stopping": "always"}, "early_stopping"),
-        ({"sample": True, "temperature": 0}, "temperature"),
+        ({"sample": True, "temperature": -1}, "temperature"),
+        ({"temperature": math.nan}, "give a number above 0, or 0 for greedy"),
+        ({"temperature": 0, "num_samples": 3}, "more than GenerationConfig.num_beams 1; raise that, or sample"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"banned_ids": (-1,)}, "banned_ids"),
     ],

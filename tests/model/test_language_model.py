@@ -153,9 +153,9 @@ def test_grouped_heads_have_fewer_keys_and_flops():
         ({"num_kv_heads": 3}, "does not divide"),
         ({"biases": ("head",)}, "choose from attention, mlp, logits"),
         ({"biases": ("logits",), "logits_via_embedding": True}, "a tied head has no bias"),
-        ({"head_dim": 15}, "an even one"),
+        ({"head_dim": 15}, "an even number"),
         ({"attention": "pallas"}, "choose auto, einsum or memory_efficient"),
-        ({"num_encoder_layers": 2}, "being a T5, has not"),
+        ({"num_encoder_layers": 2}, "an encoder-decoder has 'relative'"),
     ],
 )
 def test_bad_layouts_are_said(changes, said):
@@ -163,6 +163,7 @@ def test_bad_layouts_are_said(changes, said):
         tiny.language_model(**changes)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("layout", ["llama", "gpt2"])
 def test_cached_generation_equals_uncached_token_for_token(layout):
     config = LAYOUTS[layout]

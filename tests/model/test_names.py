@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from limba.cli.flags import model_config
+from limba.cli.gin import read_model
 from limba.config import ModelConfig
 from limba.formats.huggingface import flax_name, rows
 from limba.formats.huggingface_files import shape_of
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
+
+pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = jax.random.key(0)
@@ -28,7 +30,7 @@ COUNTS = {  # parameters as published
 
 def config_of(size: str, vocab_size: int | None = None) -> ModelConfig:
     overrides = ["DROPOUT_RATE=0.0"] + ([f"VOCAB_SIZE={vocab_size}"] if vocab_size else [])
-    return model_config(f"gin/models/{size}.gin", overrides)
+    return read_model(f"gin/models/{size}.gin", overrides)
 
 
 def recorded_trees() -> dict[str, list[str]]:

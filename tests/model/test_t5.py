@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from limba.model import Network
-from limba.model.layers import Embed
 from limba.training.state import create_state
 from tests import tiny
 
@@ -32,6 +31,7 @@ def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
     assert np.abs(logits(tiny.MODEL, batch) - expected).max() > 0.1  # dropout does something
 
 
+@pytest.mark.fast
 def test_padding_changes_nothing() -> None:
     batch = tiny.batch()
     longer = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in batch.items()}
@@ -49,6 +49,7 @@ def test_decoder_is_causal() -> None:
     assert (difference[:6] == 0).all() and (difference[6:] > 0).all()
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_packed_equals_unpacked(per_layer: bool) -> None:
     config = tiny.model(relative_bias_per_layer=per_layer)
@@ -69,26 +70,6 @@ def test_bfloat16_computes_near_float32_with_float32_logits() -> None:
     ours = jax.jit(model.apply)(params, tiny.batch())
     assert ours.dtype == jnp.float32
     assert np.abs(np.asarray(ours) - logits(tiny.MODEL, tiny.batch())).mean() < 0.05
-
-
-def test_embedding_of_two_inputs_has_the_gradient_of_two_gathers() -> None:
-    embed = Embed(11, 4, jnp.dtype("float32"))
-    first, second = jnp.array([[1, 2, 2], [0, 1, 10]]), jnp.array([[2, 5], [1, 1]])
-    params = embed.init(KEY, first)
-
-    def together(params, sign):
-        x, y = embed.apply(params, first, second, method=Embed.both)
-        return jnp.sum(jnp.sin(x)) + sign * jnp.sum(jnp.square(y))
-
-    def apart(params, sign):
-        return jnp.sum(jnp.sin(embed.apply(params, first))) + sign * jnp.sum(jnp.square(embed.apply(params, second)))
-
-    for ours, expected in zip(
-        jax.tree.leaves(jax.value_and_grad(together)(params, -2.0)),
-        jax.tree.leaves(jax.value_and_grad(apart)(params, -2.0)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
 def test_initial_values_have_t5x_standard_deviations() -> None:

@@ -1,5 +1,6 @@
 """Fine-tuning whole: pairs of a corpus, a start from another run, the best step, text, scores and metrics from it."""
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -14,15 +15,20 @@ import seqio
 import tensorflow as tf
 
 from limba.cli import flags
-from limba.cli.use import evaluate, infer, score, trained_model
+from limba.cli.use import evaluate, infer, lines, score
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
+from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
-from limba.data import streams, validation
+from limba.data import placement, streams, validation
 from limba.data.objectives.supervised import add_prefix
-from limba.data.sources.files import FileSource
+from limba.data.packing import model_features
+from limba.data.sources import FileSource
+from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference import generate as writing
+from limba.inference.load import load
+from limba.inference.score import log_likelihoods
 from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
@@ -94,10 +100,10 @@ def arguments(files: Path, model_dir: Path, *more: str) -> list[str]:
 def runs(files: Path) -> tuple[Path, Path]:
     """A run from scratch, and one from its checkpoint: other optimizer, encoder frozen, stopped early."""
     first, second = files / "first", files / "second"
-    train(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0")))
+    train(*flags.parse_args(arguments(files, first, "TRAIN_STEPS=2", "NUM_EXAMPLES=0"))[:2])
     more = ("TRAIN_STEPS=20", f"INITIAL_CHECKPOINT_PATH={first}", "FROZEN=('encoder', 'token_embedder')")
     stop = ("PATIENCE=1", "BEST_MODE=max", "config.OptimizerConfig.name=adamw", "LEARNING_RATE=0.01")
-    result = train(*flags.parse_args(arguments(files, second, *more, *stop)))
+    result = train(*flags.parse_args(arguments(files, second, *more, *stop))[:2])
     assert result["step"] == 4, "the loss falls from step 2 to 4, and the highest was asked for"
     assert {"exact_match", "word_f1", "chrf", "chrf++"} <= set(result["text"])
     return first, second
@@ -114,14 +120,17 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
     assert best["metric"] == "loss"
     assert best["since"] == 1
     assert (runs[1] / "best" / "config.gin").read_text() == (runs[1] / "config.gin").read_text()
-    kept = Best(str(runs[1]), CheckpointConfig(best_metric="bleu"), None, None)
+    run = from_text((runs[1] / "config.json").read_text(), "config.json")
+    assert (runs[1] / "best" / "config.json").read_text() == (runs[1] / "config.json").read_text()
+    other = dataclasses.replace(run, checkpoint=CheckpointConfig(best_metric="bleu"))
     with pytest.raises(InputError, match="the evaluation gives chrf, loss"):
-        kept.judge(6, {"loss": 1.0, "chrf": 2.0}, None, {})
+        Best(other).judge(6, {"loss": 1.0, "chrf": 2.0}, None, dict)
 
 
+@pytest.mark.fast
 def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Path, tmp_path: Path) -> None:
-    config, _ = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x"))
-    task, lengths = streams.resolve_task(config.data), dict(config.data.task_feature_lengths)
+    config = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x")).config
+    task, lengths = resolve_task(config.data), dict(config.data.task_feature_lengths)
     vocabulary = task.output_features["targets"].vocabulary
     stream = streams.TrainStream(task, lengths, config.data, range(4))
     seen = []
@@ -141,7 +150,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
         assert up[:30] == low.removeprefix("up: ").upper()[:30]
         texts.add(low)
     assert len(texts) > 100
-    features = streams.model_features(seen[0][0])
+    features = model_features(seen[0][0])
     assert ((features["decoder_target_tokens"] > 0) == features["decoder_loss_weights"]).all()
     again = streams.TrainStream(task, lengths, config.data, range(4))
     again.restore(positions)
@@ -162,10 +171,10 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     params = tiny.parameters(SMALL)
     step = jax.jit(lambda params, batch: gradients(model, LossConfig(), params, batch, None, 1))
     grads, sums = step(params, batch)
-    # What the decoder reads where nothing is asked must not matter either.
+    # The decoder's inputs at positions without loss must not matter either.
     batch["decoder_input_tokens"] = np.where(batch["decoder_target_tokens"] > 0, batch["decoder_input_tokens"], 7)
     sharding = batch_sharding(tiny.mesh_of(MeshConfig(), 4))
-    shared_grads, shared = step(params, streams.place_batch(batch, sharding))
+    shared_grads, shared = step(params, placement.place_batch(batch, sharding))
     assert float(sums["tokens"]) == float(shared["tokens"]) == float(batch["decoder_loss_weights"].sum())
     np.testing.assert_allclose(float(shared["loss"]), float(sums["loss"]), rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, shared_grads)
@@ -174,7 +183,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(infer, "BATCHES_PER_WINDOW", 1)
+    monkeypatch.setattr(lines, "BATCHES_PER_WINDOW", 1)
     texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
@@ -186,8 +195,8 @@ def test_text_in_order_resumed_and_scored(
     assert [(r["id"], r["text"]) for r in records] == list(enumerate(texts))
     assert records[1]["prediction"] == ""
     assert len(records[0]["samples"]) == 2
-    lines = whole.splitlines(keepends=True)
-    output.write_text("".join(lines[:18]) + lines[18][:7])  # as a kill would leave it
+    rows = whole.splitlines(keepends=True)
+    output.write_text("".join(rows[:18]) + rows[18][:7])  # as a kill would leave it
     infer.run([*command, *sampled])
     resumed = [json.loads(line) for line in output.read_text().splitlines()]
     assert [r["prediction"] for r in resumed] == [r["prediction"] for r in records]
@@ -248,9 +257,10 @@ def register_judged(path: Path) -> None:
 def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: Path) -> None:
     register_judged(files / "pairs.parquet")
     gin = [f"--gin_file={runs[1] / 'config.gin'}", "--gin.MIXTURE_OR_TASK_NAME=judged"]
-    trained = trained_model.load(gin, "")
-    config, vocabulary = trained.config, trained.vocabulary
-    judge = TextEvaluation(config, trained.task, trained.lengths, trained.model, trained.mesh)
+    config = flags.parse_args(gin).config
+    trained = load(config.model_dir, config=config)
+    vocabulary = trained.vocabulary
+    judge = TextEvaluation(config, trained.task, trained.lengths, trained.network, trained.mesh)
     ours = judge(trained.params, trained.step)
 
     def examples(dataset: tf.data.Dataset) -> list:
@@ -260,13 +270,13 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
         numbers, rows = zip(*examples(dataset), strict=True)
         inputs = jnp.asarray(np.stack([row["encoder_input_tokens"] for row in rows]))
         banned = banned_mask(config.model.vocab_size, vocabulary.vocab_size, range(259, vocabulary.vocab_size))
-        found = writing.generate(trained.model, trained.params, inputs, banned, config.generation)
+        found = writing.generate(trained.network, trained.params, inputs, banned, config.generation)
         return list(zip(numbers, found.tokens[:, 0].tolist(), strict=True)), {"scores": found.scores[:, 0].tolist()}
 
     def scored(dataset: tf.data.Dataset) -> list:
         rows = [(number, [row[name] for name in SIDES]) for number, row in examples(dataset)]
         pairs = [tuple(ids[ids > 0] for ids in sides) for _, sides in rows]
-        found = writing.log_likelihoods(trained.model, trained.params, trained.mesh, pairs, len(pairs))
+        found = log_likelihoods(trained.network, trained.params, trained.mesh, pairs, len(pairs))
         return [(number, float(score)) for (number, _), score in zip(rows, found, strict=True)]
 
     evaluator = seqio.Evaluator(
@@ -297,7 +307,7 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     found = writing.generate(model, params, inputs, banned, GenerationConfig(max_tokens=7))
     mesh = tiny.mesh_of(MeshConfig(), 4)
     pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(found.tokens), strict=True)]
-    expected = writing.log_likelihoods(model, params, mesh, pairs, num_rows=4)
+    expected = log_likelihoods(model, params, mesh, pairs, num_rows=4)
     np.testing.assert_allclose(found.scores[:, 0], expected, rtol=1e-4)
 
 
@@ -306,9 +316,9 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     [
         (("FROZEN=('nothing_like_it',)",), "no parameter's name begins"),
         (("COLUMN=low",), "reads 2 columns"),
-        (("PATIENCE=2", "BEST_METRIC=None"), "patience waits"),
+        (("PATIENCE=2", "BEST_METRIC=None"), "PATIENCE waits"),
     ],
 )
 def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: tuple, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        train(*flags.parse_args(arguments(files, tmp_path, *more)))
+        train(*flags.parse_args(arguments(files, tmp_path, *more))[:2])

@@ -1,4 +1,4 @@
-"""Two real processes on CPU (gloo) train, save, stop on one's SIGTERM and resume, with the losses of one process."""
+"""Two real processes on CPU (gloo) train, save, stop on SIGTERM to one and resume, with the losses of one process."""
 
 import json
 import os
@@ -85,18 +85,19 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> None:
-    """With dropout and micro-batches; a fresh process goes on bit for bit, and SIGTERM to one stops both."""
+    """With dropout and micro-batches; a new process resumes bit for bit, and SIGTERM to one process stops both."""
     one, two, parts, alone = (tmp_path / name for name in ("one", "two", "parts", "alone"))
 
     def leg(directory: Path, steps: int) -> list[str]:
         return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
 
     outputs = finish(start(["-m", "launch.train", *leg(two, 3)], 2, 2))
-    assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # one process speaks for all
+    assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # only the first process prints
     shutil.copytree(two, alone)
     finish(start(["-c", SEVERAL, json.dumps([leg(one, 8), leg(parts, 3)])], 1, 4))
-    # The checkpoint of two processes goes on in one: the data do not know how many hosts there are.
+    # The checkpoint of two processes is resumed by one: the data do not depend on the number of hosts.
     finish(start(["-c", SEVERAL, json.dumps([leg(parts, 8), leg(alone, 8)])], 1, 4))
     assert losses(parts) == losses(one) and len(losses(one)) == 8
     assert list(losses(alone)) == list(range(1, 9))
@@ -112,7 +113,7 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started)
     step = max(losses(two))
-    assert f"Asked to stop: saved step {step:,}" in outputs[0]
+    assert f"Asked to stop: step {step:,} is saved" in outputs[0]
     assert {path.name for path in (two / "checkpoints").iterdir()} == {"3", str(step)}
     assert list(losses(two)) == list(range(1, step + 1))
     np.testing.assert_allclose([losses(two)[n] for n in range(1, 9)], list(losses(one).values()), rtol=1e-5)

@@ -5,9 +5,6 @@ import json
 import math
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
@@ -31,19 +28,16 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.data import streams
-from limba.data.objectives.choose import causal_lm, tokenize_documents
-from limba.data.sources.array_record import TfdsSource
-from limba.data.vocabulary.character_sets import SETS, CharacterSets
-from limba.data.vocabulary.load import load_vocabulary, piece_bytes
-from limba.evaluation.text import loss_evaluation
+from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.sources import TfdsSource
+from limba.data.tasks import resolve_task
+from limba.evaluation.validation import loss_evaluation
 from limba.export.from_huggingface import network_gin
+from limba.inference.load import load
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding, make_mesh
-from limba.training.initial_checkpoint import load_parameters
 from limba.training.logging import read_metrics
-from limba.training.step import jit_evaluation
 from tasks import wiki40b
 from tests import tiny
 
@@ -138,12 +132,12 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     for record in samples:
         assert f"step {record['step']} {' '.join(record['texts'][PROMPT][0].split())}" in summary
     mesh = make_mesh(config.mesh)
-    at_ten, step = load_parameters(f"{config.model_dir}/checkpoints/10", Network(config.model, mesh), mesh)
+    at_ten = load(config.model_dir, step=10, config=config, mesh=mesh)
     sharding = batch_sharding(mesh)
-    task = streams.resolve_task(config.data)
-    again = loss_evaluation(config, task, {"targets": 32}, Network(config.model, mesh), sharding)(at_ten)
+    task = resolve_task(config.data)
+    again = loss_evaluation(config, task, {"targets": 32}, Network(config.model, mesh), sharding)(at_ten.params)
     first = next(record for record in read_metrics(config.model_dir) if record["kind"] == "validation")
-    assert step == 10 and again["loss"] == first["loss"]
+    assert at_ten.step == 10 and again["loss"] == first["loss"]
 
     stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))  # the vocabulary's path stays
     train(dataclasses.replace(stopped, train_steps=10))
@@ -171,40 +165,6 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 
 
-def test_cross_entropy_by_character_set(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the text itself: each piece's nats go, byte by byte, to the characters that the bytes are of."""
-    text = "The sea 海 is はとても wide。"
-    expected = {"海": "kanji", **dict.fromkeys("はとても", "hiragana"), **dict.fromkeys(" 。", "other")}
-    sets = [expected.get(letter, "latin") for letter in f" {text}" for _ in letter.encode()]
-    loaded = load_vocabulary(str(vocabulary), 0)
-    ids = [*loaded.encode(text), 1]
-    assert sum(map(loaded.tokenizer.IsByte, ids)) == 3 * 6
-    model = Network(tiny.language_model(vocab_size=896, num_decoder_layers=1))
-    params = tiny.parameters(model.config)
-    targets = np.array([ids, ids], np.int32)
-    batch = {"decoder_target_tokens": targets, "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
-    batch |= {
-        "decoder_loss_weights": np.array([[1] * len(ids), [0] * len(ids)]),
-        "character_counts": CharacterSets(piece_bytes(loaded, 896)).counts(targets),
-    }
-    batch = jax.tree.map(jnp.asarray, batch)
-    nats = -np.asarray(jax.nn.log_softmax(model.apply(params, batch)))[0, np.arange(len(ids)), ids]
-    by_set = dict.fromkeys(SETS, 0.0)
-    for number, value in zip(ids[:-1], nats, strict=False):
-        size = (
-            1 if loaded.tokenizer.IsByte(number) else len(loaded.tokenizer.IdToPiece(number).replace("▁", " ").encode())
-        )
-        for name in sets[:size]:
-            by_set[name] += float(value) / size
-        del sets[:size]
-    assert not sets
-    by_set["other"] += float(nats[-1])  # the end of sequence
-    monkeypatch.setattr("limba.training.step.WHOLE_LOGITS_BYTES", 1)  # so that each row is a part
-    sums = jit_evaluation(model, LossConfig(logits="chunked"), 1)(params, batch)
-    np.testing.assert_allclose(sums["nats_by_set"], list(by_set.values()), rtol=1e-5)
-    assert float(sums["nats"]) == pytest.approx(sum(by_set.values()), rel=1e-6)
-
-
 def test_prefix_lm_counts_the_continuation_alone(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, objective="prefix_lm", pack=False)
     result = train(dataclasses.replace(config, data=data, train_steps=2, evaluation=EvaluationConfig(2, 1)))
@@ -217,11 +177,11 @@ def test_choices_that_do_not_go_together(config: RunConfig) -> None:
         with pytest.raises(InputError, match=match):
             dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
 
-    fails("is a decoder alone, which reads one sequence", task_feature_lengths={"inputs": 32})
+    fails("is decoder-only, which reads one sequence", task_feature_lengths={"inputs": 32})
     fails("choose one of prefix_lm, lm_adaptation, causal_lm", objective="span_corruption")
     with pytest.raises(InputError, match="the model has an encoder; give"):
         dataclasses.replace(config, model=tiny.MODEL)
-    with pytest.raises(InputError, match="set ModelConfig.max_length"):
+    with pytest.raises(InputError, match="raise ModelConfig.max_length"):
         dataclasses.replace(config, model=tiny.language_model(positions="learned", max_length=16))
     biased = tiny.language_model(biases=("logits",))
     with pytest.raises(InputError, match="choose whole or auto"):

@@ -1,0 +1,133 @@
+"""The one reader of gin: values that are not used do not matter, names are the user's, config.json follows."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from limba.cli import program, task_modules
+from limba.cli.gin import read_gin, read_model, read_run, upgrade
+from limba.cli.gin.statements import Macro, Reference, Source, read_text
+from limba.config import ConfigError, InputError, ModelConfig, plain
+
+DEMO = ["gin/demo.gin"]
+DIRECTORY = "MODEL_DIR=gs://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "mine.gin").write_text(f"include 'gin/demo.gin'\nMODEL_DIR = 'gs://bucket/run'\n{text}")
+    return str(folder / "mine.gin")
+
+
+def test_an_overridden_macro_may_use_what_nothing_sets(tmp_path: Path) -> None:
+    file = write(tmp_path, "FOO = %BAR\nBATCH_SIZE = %FOO\n")
+    assert read_run([file], ["BATCH_SIZE=8"]).config.data.batch_size == 8
+    with pytest.raises(InputError, match=r"mine.gin line 3 uses %BAR, which nothing sets; .*--gin.BAR=VALUE"):
+        read_run([file])
+    assert read_run([file], ["BAR=16"]).config.data.batch_size == 16
+
+
+def test_macros_are_replaced_inside_values_and_make_scopes(tmp_path: Path) -> None:
+    text = "LENGTH = 64\nTASK_FEATURE_LENGTHS = {'inputs': %LENGTH}\nDATA = @config.DataConfig()\n"
+    text += "config.RunConfig.data = %DATA\nDATA/config.DataConfig.shuffle_buffer = 7\n"
+    run = read_run([write(tmp_path, text)])
+    assert run.config.data.task_feature_lengths == {"inputs": 64} and run.config.data.shuffle_buffer == 7
+    assert "TASK_FEATURE_LENGTHS = {'inputs': %LENGTH}" in run.text and "# Parameters for DATA/config.Data" in run.text
+    (tmp_path / "config.gin").write_text(run.text)
+    again = read_run([str(tmp_path / "config.gin")], ["LENGTH=32"])
+    assert again.config.data.task_feature_lengths == {"inputs": 32}
+
+
+def test_errors_have_the_names_that_the_user_typed(tmp_path: Path) -> None:
+    run = read_run(DEMO, [DIRECTORY])
+    assert run.names["DataConfig.batch_size"] == "BATCH_SIZE" and "DataConfig.pack" in run.names
+    assert "MeshConfig.fsdp" not in run.names
+    for overrides, message in (
+        (["BATCH_SIZE=0"], "BATCH_SIZE is 0; give a whole number above 0."),
+        (["config.MeshConfig.fsdp=0"], "MeshConfig.fsdp is 0; give a whole number above 0."),
+        (["config.DataConfig.column=body"], "COLUMN is 'body' and there are no data_files"),
+    ):
+        with pytest.raises(InputError) as caught:
+            read_run(DEMO, [DIRECTORY, *overrides])
+        assert str(caught.value).startswith(message) or "column" in overrides[0]
+    with pytest.raises(InputError, match=r"^TRAIN_STEP sets TRAIN_STEP, .*did you mean TRAIN_STEPS\?$"):
+        read_gin(DEMO[0], MODEL_DIR="gs://bucket/run", TRAIN_STEP=5)
+    with pytest.raises(InputError, match=r"^MODEL_DIR is not set: directory, .*; give MODEL_DIR=VALUE, or"):
+        read_gin(DEMO[0])
+    with (
+        pytest.raises(InputError, match="^BATCH_SIZE 8 is not a multiple of BATCH_SIZE$") as caught,
+        program.names_said({"DataConfig.batch_size": "BATCH_SIZE"}),
+    ):
+        raise ConfigError("DataConfig.batch_size", "8 is not a multiple of DataConfig.batch_size")
+    both = "set DataConfig.train_split or DataConfig.validation_split."
+    flags = {"DataConfig.train_split": "--split", "DataConfig.validation_split": "--split"}
+    assert program.said(both, flags) == "set --split."
+
+
+def test_read_gin_takes_python_values() -> None:
+    values = {"CORPUS": {"train": "a#b.txt"}, "config.ModelConfig.emb_dim": 64, "VOCABULARY": "7"}
+    run = read_gin(Path(DEMO[0]), MODEL_DIR="gs://bucket/run", **values)
+    assert run.data.data_files == {"train": "a#b.txt"} and run.model.emb_dim == 64 and run.data.vocabulary == "7"
+    assert run.data.task_modules == ("tasks.demo",)
+
+
+def test_read_model() -> None:
+    assert read_model("gin/demo.gin", ["MODEL_DIR=x"]).emb_dim == 128  # a run's file has a network too
+    assert read_model("gin/models/t5_1_1/tiny.gin").dropout_rate == 0.0
+    with pytest.raises(InputError, match=r"sets nothing of config.ModelConfig; give a gin file"):
+        read_model("gin/runs/pretrain.gin")
+
+
+def test_upgrade_writes_config_json_once(tmp_path: Path) -> None:
+    run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
+    (tmp_path / "config.gin").write_text(run.text.replace("best_mode = 'max'", "best_is = 'highest'"))
+    upgrade(tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    assert plain.from_text(text, "config.json") == dataclasses.replace(run.config, model_dir=str(tmp_path))
+    (tmp_path / "config.gin").write_text("this is not gin")
+    upgrade(str(tmp_path))
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_upgrade_gives_the_run_where_it_cannot_be_written(tmp_path: Path) -> None:
+    run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
+    (tmp_path / "config.gin").write_text(run.text)
+    (tmp_path / "config.json").symlink_to("/none/config.json")  # what writes there fails
+    assert upgrade(tmp_path) == dataclasses.replace(run.config, model_dir=str(tmp_path))
+
+
+def test_upgrade_of_a_network_and_of_what_is_not_limba_s(tmp_path: Path) -> None:
+    model = ModelConfig(384, 32, 2, 16, 64, 0, 2, positions="rotary")
+    fields = dataclasses.asdict(model)
+    text = "".join(f"config.ModelConfig.{name} = {value!r}\n" for name, value in fields.items())
+    (tmp_path / "config.gin").write_text(f"from __gin__ import dynamic_registration\nfrom limba import config\n{text}")
+    upgrade(tmp_path)
+    assert plain.from_text((tmp_path / "config.json").read_text(), "config.json") == model
+    for folder, text in (("t5x", "from t5x import models\nnetwork.T5Config.emb_dim = 8\n"), ("empty", "")):
+        (tmp_path / folder).mkdir()
+        if text:
+            (tmp_path / folder / "config.gin").write_text(text)
+        upgrade(tmp_path / folder)
+        assert not (tmp_path / folder / "config.json").exists()
+    (tmp_path / "t5x" / "config.gin").write_text("config.ModelConfig.emb = 8\nconfig.RunConfig.train_steps = 8\n")
+    with pytest.raises(InputError, match=r"t5x/config.gin line 1 sets emb, not a field .*did you mean emb_dim\?"):
+        upgrade(tmp_path / "t5x")
+
+
+def test_statements_of_any_gin_file() -> None:
+    source = Source()
+    read_text(source, "from t5x import models\nA = %B\nmodels.T5.v = (@models.V(), {1: [2]})  # why\n", "t5x.gin")
+    first, second = source.bindings
+    assert (first.name, first.value) == ("A", Macro("B"))
+    assert (second.name, second.value, second.comment, second.place) == (
+        "models.T5.v",
+        (Reference("", "models.V", True), {1: [2]}),
+        "why",
+        "t5x.gin line 3",
+    )
+    assert source.modules == [("t5x.models", "t5x.gin line 1")]

@@ -1,0 +1,120 @@
+"""The command `limba`: its commands, the examples of their --help, and what `import limba` costs."""
+
+import json
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from limba.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD_NAMES = {"train_vocabulary": "vocabulary", "huggingface": "convert"}  # entry point -> command
+
+
+def help_of(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    with pytest.raises(SystemExit) as ended:
+        main.main([*command, "--help"])
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--help"]):
+        assert main.main(argv) == 0
+        printed = capsys.readouterr().out
+        assert all(f"  {command} " in printed for command in main.COMMANDS)
+    assert "    limba inspect 'data/*.txt' --vocabulary=byte\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "makes"),
+    [
+        ("inspect", "lengths.png"),
+        ("prepare", "prepared/train/prepared.json"),
+        ("vocabulary", "vocabulary/tokenizer.json"),
+        ("train", "runs/first/checkpoints/20"),
+    ],
+)
+def test_the_example_of_help_runs(command, makes, corpus: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    text = help_of([command], capsys, monkeypatch)
+    assert text.startswith(f"usage: limba {command} ")
+    example = text.partition(f"\n    limba {command} ")[2].replace("\\\n", " ").partition("\n")[0]
+    (tmp_path / "data").mkdir()
+    documents = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    for part in range(8):
+        (tmp_path / "data" / f"{part}.txt").write_text("\n".join(" ".join(d.split()) for d in documents[part::8]))
+    monkeypatch.chdir(tmp_path)
+    assert main.main([command, *shlex.split(example)]) == 0
+    assert (tmp_path / makes).exists()
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("launch/[!_]*.py"), *ROOT.glob("convert/[!_]*.py")]), ids=str)
+def test_entry_points_call_the_command(path: Path) -> None:
+    command = OLD_NAMES.get(path.stem, path.stem)
+    assert command in main.COMMANDS and f'main(["{command}", *sys.argv[1:]])' in path.read_text()
+
+
+def test_import_is_quick_and_light(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; began = time.perf_counter(); import limba; print(time.perf_counter() - began)\n"
+        "assert not {'jax', 'flax', 'numpy', 'tensorflow', 'seqio', 'gin'} & set(sys.modules), sys.modules"
+    )
+
+    def seconds() -> float:
+        environment = {"PYTHONPATH": str(ROOT)}
+        return float(subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=60))
+
+    assert min(seconds() for _ in range(3)) < 0.3  # the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Limba's wheel, built from a copy of what is in the repository."""
+    source, out = tmp_path_factory.mktemp("source") / "limba", tmp_path_factory.mktemp("wheel")
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    )
+    for name in files.stdout.decode().split("\n"):
+        if name and not name.startswith("tests/") and (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, f"--wheel-dir={out}", str(source)], check=True, timeout=300)
+    (path,) = out.glob("limba-*.whl")
+    return path
+
+
+def test_the_wheel_holds_limba_alone(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"limba", f"{wheel.name.partition('-py')[0]}.dist-info"}
+    for folder, pattern in (("limba", "**/*.py"), ("tasks", "*.py"), ("gin", "**/*.gin")):
+        place = "limba" if folder == "limba" else f"limba/shipped/{folder}"
+        there = {f"{place}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).glob(pattern)}
+        assert there <= set(names)
+    with zipfile.ZipFile(wheel) as file:
+        (scripts,) = (name for name in names if name.endswith("entry_points.txt"))
+        assert "limba = limba.cli.main:script" in file.read(scripts).decode()
+
+
+def test_an_installed_wheel_finds_its_gin_files_and_tasks_from_anywhere(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tasks").mkdir()
+    (tmp_path / "mine" / "tasks" / "own.py").write_text("print('own task module')\n")
+    (tmp_path / "mine" / "run.gin").write_text("from tasks import own\ninclude 'gin/demo.gin'\nMODEL_DIR = 'out'\n")
+    code = (
+        "import limba.cli.main, sys, limba.cli.gin as gin\nsys.path.insert(0, '')\n"
+        "run = gin.read_run(['run.gin']).config\n"
+        "print(run.data.task_modules, sys.modules['tasks.demo'].__file__)"
+    )
+    place = {"PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path / "mine", env=place, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    demo = tmp_path / "site" / "limba" / "shipped" / "tasks" / "demo.py"
+    assert done.stdout == f"own task module\n('tasks.own', 'tasks.demo') {demo}\n"

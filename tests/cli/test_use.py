@@ -1,0 +1,143 @@
+"""The commands about trained models, on a run that commit aa13acc wrote: examples of --help, old forms, bad input."""
+
+import errno
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from limba.cli import main, program
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "run_aa13acc"
+PAIRS = [{"inputs": "A text with <extra_id_0> gap.", "targets": "<extra_id_0> a"}, {"inputs": "b", "targets": "c"}]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a run that has only config.gin, its corpus, and something to read."""
+    shutil.copytree(GOLDEN / "run", tmp_path / "run")
+    shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
+    shutil.copy(GOLDEN / "whole" / "metrics.jsonl", tmp_path / "run")
+    (tmp_path / "in.txt").write_text("".join(f"{pair['inputs']}\n" for pair in PAIRS))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    return tmp_path
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fails(capsys: pytest.CaptureFixture[str], words: str, *argv: str) -> None:
+    capsys.readouterr()
+    assert main.main(list(argv)) == 2, argv
+    (sentence,) = capsys.readouterr().err.strip().splitlines()
+    assert words in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "makes"),
+    [
+        ("generate", "out.jsonl"),
+        ("score", "scored.jsonl"),
+        ("evaluate", "run/evaluations/evaluation-10.json"),
+        ("report", "run/loss.png"),
+        ("convert", "OUT/step_10/model.safetensors"),
+    ],
+)
+def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code in (0, None) and text.startswith(f"usage: limba {command} ")
+    example = text.partition(f"\n    limba {command} ")[2].partition("\n")[0].replace("MODEL_DIR", "run")
+    assert main.main([command, *shlex.split(example)]) == 0
+    assert (place / makes).exists()
+    assert (place / "run" / "config.json").exists(), "a run of an earlier version gets one"
+
+
+def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--gin_file=run/config.gin", "--gin.config.GenerationConfig.max_tokens=8", "--gin.BATCH_SIZE=16"]
+    assert main.main(["infer", *model, "--input=in.txt", "--output=old.jsonl"]) == 0
+    assert main.main(["generate", "run", "--max_tokens=8", "--input=in.txt", "--output=new.jsonl"]) == 0
+    old, new = lines(place / "old.jsonl"), lines(place / "new.jsonl")
+    assert [row["prediction"] for row in old] == [row["prediction"] for row in new]
+    assert old[0]["inputs"] == PAIRS[0]["inputs"]
+    assert main.main(["score", *model, "--input=pairs.jsonl", "--output=old_scores.jsonl"]) == 0
+    assert main.main(["score", "--model=run", "--batch_size=8", "--input=pairs.jsonl", "--output=scores.jsonl"]) == 0
+    old, new = lines(place / "old_scores.jsonl"), lines(place / "scores.jsonl")
+    assert [row["log_likelihood"] for row in new] == pytest.approx([row["log_likelihood"] for row in old], rel=1e-5)
+    assert [row["tokens"] for row in new] == [4, 2]
+    capsys.readouterr()
+    sampled = ["--prompt=A <extra_id_0> gap.", "--temperature=1.5", "--top_k=0", "--num=2", "--max_tokens=8"]
+    assert main.main(["generate", "run", *sampled, "--keep_sentinels"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("== A <extra_id_0> gap.\n1. ") and "\n2. " in printed
+    fails(capsys, "--temperature is nan; give a number above 0, or 0 for greedy", "generate", "run", "--prompt=a",
+          "--temperature=nan")  # fmt: skip
+    fails(capsys, "more than --num_beams 1; raise that, or sample with --temperature above 0", "generate", "run",
+          "--prompt=a", "--temperature=0", "--num=2")  # fmt: skip
+    fails(capsys, "--fields is inputs, and the model reads inputs too", "score", "run", "--input=pairs.jsonl",
+          "--fields=inputs")  # fmt: skip
+    fails(capsys, "has no text in field 'text'", "generate", "run", "--input=pairs.jsonl", "--field=text")
+    fails(capsys, "The input none.txt does not exist", "generate", "run", "--input=none.txt")
+    fails(capsys, "no checkpoint at step 3", "generate", "run", "--prompt=a", "--step=3")
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        ("--batch_size: x is not a whole number above 0", ["generate", "run", "--input=in.txt", "--batch_size=x"]),
+        ("--batch_size: 0 is not a whole number above 0", ["infer", "run", "--input=in.txt", "--batch_size=0"]),
+        ("--batch_size: -1 is not a whole number above 0", ["score", "run", "--input=in.txt", "--batch_size=-1"]),
+        ("--num_examples: no is not a whole number above 0", ["evaluate", "run", "--num_examples=no"]),
+        ("did you mean --output; --help", ["generate", "run", "--outptu=x"]),
+        ("invalid int value: 'many'", ["generate", "run", "--prompt=a", "--num=many"]),
+        ("Both --prompt and --input are given", ["generate", "run", "--prompt=a", "--input=in.txt"]),
+        ("No model is given", ["score", "--input=in.txt"]),
+        ("--fields is a,b,c; give two names", ["score", "run", "--fields=a,b,c"]),
+        ("nowhere does not exist: looked there for a Limba run", ["generate", "nowhere", "--prompt=a"]),
+        ("--gin.BATCH_SIZE changes a run's config.gin, and no has none", ["score", "no", "--gin.BATCH_SIZE=2"]),
+        ("No run is given; write limba report MODEL_DIR", ["report"]),
+        ("nowhere is no folder", ["report", "nowhere"]),
+        ("--gin.A=1 goes with --gin_file", ["report", "run", "--gin.A=1"]),
+        ("--gin.A=1 is a flag of limba train", ["convert", "run", "--gin.A=1"]),
+        ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to", "t5x"]),
+        ("Both --prompt and --output are given", ["generate", "run", "--prompt=a", "--output=out.txt"]),
+        ("--vocabulary to a SentencePiece model's path", ["generate", "run", "--prompt=a", "--vocabulary=/none.model"]),
+        ("has no split 'none'; it has train: set --split", ["evaluate", "run", "--split=none"]),
+        ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
+        ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
+        ("invalid choice: 'onnx'", ["convert", "run", "--to=onnx"]),
+        ("There is no MODEL; write limba convert MODEL [OUT]", ["convert"]),
+        ("The argument run is one too many", ["convert", "--model=run", "--output=out", "run"]),
+        ("give pytorch, flax", ["convert", "run", "--formats=onnx"]),
+    ],
+)
+def test_bad_input_is_one_sentence(words: str, argv: list[str], place: Path, capsys) -> None:
+    fails(capsys, words, *argv)
+
+
+def test_a_run_that_cannot_be_written_is_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "run" / "config.json").symlink_to("/none/config.json")  # what writes there fails
+    assert main.main(["convert", "--model=run", "--output=out", "--no-check"]) == 0
+    assert main.main(["report", "run"]) == 0
+    (place / "lr=0.1").symlink_to(place / "run")
+    assert main.main(["convert", "lr=0.1", "--to=list"]) == 0
+    capsys.readouterr()
+    (place / "run" / "config.gin").unlink()
+    fails(capsys, "has no config.json and no config.gin of Limba's; copy one of them there, or give --gin_file",
+          "score", "run", "--input=pairs.jsonl")  # fmt: skip
+
+
+def test_what_cannot_be_written_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def write(argv: Sequence[str]) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), argv[0])
+
+    assert program.exit_code(write, ["/run/loss.png"]) == 2
+    assert capsys.readouterr().err.startswith("/run/loss.png cannot be written (Read-only file system); ")

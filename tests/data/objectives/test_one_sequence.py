@@ -1,0 +1,120 @@
+"""Rows of a decoder-only model: documents split, prefixes joined to what follows, texts made of a data set's rows."""
+
+import doctest
+import json
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+import tasks.cc100
+import tasks.lm1b
+import tasks.wiki40b
+from limba.config import DataConfig, InputError
+from limba.data import streams, validation
+from limba.data.objectives import derive_lengths
+from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
+from limba.data.packing import model_features
+from limba.data.sources import HubSource
+from limba.data.tasks import resolve_task
+
+pytestmark = pytest.mark.fast
+
+BYTES = seqio.ByteVocabulary(extra_ids=0)
+FEATURES = {"targets": seqio.Feature(BYTES, dtype=tf.int32)}
+
+
+def stream_of(*batches):
+    return tf.data.Dataset.from_generator(
+        lambda: ({"targets": np.array(batch, np.int32)} for batch in batches),
+        output_signature={"targets": tf.TensorSpec([None], tf.int32)},
+    )
+
+
+def test_whole_documents_are_cut_at_their_ends_and_at_the_length():
+    batches = [[5, 6, 1, 7, 8, 9, 10, 11, 1, 12], [1], [13, 1, 1]]
+    rows = causal_lm(stream_of(*batches), {"targets": 4}, FEATURES, whole_documents=True)
+    found = [row["targets"].tolist() for row in rows.as_numpy_iterator()]
+    assert found == [[5, 6, 1], [7, 8, 9, 10], [11, 1], [12], [1], [13, 1], [1]]
+
+
+@pytest.mark.parametrize("split", ["random", "middle"])
+def test_a_prefix_and_what_follows_fill_the_sequence(split):
+    lengths = prefix_lm_lengths({"targets": 12}, split)
+    tokens = list(range(2, 2 + 60))
+    rows = list(prefix_lm(stream_of(tokens), lengths, FEATURES, split, append_eos=False).as_numpy_iterator())
+    assert [len(row["inputs"]) + len(row["targets"]) for row in rows] == [12] * 5
+    assert [int(token) for row in rows for side in ("inputs", "targets") for token in row[side]] == tokens
+    assert sum(lm_adaptation_lengths({"targets": 13}).values()) == 13
+
+
+def test_joined_features_of_a_packed_row():
+    rows = {
+        "inputs": np.array([[11, 12, 21, 0]]),
+        "inputs_segment_ids": np.array([[1, 1, 2, 0]]),
+        "targets": np.array([[13, 1, 22, 23, 1, 0]]),
+        "targets_segment_ids": np.array([[1, 1, 2, 2, 2, 0]]),
+    }
+    features = {name: value[0].tolist() for name, value in model_features(rows, 10).items()}
+    assert features == {
+        "decoder_target_tokens": [11, 12, 13, 1, 21, 22, 23, 1, 0, 0],
+        "decoder_input_tokens": [0, 11, 12, 13, 0, 21, 22, 23, 0, 0],
+        "decoder_loss_weights": [0, 0, 1, 1, 0, 1, 1, 1, 0, 0],
+        "decoder_segment_ids": [1, 1, 1, 1, 2, 2, 2, 2, 0, 0],
+        "decoder_causal_attention": [1, 1, 1, 0, 1, 1, 0, 0, 0, 0],
+    }
+    alone = {name: value for name, value in rows.items() if "segment" not in name}
+    assert "decoder_segment_ids" not in model_features(alone, 10)
+
+
+def test_a_packed_stream_ends_every_document_and_keeps_all_of_it(corpus):
+    data = DataConfig(
+        "lm1b_causal_lm",
+        {"targets": 64},
+        8,
+        "byte",
+        0,
+        pack=True,
+        data_files=str(corpus),
+        num_data_shards=1,
+        num_epochs=1,
+    )
+    task = resolve_task(data)
+    assert derive_lengths(task, data.task_feature_lengths) == {"targets": 64}
+    stream = streams.TrainStream(task, {"targets": 64}, data, [0])
+    rows = [part for batch in stream for part in batch.values()]
+    stream.close()
+    tokens = np.concatenate([part["targets"].ravel() for part in rows])
+    texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
+    batches = validation.validation_batches(task, {"targets": 64}, data, None)
+    others = [batch["decoder_target_tokens"].ravel() for batch in batches]
+    read = np.concatenate([tokens, *others])
+    assert (read > 2).sum() == sum(map(len, texts)) and (read == 1).sum() >= len(texts)
+    assert (tokens > 0).mean() > 0.97  # of the places in the rows
+
+
+def test_objectives_with_an_encoder_are_refused():
+    data = DataConfig("lm1b_causal_lm", {"targets": 64}, 8, "byte", 0, objective="prefix_lm")
+    assert derive_lengths(resolve_task(data), {"targets": 64}) == {"inputs": 63, "targets": 63}
+    with pytest.raises(InputError, match="choose one of prefix_lm"):
+        DataConfig("lm1b_causal_lm", {"targets": 64}, 8, "byte", 0, objective="ul2")
+
+
+@pytest.mark.parametrize("module", [tasks.wiki40b, tasks.cc100])
+def test_examples_in_the_tasks_docstrings(module):
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
+
+
+def test_rows_of_the_hub_are_rewritten_and_its_test_split_taken(tmp_path):
+    lines = ("海は広くて大きいものである。", "深い。", "そして波は高くなるだろう。")
+    article = "\n_START_ARTICLE_\n海\n_START_PARAGRAPH_\n" + "_NEWLINE_".join(lines) + "\n"
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": article + split * 10}) + "\n")
+    source = HubSource(str(tmp_path), validation_split="test", rewrite=tasks.wiki40b.paragraphs)
+    wanted = [lines[0], lines[2]]
+    for split in ("train", "validation"):
+        found = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1).as_numpy_iterator()]
+        assert found == wanted
+    assert list(source.pinned("main").texts("train")) == wanted

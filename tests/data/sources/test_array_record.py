@@ -1,0 +1,205 @@
+"""ArrayRecord and TFDS: every record once an epoch in one shard, in an order over all of them; exact positions."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from limba.config import DataConfig, InputError
+from limba.data import streams
+from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
+from limba.data.sources.array_record import permuted
+from limba.data.sources.units import PIECE_BYTES
+from limba.data.tasks import resolve_task
+from limba.data.vocabulary.load import load_vocabulary
+from tests.data.sources.test_readers import TEXTS, write
+
+pytestmark = pytest.mark.fast
+
+NO_VALIDATION = 0.0
+
+
+def write_records(path, values, feature="text"):
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for value in values:
+        features = {feature: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))}
+        writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def records(tmp_path):
+    for number, share in enumerate(np.array_split(np.array(TEXTS, object), 3)):
+        write_records(tmp_path / f"train-{number:05}-of-00003.array_record", [text.encode() for text in share])
+    write_records(tmp_path / "train-empty.array_record", [])
+    return ArrayRecordSource(f"{tmp_path}/*.array_record", validation_percent=NO_VALIDATION)
+
+
+def texts(dataset, count=None):
+    return [example["text"].decode() for example in itertools.islice(dataset.as_numpy_iterator(), count)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 65, 1000])
+def test_permuted_is_a_permutation_that_the_key_chooses(size):
+    orders = [tuple(permuted(np.arange(size), size, 3, epoch)) for epoch in range(3)]
+    assert all(sorted(order) == list(range(size)) for order in orders)
+    assert size < 64 or len(set(orders)) == 3
+    assert permuted(np.array([size - 1]), size, 3, 1)[0] == orders[1][-1]  # a place does not need the others
+
+
+@pytest.mark.parametrize("num_shards", [1, 4, 7])
+def test_shards_part_the_records_in_every_epoch(records, num_shards):
+    seen = Counter()
+    for shard in range(num_shards):
+        seen.update(texts(records.documents("train", shard=shard, num_shards=num_shards, seed=3, num_epochs=2)))
+    assert seen == Counter(dict.fromkeys(TEXTS, 2))
+
+
+def test_order_is_drawn_over_all_files(records):
+    order = texts(records.documents("train", seed=1, num_epochs=1))
+    places = np.array([TEXTS.index(text) for text in order])
+    assert np.abs(np.diff(places)).mean() > 0.8 * len(TEXTS) / 3
+    assert texts(records.documents("train", shuffle=False, num_epochs=1)) == TEXTS == list(records.texts("train"))
+
+
+def test_position_in_records_is_restored(records, tmp_path):
+    for taken in (0, 5, 149, 151, 400):
+        iterator = iter(records.documents("train", shard=1, num_shards=2, seed=5))
+        for _ in range(taken):
+            next(iterator)
+        path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
+        expected = [next(iterator)["text"].numpy() for _ in range(200)]
+        again = iter(records.documents("train", shard=1, num_shards=2, seed=5))
+        tf.train.Checkpoint(iterator=again).read(path)
+        assert [next(again)["text"].numpy() for _ in range(200)] == expected
+
+
+def test_records_train_as_a_corpus_and_tokens_are_taken_as_they_are(tmp_path, vocabulary):
+    """The same documents as text and as tokens give the same rows."""
+    loaded = load_vocabulary(str(vocabulary))
+    write_records(tmp_path / "text.array_record", [text.encode() for text in TEXTS])
+    tokens = [np.array(loaded.encode(text), "<i4").tobytes() for text in TEXTS]
+    write_records(tmp_path / "tokens.array_record", tokens, "tokens")
+    seqio.TaskRegistry.add(
+        "records",
+        source=FileSource("nowhere.jsonl"),
+        preprocessors=[tokenize_documents, span_corruption],
+        output_features={name: seqio.Feature(loaded, dtype=tf.int32) for name in ("inputs", "targets")},
+        shuffle_buffer_size=None,
+    )
+    try:
+        rows = []
+        for column in ("text", "tokens"):
+            config = DataConfig(
+                "records",
+                {"inputs": 64},
+                batch_size=4,
+                num_data_shards=2,
+                data_files=dict.fromkeys(("train", "validation"), f"{tmp_path}/{column}.array_record"),
+                column=column,
+            )
+            task = resolve_task(config)
+            lengths = derive_lengths(task, config.task_feature_lengths)
+            stream = streams.TrainStream(task, lengths, config, range(2))
+            rows.append([next(stream) for _ in range(5)])
+            assert 0 <= stream.epochs()["records"] < 3
+            stream.close()
+        rows = [[part[name] for batch in some for part in batch.values() for name in part] for some in rows]
+        for ours, others in zip(*rows, strict=True):
+            np.testing.assert_array_equal(ours, others)
+    finally:
+        seqio.TaskRegistry.remove("records")
+
+
+@pytest.mark.parametrize(
+    ("column", "files", "message"),
+    [
+        ("text", "{}/none*.array_record", "matches no file"),
+        ("body", "{}/*.array_record", "is 'body', and .* has 'text'; give one"),
+        ("text", "{}/torn.array_record", "cannot be read as ArrayRecord"),
+        ("text", "memory://x/a.array_record", "not on a disk"),
+    ],
+)
+def test_bad_records_are_refused(records, tmp_path, column, files, message):
+    if "torn" in files:
+        (tmp_path / "torn.array_record").write_bytes(b"no records here" * 100)
+    if "memory" in files:
+        import fsspec
+
+        fsspec.filesystem("memory").pipe("/x/a.array_record", b"there")
+    with pytest.raises(InputError, match=message):
+        ArrayRecordSource(files.format(tmp_path), column=column).check("train")
+
+
+def test_long_documents_come_in_pieces_and_whole(tmp_path):
+    long = " ".join(f"cuvânt{number}" for number in range(20_000))
+    unbroken = "日本語" * 10_000
+    source = FileSource(str(write(tmp_path / "c.jsonl", [long, unbroken, "short"])), validation_percent=NO_VALIDATION)
+    pieces = texts(source.documents("train", shuffle=False, num_epochs=1))
+    assert max(len(piece.encode()) for piece in pieces) <= PIECE_BYTES
+    assert " ".join(pieces).replace("語 日", "語日").startswith(long + " 日本語")
+    assert "".join(piece for piece in pieces if "日" in piece) == unbroken
+    assert list(source.texts("train")) == [long, unbroken, "short"]
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
+def prepared(request, tmp_path_factory):
+    """A TFDS data set of real files on disk, made as TFDS's own command makes one."""
+    directory = str(tmp_path_factory.mktemp("tfds"))
+    examples = [{"text": text, "title": f"{number}"} for number, text in enumerate(TEXTS)]
+    split = tf.data.Dataset.from_generator(
+        lambda: iter(examples),
+        output_signature={name: tf.TensorSpec([], tf.string) for name in ("text", "title")},
+    )
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="documents",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()}),
+        split_datasets={"train": split},
+        data_dir=directory,
+        file_format=request.param,
+        disable_shuffling=True,
+    )
+    return directory
+
+
+def test_tfds_slices_part_the_split(prepared):
+    source = TfdsSource("documents", {"train": "train[:90%]", "validation": "train[90%:]"}, data_dir=prepared)
+    train = [text for s in range(2) for text in texts(source.documents("train", shard=s, num_shards=2, num_epochs=1))]
+    validation_texts = texts(source.documents("validation", num_epochs=1))
+    assert Counter(train) + Counter(validation_texts) == Counter(TEXTS) and len(validation_texts) == len(TEXTS) // 10
+    assert source.num_bytes("train") > 0
+
+
+def test_tfds_position_is_restored(prepared, tmp_path):
+    source = TfdsSource("documents", {"train": "train"}, data_dir=prepared, validation_percent=5.0)
+    iterator = iter(source.documents("train", seed=2))
+    for _ in range(123):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
+    expected = [next(iterator)["text"].numpy() for _ in range(300)]
+    again = iter(
+        TfdsSource("documents", {"train": "train"}, data_dir=prepared, validation_percent=5.0).documents(
+            "train", seed=2
+        )
+    )
+    tf.train.Checkpoint(iterator=again).read(path)
+    assert [next(again)["text"].numpy() for _ in range(300)] == expected
+
+
+def test_bad_tfds_choices_are_refused(prepared):
+    with pytest.raises(InputError, match="not known to TFDS"):
+        TfdsSource("documants", data_dir=prepared).check("train")
+    with pytest.raises(InputError, match="no feature 'body'; it has 'text', 'title'"):
+        TfdsSource("documents", column="body", data_dir=prepared).check("train")
+    with pytest.raises(InputError, match="no split 'test'; it has train"):
+        TfdsSource("documents", {"train": "test"}, data_dir=prepared).check("train")
+    with pytest.raises(InputError, match="wiki40b/ro is not prepared in .*; prepare it first"):
+        TfdsSource("wiki40b/ro", data_dir=prepared).check("train")

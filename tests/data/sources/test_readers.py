@@ -1,0 +1,164 @@
+"""Each document of a file is read once, by exactly one unit, in chunks that do not depend on what was read before."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from limba.config import InputError
+from limba.data.sources import readers
+from limba.data.sources.chunks import ChunkReader
+
+pytestmark = pytest.mark.fast
+
+TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
+
+
+def write(path: Path, texts: list[str] = TEXTS, column: str = "text") -> Path:
+    """Writes the texts in the format of the path's suffix."""
+    opened = {".gz": gzip.open, ".zst": zstandard.open}.get(path.suffix, open)
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), column: texts}), path, row_group_size=70)
+        return path
+    with opened(path, "wt", encoding="utf-8", newline="") as file:
+        if name.endswith(".txt"):
+            file.write("".join(f"{text}\n" for text in texts))
+        elif name.endswith(".csv"):
+            rows = csv.writer(file)
+            rows.writerow(["id", column])
+            rows.writerows(enumerate(texts))
+        else:
+            file.write("".join(json.dumps({"id": i, column: text}) + "\n" for i, text in enumerate(texts)))
+    return path
+
+
+def read_all(units: list[readers.Unit], column: str = "text") -> list[str]:
+    return [text.decode() for unit in units for chunk in readers.read_chunks(unit, column) for text in chunk]
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".txt",
+        ".jsonl",
+        ".json",
+        ".csv",
+        ".parquet",
+        ".txt.gz",
+        ".jsonl.gz",
+        ".csv.gz",
+        ".txt.zst",
+        ".jsonl.zst",
+        ".csv.zst",
+    ],
+)
+def test_every_format_gives_every_document_once(tmp_path, suffix):
+    path = write(tmp_path / f"corpus{suffix}")
+    assert read_all(readers.list_units(readers.list_files([str(path)]))) == TEXTS
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 1 << 20])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_byte_ranges_part_the_lines(tmp_path, size, ending):
+    lines = ["first", "", "a", "é" * 40, " ", "last without an end"]
+    path = tmp_path / "lines.txt"
+    path.write_bytes(ending.join(lines).encode())
+    total = path.stat().st_size
+    units = [readers.Unit(str(path), start, min(start + size, total)) for start in range(0, total, size)]
+    assert read_all(units) == [line for line in lines if line.strip()]
+
+
+def test_zstandard_of_several_frames_and_long_windows(tmp_path):
+    path = tmp_path / "c.txt.zst"
+    long = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True, compression_level=1)
+    frames = [
+        zstandard.compress("".join(f"{text}\n" for text in TEXTS[:100]).encode()),
+        b"\x50\x2a\x4d\x18\x04\x00\x00\x00skip",  # a frame that is to be passed over, as pzstd writes
+        zstandard.compress(b""),
+    ]
+    writer = zstandard.ZstdCompressor(compression_params=long).compressobj()
+    frames.append(writer.compress("".join(f"{text}\n" for text in TEXTS[100:]).encode()) + writer.flush())
+    path.write_bytes(b"".join(frames))
+    assert read_all([readers.Unit(str(path))]) == TEXTS
+    path.write_bytes(b"".join(frames)[:-5])
+    with pytest.raises(InputError, match="ends within a zstandard frame"):
+        read_all([readers.Unit(str(path))])
+
+
+def test_csv_keeps_newlines_and_long_fields(tmp_path):
+    texts = ["one\ntwo, three", 'a "quoted" word', "x" * 200_000]
+    assert read_all([readers.Unit(str(write(tmp_path / "c.csv", texts)))]) == texts
+
+
+def test_empty_documents_nulls_and_byte_order_mark_are_left_out(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('\ufeff{"text": "a"}\n\n{"text": ""}\n{"text": null}\n{"text": "b"}\n', encoding="utf-8")
+    assert read_all([readers.Unit(str(path))]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".txt.zst", ".parquet"])
+def test_chunks_do_not_depend_on_the_order_of_reading(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(ChunkReader, "MOST_CACHED", 2)
+    monkeypatch.setattr(ChunkReader, "MOST_OPEN", 2)
+    unit = readers.list_units(readers.list_files([str(write(tmp_path / f"c{suffix}"))]))[0]
+    forward, anyhow = ChunkReader("text"), ChunkReader("text")
+    chunks = []
+    while (documents := forward(unit, len(chunks))) is not None:
+        chunks.append(documents)
+    assert len(chunks) > 5
+    for number in np.random.default_rng(0).permutation(len(chunks)):
+        assert anyhow(unit, int(number)) == chunks[number]
+    assert anyhow(unit, len(chunks)) is None
+
+
+def test_patterns_are_expanded_sorted_and_joined(tmp_path):
+    for name in ("b.txt", "a.txt", "c.jsonl"):
+        write(tmp_path / name)
+    files = readers.list_files([f"{tmp_path}/*.txt", f"{tmp_path}/a.txt", f"{tmp_path}/c.*"])
+    assert [Path(file.path).name for file in files] == ["a.txt", "b.txt", "c.jsonl"]
+
+
+def test_bad_files_are_named_with_the_place(tmp_path):
+    def message(name: str, content: bytes, column: str = "text") -> str:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_all(readers.list_units(readers.list_files([str(path)])), column)
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "not UTF-8 at byte 8 (line 2)" in message("a.txt", b"good\nbad\xff\n")
+    assert "line 2 is not JSON" in message("b.jsonl", b'{"text": "a"}\n{"text": \n')
+    assert "one JSON array" in message("c.json", b'[{"text": "a"},\n')
+    assert "one JSON array must be rewritten as JSON lines" in message(
+        "array.json", b'[{"text": "a"}, {"text": "b"}]\n'
+    )
+    assert "'title', 'body'" in message("d.jsonl", b'{"title": "a", "body": "b"}\n')
+    assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n")
+    assert "int" in message("f.jsonl", b'{"text": 3}\n')
+    assert "line 2 has 1 fields" in message("g.csv", b"id,text\n1\n")
+    assert "cannot be read" in message("h.txt.gz", b"no gzip")
+    assert "cannot be read" in message("h.txt.zst", b"no zstandard")
+    assert "parquet" in message("i.parquet", b"no parquet")
+    assert "suffix" in message("j.doc", b"?")
+    parquet = write(tmp_path / "k.parquet")
+    with pytest.raises(InputError, match="'id', 'text'"):
+        read_all(readers.list_units(readers.list_files([str(parquet)])), "body")
+
+
+def test_paths_that_give_nothing_are_refused(tmp_path):
+    with pytest.raises(InputError, match="matches no file"):
+        readers.list_files([f"{tmp_path}/*.txt"])
+    with pytest.raises(InputError, match="matches no file"):
+        readers.list_files([f"{tmp_path}/absent.txt"])
+    with pytest.raises(InputError, match="is a directory"):
+        readers.list_files([str(tmp_path)])

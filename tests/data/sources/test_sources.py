@@ -1,0 +1,155 @@
+"""In an epoch every document comes once, in one shard; the order is a function of the seed; positions are exact."""
+
+import itertools
+from collections import Counter
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from limba.config import InputError
+from limba.data.sources import FileSource, HubSource, readers
+from tests.data.sources.test_readers import TEXTS, write
+
+NO_VALIDATION = 0.0
+
+
+@pytest.fixture(params=[0, 1, 2, 7, 13], ids="{}_units".format)
+def source(request, tmp_path, monkeypatch):
+    """A corpus of about that many units, an empty file among them where there are several."""
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 500)
+    if request.param == 0:
+        path = write(tmp_path / "c.csv.gz", TEXTS)
+    elif request.param == 1:
+        path = write(tmp_path / "c.txt", TEXTS)
+    else:
+        path = tmp_path / "*.jsonl"
+        share = -(-len(TEXTS) // (request.param - 1))
+        for number in range(request.param - 1):
+            write(tmp_path / f"{number}.jsonl", TEXTS[number * share : (number + 1) * share])
+        (tmp_path / "empty.jsonl").touch()
+    return FileSource(str(path), validation_percent=NO_VALIDATION)
+
+
+def texts(dataset: tf.data.Dataset, count: int | None = None) -> list[str]:
+    return [example["text"].decode() for example in itertools.islice(dataset.as_numpy_iterator(), count)]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "shuffle", "num_epochs"), [(1, True, 1), (2, True, 1), (4, True, 2), (8, True, 1), (4, False, 1)]
+)
+def test_shards_part_the_corpus_in_every_epoch(source, num_shards, shuffle, num_epochs):
+    seen = Counter()
+    for shard in range(num_shards):
+        seen.update(
+            texts(
+                source.documents(
+                    "train", shard=shard, num_shards=num_shards, seed=3, shuffle=shuffle, num_epochs=num_epochs
+                )
+            )
+        )
+    assert seen == Counter(dict.fromkeys(TEXTS, num_epochs))
+
+
+def test_order_changes_with_epoch_and_seed_and_not_without_shuffle(tmp_path):
+    source = FileSource(str(write(tmp_path / "c.txt")), validation_percent=NO_VALIDATION)
+    two_epochs = texts(source.documents("train", seed=1, num_epochs=2))
+    first, second = two_epochs[: len(TEXTS)], two_epochs[len(TEXTS) :]
+    other = texts(source.documents("train", seed=2, num_epochs=1))
+    assert len({tuple(order) for order in (first, second, other, TEXTS)}) == 4
+    assert texts(source.documents("train", shuffle=False, num_epochs=1)) == TEXTS
+
+
+def test_position_is_restored_across_epochs(source, tmp_path):
+    # Of two units the second is the empty file, and with it the second shard.
+    shard = 0 if len(source.list_shards("train")) == 2 else 1
+
+    def dataset() -> tf.data.Dataset:
+        return source.documents("train", shard=shard, num_shards=2, seed=5)
+
+    for taken in (0, 5, 149, 151, 400):
+        iterator = iter(dataset())
+        for _ in range(taken):
+            next(iterator)
+        path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "position"))
+        expected = [next(iterator)["text"].numpy() for _ in range(200)]
+        again = iter(dataset())
+        tf.train.Checkpoint(iterator=again).read(path)
+        assert [next(again)["text"].numpy() for _ in range(200)] == expected
+
+
+def test_validation_is_carved_by_text_and_does_not_leak(tmp_path):
+    doubled = write(tmp_path / "c.jsonl", TEXTS + TEXTS[:100])
+    source = FileSource(str(doubled), validation_percent=20.0)
+    train = texts(source.documents("train", num_epochs=1))
+    validation_texts = texts(source.documents("validation", num_epochs=1))
+    assert not set(train) & set(validation_texts)
+    assert Counter(train + validation_texts) == Counter(TEXTS + TEXTS[:100])
+    assert 30 < len(set(validation_texts)) < 90
+    elsewhere = FileSource(str(write(tmp_path / "other.csv", TEXTS)), validation_percent=20.0)
+    assert set(texts(elsewhere.documents("validation", num_epochs=1))) == set(validation_texts)
+
+
+def test_given_validation_files_are_taken(tmp_path):
+    files = {
+        "train": str(write(tmp_path / "t.txt", TEXTS[:50])),
+        "validation": str(write(tmp_path / "v.txt", TEXTS[50:60])),
+    }
+    source = FileSource(files)
+    assert texts(source.documents("train", num_epochs=1, shuffle=False)) == TEXTS[:50]
+    assert texts(source.documents("validation", num_epochs=1, shuffle=False)) == TEXTS[50:60]
+    assert source.splits == ("train", "validation")
+    with pytest.raises(InputError, match="it has train, validation"):
+        source.check("test")
+
+
+def test_hub_reads_a_local_directory(tmp_path):
+    write(tmp_path / "train-0.parquet", TEXTS[:100])
+    write(tmp_path / "train-1.parquet", TEXTS[100:])
+    write(tmp_path / "validation.parquet", TEXTS[:7])
+    source = HubSource(str(tmp_path))
+    assert Counter(texts(source.documents("train", num_epochs=1))) == Counter(TEXTS)
+    assert texts(source.documents("validation", num_epochs=1, shuffle=False)) == TEXTS[:7]
+    assert len(source.list_shards("train")) == 5  # row groups of 70
+    carved = tmp_path / "carved"
+    carved.mkdir()
+    write(carved / "all.jsonl", TEXTS)
+    source = HubSource(str(carved), validation_percent=10.0)
+    parts = [texts(source.documents(split, num_epochs=1)) for split in ("train", "validation")]
+    assert Counter(parts[0] + parts[1]) == Counter(TEXTS)
+    assert 0 < len(parts[1]) < 100
+
+
+def test_unknown_hub_name_is_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be opened"):
+        HubSource(str(tmp_path / "absent")).units("train")
+
+
+def test_seqio_reads_it_as_any_source(tmp_path):
+    source = FileSource(str(write(tmp_path / "c.txt")), validation_percent=NO_VALIDATION)
+    shards = [
+        texts(source.get_dataset("train", shuffle=True, seed=1, shard_info=seqio.ShardInfo(index, 3)))
+        for index in range(3)
+    ]
+    assert Counter(itertools.chain.from_iterable(shards)) == Counter(TEXTS)
+
+
+def test_check_finds_bad_corpora(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "blank.txt").write_text("\n\n \n")
+    with pytest.raises(InputError, match="no document"):
+        FileSource(f"{tmp_path}/empty.txt,{tmp_path}/blank.txt").check("train")
+    with pytest.raises(InputError, match="no column 'body'"):
+        FileSource(str(write(tmp_path / "c.jsonl")), column="body").check("train")
+    (tmp_path / "late.txt").write_bytes(b"good\n" * 50_000 + b"\xff\n")
+    with pytest.raises(InputError, match="line 50001"):
+        FileSource(str(tmp_path / "late.txt")).check("train")
+    FileSource(str(write(tmp_path / "c.txt"))).check("validation", may_be_empty=True)
+
+
+def test_a_shard_without_documents_says_so_instead_of_searching_for_ever(tmp_path):
+    source = FileSource(str(write(tmp_path / "c.txt", ["one", "two"])), validation_percent=NO_VALIDATION)
+    dataset = source.documents("train", shard=3, num_shards=4)
+    with pytest.raises(tf.errors.OpError):
+        next(iter(dataset))
+    assert "num_data_shards" in str(source.failure)

@@ -1,0 +1,133 @@
+"""T5's layout, sentinels counted down from the top, and the bytes that pieces stand for."""
+
+import json
+
+import numpy as np
+import pytest
+import sentencepiece
+import seqio
+from sentencepiece import sentencepiece_model_pb2
+
+from limba.config import InputError
+from limba.data.vocabulary.character_sets import SETS, CharacterSets
+from limba.data.vocabulary.load import (
+    check_vocabulary,
+    load_vocabulary,
+    num_sentinels,
+    piece_bytes,
+    sentinel_ids,
+)
+from limba.data.vocabulary.train import train_vocabulary
+
+pytestmark = pytest.mark.fast
+
+
+def test_layout_is_t5s(vocabulary):
+    loaded = load_vocabulary(str(vocabulary), 100)
+    pieces = loaded.tokenizer
+    assert (pieces.pad_id(), pieces.eos_id(), pieces.unk_id(), pieces.bos_id()) == (0, 1, 2, -1)
+    assert loaded.vocab_size == 900
+    assert sentinel_ids(loaded, 3) == [899, 898, 897]
+    assert pieces.IdToPiece(899).endswith("<extra_id_0>")
+    assert num_sentinels(loaded) == 100
+    assert loaded.decode(loaded.encode("snowman ☃ and text")).endswith("☃ and text")  # by byte pieces
+
+
+def test_training_is_deterministic_and_small_texts_work(tmp_path, corpus):
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:100]
+    sizes = [train_vocabulary(texts, 500, str(tmp_path / f"{name}.model")) for name in "ab"]
+    assert sizes == [500, 500]
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    few = train_vocabulary(["a few words only, a few words"], 5000, str(tmp_path / "few.model"))
+    assert 259 < few < 5000
+    assert load_vocabulary(str(tmp_path / "few.model"), 100).vocab_size == few + 100
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_training_refuses_what_cannot_work(tmp_path):
+    with pytest.raises(InputError, match="no text"):
+        train_vocabulary([], 500, str(tmp_path / "v.model"))
+    with pytest.raises(InputError, match="change the size"):
+        train_vocabulary(["some text to train on"] * 9, 100, str(tmp_path / "v.model"))
+
+
+def test_piece_bytes_are_the_text(vocabulary):
+    loaded = load_vocabulary(str(vocabulary), 100)
+    pieces = piece_bytes(loaded, 1024)
+    assert len(pieces) == 1024
+    assert not any([*pieces[:3], *pieces[800:]])
+    for text in ("The quick brown fox.", "naïve café ☃ 語", "x" * 50):
+        assert b"".join(pieces[i] for i in loaded.encode(text)) == f" {text}".encode()  # a space is put before it
+    in_bytes = seqio.ByteVocabulary(100)
+    spelled = piece_bytes(in_bytes, 384)
+    assert b"".join(spelled[i] for i in in_bytes.encode("naïve ☃")) == "naïve ☃".encode()
+
+
+@pytest.mark.parametrize("kind", ["pieces", "bytes"])
+def test_character_sets_of_tokens(vocabulary, kind):
+    """By hand: in pieces of the English vocabulary Japanese is spelled in bytes, which no single token tells."""
+    loaded = load_vocabulary(str(vocabulary) if kind == "pieces" else "byte", 100)
+    sets = CharacterSets(piece_bytes(loaded, 1024))
+    cut = loaded.encode("語")[-2:]  # a character's last two bytes alone
+    ids = [*loaded.encode("Seeのコーク 々。é"), 1, loaded.vocab_size - 1, *cut]
+    found = sets.counts(np.array([ids, [0] * len(ids)], np.int32))
+    space = 1 if kind == "pieces" else 0  # put before the text, in the piece of "See" or its own
+    total = dict(zip(SETS, found[0].sum(axis=0).tolist(), strict=True))
+    assert total == {"latin": 3 + 2, "hiragana": 3, "katakana": 9, "kanji": 3, "other": space + 1 + 3 + 2 + 2}
+    assert found[1].tolist() == [[0, 0, 0, 0, 1]] * len(ids)
+    in_bytes = ids.index(loaded.encode("の")[-3])
+    assert found[0, in_bytes : in_bytes + 3].tolist() == [[0, 1, 0, 0, 0]] * 3
+    weights = np.array([[0] + [1] * (len(ids) - 1)])
+    expected = found[0].sum(axis=0) - found[0, 0] - [0, 0, 0, 0, 2]  # without the end of sequence and the sentinel
+    assert sets.num_bytes(np.array([ids], np.int32), weights).tolist() == expected.tolist()
+
+
+def test_sentinels_inside_the_model_are_its_own(tmp_path, vocabulary):
+    model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.read_bytes())
+    for number in reversed(range(100)):
+        model.pieces.add(piece=f"▁<extra_id_{number}>", score=0.0, type=model.SentencePiece.USER_DEFINED)
+    path = tmp_path / "with_sentinels.model"
+    path.write_bytes(model.SerializeToString())
+    loaded = load_vocabulary(str(path), 100)
+    assert loaded.vocab_size == 900
+    assert num_sentinels(loaded) == 100
+    check_vocabulary(loaded, 1024)
+
+
+def test_bytes_have_sentinels_above_them():
+    loaded = load_vocabulary("byte", 100)
+    assert loaded.vocab_size == 359
+    assert sentinel_ids(loaded, 2) == [358, 357]
+    check_vocabulary(loaded, 384)
+
+
+def test_bad_vocabularies_are_refused(tmp_path, vocabulary):
+    with pytest.raises(InputError, match="does not exist"):
+        load_vocabulary(str(tmp_path / "absent.model"), 100)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_vocabulary(str(tmp_path), 100)
+    for content in (b"", b"plain text, no model", bytes(range(256))):
+        (tmp_path / "wrong.model").write_bytes(content)
+        with pytest.raises(InputError, match="not a SentencePiece model"):
+            load_vocabulary(str(tmp_path / "wrong.model"), 100)
+    with pytest.raises(InputError, match=r"900 ids.* 800 rows.* 1024,"):
+        check_vocabulary(load_vocabulary(str(vocabulary), 100), 800)
+    with pytest.raises(InputError, match="no sentinels"):
+        check_vocabulary(load_vocabulary(str(vocabulary), 0), 1024)
+    with pytest.raises(InputError, match="no sentinels"):
+        check_vocabulary(load_vocabulary("byte", 0), 384)
+    with pytest.raises(InputError, match="100 sentinels and 101"):
+        sentinel_ids(load_vocabulary(str(vocabulary), 100), 101)
+    with pytest.raises(InputError, match="does not exist"):
+        check_vocabulary(seqio.SentencePieceVocabulary(str(tmp_path / "absent.model"), 100), 1024)
+    _without_padding(tmp_path / "unpadded.model")
+    with pytest.raises(InputError, match="pad_id=0"):
+        load_vocabulary(str(tmp_path / "unpadded.model"), 100)
+
+
+def _without_padding(path):
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["some text to train on"] * 9), model_writer=file, vocab_size=30,
+            hard_vocab_limit=False, minloglevel=2,
+        )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Wiki-40B (Guo et al. 2020), Wikipedia articles, for language models: paragraph by paragraph, or whole.
+
+From TensorFlow Datasets below TFDS_DATA_DIR (`python -m launch.prepare --tfds=wiki40b/ja` makes it), or from the
+hub. For another of its 40 languages add its code to LANGUAGES.
+"""
+
+import itertools
+
+import seqio
+import tensorflow as tf
+
+from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.records import TfdsSource
+from limba.data.sources import HubSource
+
+LANGUAGES = ("ja",)
+MIN_LETTERS = 10  # of a paragraph, as published for Japanese
+MARKERS = ("_START_ARTICLE_", "_START_SECTION_", "_START_PARAGRAPH_")  # each before a line of its kind
+NEWLINE = "_NEWLINE_"  # between the lines of one paragraph
+
+
+def paragraphs(text: bytes) -> list[bytes]:
+    """Returns an article's paragraphs of MIN_LETTERS or more, without titles.
+
+    >>> paragraphs(b"\\n_START_ARTICLE_\\nSea\\n_START_PARAGRAPH_\\nThe sea is salt._NEWLINE_Deep._NEWLINE_It is wide.")
+    [b'The sea is salt.', b'It is wide.']
+    """
+    lines = text.decode().split("\n")
+    found = [after.split(NEWLINE) for before, after in itertools.pairwise(lines) if before.strip() == MARKERS[2]]
+    stripped = (line.strip() for line in itertools.chain.from_iterable(found))
+    return [line.encode() for line in stripped if len(line) >= MIN_LETTERS]
+
+
+def article(text: bytes) -> list[bytes]:
+    """Returns the whole article as one document: title, sections and paragraphs, each on its own lines.
+
+    >>> article(b"\\n_START_ARTICLE_\\nSea\\n_START_PARAGRAPH_\\nThe sea is salt._NEWLINE_It is wide.")
+    [b'Sea\\nThe sea is salt.\\nIt is wide.']
+    """
+    lines = text.decode().replace(NEWLINE, "\n").split("\n")
+    kept = [line.strip() for line in lines if line.strip() and line.strip() not in MARKERS]
+    return ["\n".join(kept).encode()] if kept else []
+
+
+for language in LANGUAGES:
+    # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin has one trained.
+    vocabulary = seqio.SentencePieceVocabulary(f"wiki40b/{language}.model", extra_ids=0)
+    sources = {
+        f"wiki40b_{language}_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=paragraphs),
+        f"wiki40b_{language}_articles_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=article),
+        f"wiki40b_{language}_causal_lm_stream": HubSource("google/wiki40b", name=language, rewrite=paragraphs),
+    }
+    for task_name, source in sources.items():
+        seqio.TaskRegistry.add(
+            task_name,
+            source=source,
+            preprocessors=[tokenize_documents, causal_lm],
+            output_features={
+                "inputs": seqio.Feature(vocabulary, dtype=tf.int32),
+                "targets": seqio.Feature(vocabulary, dtype=tf.int32),
+            },
+            shuffle_buffer_size=None,
+        )

@@ -1,0 +1,185 @@
+"""Attention for NVIDIA GPUs against the plain einsum: by an interpreter here, on a card where there is one."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.lib import triton  # no public name: lets a text of Triton's be read, and so checked
+from jax.experimental import pallas as pl
+from jax.interpreters import mlir
+
+from limba.config import LossConfig, MeshConfig
+from limba.model.kernels import choose
+from limba.model.kernels.einsum import dot_product_attention
+from limba.model.kernels.pallas_gpu import pallas_attention
+from limba.model.masks import Mask
+from tests import tiny
+
+ON_GPU = jax.default_backend() == "gpu"
+
+
+def inputs(
+    batch: int, queries: int, keys: int, heads: int, width: int, causal: bool, has_bias: bool, dtype: str
+) -> tuple[tuple, Mask, jax.Array]:
+    """Returns query, key, value and the bias's diagonals; whose ids match; a direction to pull back."""
+    random = np.random.default_rng(0)
+    query, key, value, direction = (
+        jnp.asarray(random.standard_normal((batch, length, heads, width)), jnp.dtype(dtype))
+        for length in (queries, keys, keys, queries)
+    )
+    diagonals = jnp.asarray(random.standard_normal((heads, queries + keys)), jnp.float32) if has_bias else None
+    # Packed rows that end in padding.
+    query_ids, key_ids = (
+        np.sort(random.integers(0, 3, (batch, length)), axis=1)[:, ::-1].astype(np.int32) for length in (queries, keys)
+    )
+    if queries == keys:
+        query_ids[0, queries // 8] = 0  # padding in the middle, too
+        key_ids = query_ids
+    else:
+        key_ids[0] = 2  # most queries of the first example see nothing
+        query_ids[0] = 1
+    mask = Mask(jnp.asarray(query_ids), jnp.asarray(key_ids), causal)
+    return (query, key, value, diagonals), mask, direction
+
+
+def outputs_and_gradients(attend, arrays: tuple, direction: jax.Array) -> list[np.ndarray]:
+    @jax.jit
+    def run(*arrays):
+        attended, pull = jax.vjp(attend, *arrays)
+        return attended, pull(direction.astype(attended.dtype))
+
+    return [np.asarray(x, np.float32) for x in jax.tree.leaves(run(*arrays))]
+
+
+def compare(arrays: tuple, mask: Mask, direction: jax.Array, has_wgmma: bool, interpret: bool) -> list[float]:
+    """Returns how far output and gradients are from the einsum's in float32, beside their largest value."""
+    queries, keys = arrays[0].shape[1], arrays[1].shape[1]
+    of_pair = np.arange(keys)[None] - np.arange(queries)[:, None] + queries
+
+    def ours(*arrays):
+        return pallas_attention(*arrays, mask.query_ids, mask.key_ids, mask.causal, has_wgmma, interpret)
+
+    def plain(query, key, value, diagonals):
+        query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+        bias = None if diagonals is None else diagonals[:, of_pair]
+        return dot_product_attention(query, key, value, bias, mask.visible())
+
+    with jax.default_matmul_precision("highest"):
+        wanted = outputs_and_gradients(plain, arrays, direction)
+        found = outputs_and_gradients(ours, arrays, direction)
+    return [np.abs(a - b).max() / (np.abs(b).max() or 1) for a, b in zip(found, wanted, strict=True)]
+
+
+SHAPES = [  # batch, queries, keys, heads, width, causal, has_bias, dtype, tolerance
+    (2, 114, 114, 2, 16, True, True, "float32", 1e-5),
+    (2, 29, 128, 2, 16, False, False, "float32", 1e-5),  # cross-attention
+    (1, 229, 229, 1, 64, True, True, "float32", 1e-5),
+    (2, 114, 200, 1, 32, False, True, "float32", 1e-5),
+    (2, 160, 160, 1, 16, True, True, "bfloat16", 8e-3),  # in other blocks
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_interpreter_gives_what_the_einsum_gives(shape: tuple) -> None:
+    *shape, tolerance = shape
+    errors = compare(*inputs(*shape), has_wgmma=True, interpret=True)
+    assert np.max(errors) < tolerance
+    assert not shape[6] or errors[-1] < 1e-5  # the bias's gradient comes from float32 alone
+
+
+@pytest.mark.parametrize(("causal", "has_bias", "queries", "keys"), [(True, True, 114, 114), (False, False, 114, 512)])
+def test_triton_takes_the_kernels(causal: bool, has_bias: bool, queries: int, keys: int) -> None:
+    """Lowered for CUDA, which needs no card; what a kernel holds is read back, which checks every operation of it."""
+    arrays, mask, direction = inputs(4, queries, keys, 2, 64, causal, has_bias, "bfloat16")
+
+    def run(*arrays):
+        attended, pull = jax.vjp(lambda *xs: pallas_attention(*xs, mask.query_ids, mask.key_ids, causal), *arrays)
+        return pull(attended * direction)
+
+    module = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)).compiler_ir()
+    kernels = []
+
+    def visit(operation):
+        if "xla.gpu.triton" in str(operation.attributes.get("call_target_name", "")):
+            kernels.append(operation.attributes["mhlo.backend_config"])
+        return mlir.ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    names = {mlir.ir.StringAttr(kernel["name"]).value.split("_1")[0] for kernel in kernels}
+    assert names == {
+        f"attention_{name}" for name in ("forward", "to_query", "to_key", "to_bias")[: 4 if has_bias else 3]
+    }
+    with mlir.make_ir_context() as context:
+        triton.dialect.register_dialect(context)
+        for kernel in kernels:
+            parsed = mlir.ir.Module.parse(mlir.ir.StringAttr(kernel["ir"]).value_bytes)
+            assert parsed.operation.verify() and "tt.dot" in str(parsed)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, compute_capability: str) -> None:
+    """Makes this machine's devices look like GPUs, whose kernels an interpreter runs."""
+    device = SimpleNamespace(platform="gpu", compute_capability=compute_capability)
+    monkeypatch.setattr(choose, "device_of", lambda mesh: device)
+    call = pl.pallas_call
+    monkeypatch.setattr(pl, "pallas_call", lambda *args, **choices: call(*args, **(choices | {"interpret": True})))
+
+
+@pytest.mark.parametrize(
+    ("compute_capability", "head_dim", "kind"),
+    [
+        ("9.0", 64, choose.PallasGpu),
+        ("8.0", 128, choose.PallasGpu),
+        ("12.0", 32, choose.PallasGpu),
+        ("7.5", 64, choose.Einsum),
+        ("9.0", 48, choose.Einsum),
+        ("gfx942", 64, choose.Einsum),  # another maker's
+    ],
+)
+def test_a_gpu_takes_the_kernel_by_itself(
+    compute_capability: str, head_dim: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, compute_capability)
+    mesh = tiny.mesh_of(MeshConfig(), 8)
+
+    def chosen(attention: str, batch: int, keys: int) -> type:
+        return type(choose.choose(tiny.model(attention=attention, head_dim=head_dim), mesh, batch, 114, keys))
+
+    assert chosen("auto", 8, 5000) is chosen("pallas", 8, 114) is kind
+    assert chosen("auto", 4, 114) is choose.Einsum  # 4 rows on 8 devices
+    assert chosen("einsum", 8, 114) is choose.Einsum
+    assert type(choose.choose_for_any_mask(tiny.LANGUAGE_MODEL, mesh, 8, 114, 114)) is choose.Einsum
+
+
+def test_network_has_the_same_gradients_on_a_mesh_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples and heads cut in two, dropout, layers unrolled."""
+    pretend(monkeypatch, "9.0")
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "dropout_rate": 0.2}
+    plain = tiny.model(attention="einsum", **sizes)
+    kernel = tiny.model(scan_layers=False, **sizes)
+    tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, MeshConfig(1, 2, 2), LossConfig()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES, (8, 512, 512, 12, 64, False, True, "bfloat16", 8e-3), (2, 600, 600, 4, 128, True, True, "float32", 1e-5)],
+    ids=str,
+)
+def test_a_card_gives_what_the_einsum_gives(shape: tuple) -> None:
+    *shape, tolerance = shape
+    has_wgmma = float(jax.devices()[0].compute_capability) >= 9
+    assert np.max(compare(*inputs(*shape), has_wgmma, interpret=False)) < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
+def test_a_card_trains_as_with_the_einsum_and_repeats_itself() -> None:
+    assert isinstance(choose.choose(tiny.MODEL, tiny.mesh_of(MeshConfig(), 1), 8, 24, 24), choose.PallasGpu)
+    with jax.default_matmul_precision("highest"):
+        plain, kernel, again = (tiny.train(tiny.model(attention=name), steps=5) for name in ("einsum", "auto", "auto"))
+    np.testing.assert_allclose(kernel[0], plain[0], rtol=1e-5)
+    assert kernel[0] == again[0]
+    jax.tree.map(np.testing.assert_array_equal, kernel[1].params, again[1].params)

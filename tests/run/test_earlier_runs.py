@@ -1,0 +1,67 @@
+"""A run directory that an earlier version wrote resumes here, with the losses of a run that was never stopped.
+
+tests/golden/run_aa13acc/run was stopped by SIGKILL behind step 10 of 24, by the code of commit aa13acc; `whole` has
+the losses of the same run without interruption.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from limba.config.plain import from_text
+from limba.training.logging import read_metrics
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"
+
+
+def put_corpus_at(folder: Path, position: bytes) -> bytes:
+    """Returns a data position as it would be had the corpus lain in `folder`: it names the corpus by its path."""
+    units = [f"{folder}/corpus.jsonl[{start}:{min(start + 65536, 134039)}]" for start in range(0, 134039, 65536)]
+    old, new = zipfile.ZipFile(io.BytesIO(position)), io.BytesIO()
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "about.json":
+                about = json.loads(content)
+                about["corpus"] = hashlib.blake2b(repr([units]).encode(), digest_size=8).hexdigest()
+                content = json.dumps(about).encode()
+            archive.writestr(name, content)
+    return new.getvalue()
+
+
+def losses(directory: Path) -> dict[int, float]:
+    return {each["step"]: each["loss"] for each in read_metrics(str(directory)) if each["kind"] == "train"}
+
+
+def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
+    item = tmp_path / "run" / "checkpoints" / "10" / "data" / "metadata"
+    data = json.loads(item.read_text())
+    data["positions"] = {
+        shard: base64.b64encode(put_corpus_at(tmp_path.resolve(), base64.b64decode(position))).decode()
+        for shard, position in data["positions"].items()
+    }
+    item.write_text(json.dumps(data))
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)  # the run had one device
+    command = [sys.executable, "-m", "launch.train", "--gin_file=run/config.gin", "--gin.MODEL_DIR=run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "resumes at step 10" in done.stdout
+
+    expected, found = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    assert list(found) == list(range(11, 25))
+    assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)
+    run = from_text((tmp_path / "run" / "config.json").read_text(), "config.json")
+    assert (run.model_dir, run.data.data_files) == (str(tmp_path / "run"), "corpus.jsonl")

@@ -1,0 +1,148 @@
+"""The Markdown pages: width of prose, links, and that every file, command, flag and gin name in them exists."""
+
+import dataclasses
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from limba import config
+from limba.cli.main import COMMANDS
+
+pytestmark = pytest.mark.fast
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/**/*.md", "tests/golden/*.md")
+    for page in ROOT.glob(pattern)
+)
+MOST_COLUMNS = 120
+FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")))
+PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
+# What lies elsewhere: files that a reader makes, T5X's, and what only the wheel has.
+ELSEWHERE = re.compile(
+    r"gin/my_|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
+)
+COMMAND = re.compile(r"(?<![\w/.-])limba ([a-z_]+)")
+MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")
+FLAG = re.compile(r"(?<![\w-])--([a-z][a-z_-]+)")
+GIN_NAME = re.compile(r"--gin\.([A-Z][A-Z_]+|config\.\w+\.\w+)=")
+MACROS = {
+    name
+    for file in (ROOT / "gin").rglob("*.gin")
+    for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
+}
+BLOCKS = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`([^`]+)`")
+
+
+def columns(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in line)
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Yields the numbered lines of a page that are neither code nor a table, without the targets of links."""
+    in_code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|"):
+            yield number, re.sub(r"\]\([^)]*\)|<https?://[^>]*>", "]", line)
+
+
+def code(page: Path) -> list[str]:
+    """Returns a page's code: the lines of its blocks, continued ones joined, and what stands between backticks."""
+    text = page.read_text()
+    blocks = [block.replace("\\\n", " ").splitlines()[1:-1] for block in BLOCKS.findall(text)]
+    return [*itertools.chain(*blocks), *INLINE.findall(" ".join(BLOCKS.sub("", text).split()))]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", BLOCKS.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def alternatives(path: str) -> list[str]:
+    """Returns the paths that a{b,c} stands for."""
+    match = re.search(r"\{([^{}]*)\}", path)
+    if match is None:
+        return [path]
+    return [each for part in match[1].split(",") for each in alternatives(path.replace(match[0], part, 1))]
+
+
+def is_there(path: str) -> bool:
+    """True for a file or folder of ours, from the root or from within limba/, and for what several files begin with."""
+    if "*" in path:
+        return any(ROOT.glob(path))
+    return (ROOT / path).exists() or any(ROOT.glob(f"{path}.*")) or any((ROOT / "limba").rglob(path))
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "CHANGELOG.md", "LOG.md", "CONTRIBUTING.md"} <= {page.name for page in PAGES}
+    assert len(MACROS) > 50 and columns("日本 語") == 7 and alternatives("a/{b,c}.py") == ["a/b.py", "a/c.py"]
+
+
+@pages
+def test_prose_is_at_most_120_columns_wide(page: Path) -> None:
+    wide = [number for number, line in prose(page) if columns(line) > MOST_COLUMNS]
+    assert not wide, f"{page}: lines {wide}"
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    text = BLOCKS.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path) if path else page
+        assert other.exists(), f"{page} links to {target}"
+        assert not anchor or anchor in anchors(other), f"{page} links to {target}"
+
+
+@pages
+def test_files_exist(page: Path) -> None:
+    words = [word.strip("'\"()[],;:.") for line in code(page) for word in line.split("#")[0].split()]
+    places = [re.sub(r"^--\w+=|^[A-Z_]+=", "", word) for word in words]
+    named = [place for place in places if PATH.fullmatch(place) and not ELSEWHERE.search(place)]
+    missing = [path for place in named for path in alternatives(place) if not is_there(path)]
+    assert not missing, f"{page} names {missing}"
+
+
+def test_the_tree_of_the_architecture_page_is_whole() -> None:
+    (tree,) = [block for block in BLOCKS.findall((ROOT / "docs/architecture.md").read_text()) if "limba/\n" in block]
+    words = set(re.findall(r"\w+", tree))
+    modules = {path.stem for path in (ROOT / "limba").rglob("*.py")} - {"__init__", "__main__"}
+    moved = {path.stem for path in (ROOT / "limba").rglob("*.py") if path.read_text().startswith('"""Moved to ')}
+    in_commands = {path.stem for path in (ROOT / "limba" / "cli").rglob("*/*.py")}
+    assert not (missing := modules - moved - in_commands - words), missing
+
+
+@pages
+def test_commands_and_their_flags_exist(page: Path) -> None:
+    spelt = "".join(path.read_text() for path in (ROOT / "limba" / "cli").rglob("*.py"))
+    for line in code(page):
+        line = line.split(" #")[0]
+        for command in COMMAND.findall(line):
+            assert command in COMMANDS, f"{page}: limba {command}"
+        for module in MODULE.findall(line):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{page}: python -m {module}"
+        if COMMAND.search(line):
+            for flag in FLAG.findall(line):
+                assert flag in ("gin", "help") or f"--{flag}" in spelt, f"{page}: --{flag} in {line}"
+
+
+@pages
+def test_gin_names_exist(page: Path) -> None:
+    for name in itertools.chain.from_iterable(GIN_NAME.findall(line) for line in code(page)):
+        if name.startswith("config."):
+            _, owner, field = name.split(".")
+            assert field in {each.name for each in dataclasses.fields(getattr(config, owner))}, f"{page}: {name}"
+        else:
+            assert name in MACROS | {"NAME"}, f"{page}: {name}"

@@ -1,0 +1,69 @@
+"""Cross entropy as T5X defines it, and the same in chunks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from limba.config import LossConfig, MeshConfig, ModelConfig
+from limba.training.chunked_loss import chunked_cross_entropy
+from limba.training.losses import cross_entropy
+from tests import tiny
+
+
+def test_loss_is_what_t5x_defines_with_smoothing() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((2, 3, 50), np.float32) * 2
+    targets = rng.integers(0, 50, (2, 3))
+    config = LossConfig(z_loss=1e-2, label_smoothing=0.1)
+    trained, plain, correct = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), config)
+    z = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    log_p = logits - z[..., None]
+    soft = np.full((2, 3, 50), 0.1 / 49)
+    np.put_along_axis(soft, targets[..., None], 0.9, -1)
+    entropy = -(0.9 * np.log(0.9) + 0.1 * np.log(0.1 / 49))
+    np.testing.assert_allclose(trained, -(soft * log_p).sum(-1) - entropy + 1e-2 * z**2, rtol=1e-5)
+    np.testing.assert_array_equal(correct, logits.argmax(-1) == targets)
+    np.testing.assert_allclose(plain, -np.take_along_axis(log_p, targets[..., None], -1)[..., 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mesh", "smoothing"), [(None, 0.1), (MeshConfig(2, 1, 1), 0.0), (MeshConfig(1, 2, 2), 0.1)])
+def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | None, smoothing: float) -> None:
+    random = np.random.default_rng(0)
+    states, head = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in ((8, 5, 16), (16, 48)))
+    targets = jnp.asarray(random.integers(0, 48, (8, 5)))
+    weights = jnp.asarray(random.integers(0, 2, (8, 5)), jnp.float32)
+    config = LossConfig(z_loss=1e-2, label_smoothing=smoothing)
+    devices = None if mesh is None else tiny.mesh_of(mesh, mesh.data * mesh.fsdp * mesh.model)
+
+    def whole(states: jax.Array, head: jax.Array) -> tuple:
+        trained, plain, correct = cross_entropy(0.5 * states @ head, targets, config)
+        return tuple(jnp.sum(x * weights) for x in (trained, plain, correct))
+
+    def chunked(states: jax.Array, head: jax.Array) -> tuple:
+        return chunked_cross_entropy(states, head, targets, weights, config, devices, scale=0.5, num_chunks=2)
+
+    for wanted, sums in zip(whole(states, head), jax.jit(chunked)(states, head), strict=True):
+        np.testing.assert_allclose(sums, wanted, rtol=1e-5)
+    gradients = [
+        jax.jit(jax.grad(lambda *xs, sums=sums: 3 * sums(*xs)[0], argnums=(0, 1)))(states, head)
+        for sums in (whole, chunked)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *gradients)
+
+
+@pytest.mark.parametrize(
+    ("config", "mesh"),
+    [
+        (tiny.model(num_encoder_layers=1), MeshConfig(2, 1, 1)),
+        (tiny.model(num_encoder_layers=1, logits_via_embedding=True), MeshConfig(2, 1, 2)),
+        (tiny.language_model(logits_via_embedding=True), MeshConfig(1, 1, 1)),
+    ],
+    ids=["untied", "tied", "decoder alone"],
+)
+def test_network_has_the_same_gradients_with_its_loss_in_chunks(config: ModelConfig, mesh: MeshConfig) -> None:
+    config = dataclasses.replace(config, num_decoder_layers=1)
+    whole, chunked = (LossConfig(label_smoothing=0.1, logits=logits) for logits in ("whole", "chunked"))
+    tiny.assert_same_gradients((config, mesh, whole), (config, mesh, chunked))

@@ -1,0 +1,72 @@
+"""Optimizers over stacked layers, and their schedules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from limba.config import OptimizerConfig, ScheduleConfig
+from limba.formats.names import flatten, unflatten, unstack_layers
+from limba.model import Network
+from limba.training.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
+from tests import tiny
+
+ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
+
+
+@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
+def test_stacked_layers_update_like_single_ones(name: str) -> None:
+    config = OptimizerConfig(name=name, weight_decay=0.01, schedule=ScheduleConfig(base_learning_rate=0.5))
+    params = tiny.parameters(tiny.MODEL)
+    single = unflatten(unstack_layers(flatten(jax.device_get(params))))
+    optimizer = make_optimizer(config, 10)
+    states = {"stacked": optimizer.init(params), "single": optimizer.init(single)}
+    update = jax.jit(optimizer.update)
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        grads = jax.tree.map(lambda p, random=random: random.standard_normal(p.shape, np.float32) * 3, params)
+        updates, states["stacked"] = update(grads, states["stacked"], params)
+        params = optax.apply_updates(params, updates)
+        grads = unflatten(unstack_layers(flatten(grads)))
+        updates, states["single"] = update(grads, states["single"], single)
+        single = optax.apply_updates(single, updates)
+    unstacked = unstack_layers(flatten(jax.device_get(params)))
+    for path, array in flatten(single).items():
+        np.testing.assert_allclose(array, unstacked[path], atol=1e-6, err_msg=path)
+
+
+def test_adafactor_factors_matrices_from_128_on() -> None:
+    state = jax.eval_shape(
+        lambda key: make_optimizer(OptimizerConfig(), 1).init(Network(tiny.MODEL).init(key)), jax.random.key(0)
+    )
+    shapes = {jax.tree_util.keystr(p, simple=True, separator="/"): s.shape for p, s in jax.tree.leaves_with_path(state)}
+    (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
+    (whole,) = [s for n, s in shapes.items() if n.split("/")[-1] == "scale" and "/v/" in n and "encoder_norm" in n]
+    assert rows == (2, 128) and whole == (128,)
+
+
+def test_parameter_scale_is_optax_s() -> None:
+    params = {"normal": jax.random.normal(jax.random.key(0), (3, 5)), "zero": jnp.zeros(7), "small": jnp.full(2, 1e-4)}
+    updates = jax.tree.map(jnp.ones_like, params)
+    ours, theirs = (
+        scale.update(updates, scale.init(params), params)
+        for scale in (scale_by_parameter_rms(1e-3), optax.scale_by_param_block_rms(1e-3))
+    )
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["factors", "linear", "cosine", "warmup_stable_decay"])
+def test_schedules_rise_to_the_peak_and_end_low(name: str) -> None:
+    factors = "constant * linear_warmup * rsqrt_normalized_decay"
+    schedule = make_schedule(ScheduleConfig(name, 0.3, factors, warmup_steps=10), 100)
+    rates = np.array([float(schedule(step)) for step in range(101)])
+    assert rates.argmax() == 10 and abs(rates[10] - 0.3) < 1e-6 and rates[1] < 0.05
+    assert abs(rates[100] - (0.3 * np.sqrt(10 / 100) if name == "factors" else 0.0)) < 1e-6
+
+
+def test_published_schedule_is_flat_then_rsqrt() -> None:
+    schedule = make_schedule(ScheduleConfig(), 2_000_000)
+    np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)
