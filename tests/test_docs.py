@@ -20,7 +20,14 @@ PAGES = sorted(
     for page in ROOT.glob(pattern)
 )
 MOST_COLUMNS = 120
-FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")))
+LEFT_BY_RUNS = re.findall(r"^/?([\w.-]+)/$", (ROOT / ".gitignore").read_text(), re.MULTILINE)
+FOLDERS = "|".join(
+    sorted(
+        path.name
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name not in LEFT_BY_RUNS
+    )
+)
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
 # What lies elsewhere: files that a reader makes, T5X's, and what only the wheel has.
 ELSEWHERE = re.compile(

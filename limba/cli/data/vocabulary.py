@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> None:
     pieces = arguments.size - vocabulary.NUM_SENTINELS
     update, close = _progress()
     try:
-        training, held_out = vocabulary_training.sample_task(recipe(), arguments.split, arguments.sample_bytes, update)
+        training, measured = vocabulary_training.sample_task(recipe(), arguments.split, arguments.sample_bytes, update)
     finally:
         close()
     print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> None:
     import rich.console
 
     table, _ = vocabulary_training.compare(
-        arguments.output, held_out, arguments.compare_files, arguments.compare_vocabulary, column
+        arguments.output, measured, arguments.compare_files, arguments.compare_vocabulary, column
     )
     console = rich.console.Console(highlight=False)
     if not console.is_terminal:
