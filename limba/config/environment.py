@@ -87,7 +87,7 @@ def _has_accelerator() -> bool:
 
 
 def is_tpu_vm() -> bool:
-    """True where the PCI bus shows a Cloud TPU: Google's vendor id with the ids of v2/v3, v4, v5p, v5e, v6e and 7x."""
+    """Returns whether the PCI bus shows a Cloud TPU, by Google's vendor id and the ids of v2 to v6e and 7x."""
     chips = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
     for device in Path("/sys/bus/pci/devices").glob("*"):
         with contextlib.suppress(OSError):

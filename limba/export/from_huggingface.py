@@ -28,6 +28,7 @@ from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 PART_BYTES = 1 << 26  # of small arrays, which are written together, to wait for the disk only once
 
 
@@ -62,6 +63,8 @@ def import_folder(source: str | Path, out: Path) -> str:
     if vocabulary is not None:
         shutil.copyfile(folder / vocabulary, writing / vocabulary)
         sentence += f" and its vocabulary in {out}/{vocabulary}"
+    if (folder / TOKENIZER_CONFIG).is_file():  # its class and number of sentinels
+        shutil.copyfile(folder / TOKENIZER_CONFIG, writing / TOKENIZER_CONFIG)
     if out.exists():
         out.rmdir()
     writing.rename(out)

@@ -109,7 +109,7 @@ def export(path: str, out: str, step: int | None, dtype: str) -> str:
         if tree.has_optimizer
         else "without optimizer state: the optimizer is not plain Adafactor"
     )
-    return f"{written}: {len(checkpoint)} parameters, {state}"
+    return f"{written}: {len(checkpoint)} arrays, {state}"
 
 
 def write_npz(tree: Mapping[str, np.ndarray], file: str) -> None:

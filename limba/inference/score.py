@@ -59,8 +59,8 @@ def log_likelihoods(
 ) -> Float[np.ndarray, " N"]:
     """Returns ln p(targets | inputs) of each pair, in batches of similar lengths; targets include their end.
 
-    A language model reads inputs (a prompt as `prompt_ids` gives it) and targets as one sequence. InputError where that
-    is longer than its learned positions, and where `num_rows` does not divide over the mesh.
+    A language model reads inputs (the ids of `prompt_ids`) and targets as one sequence. Raises InputError if that is
+    longer than its learned positions, or if the mesh does not divide `num_rows`.
     """
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)

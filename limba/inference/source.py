@@ -178,7 +178,7 @@ def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
     file = directory / "config.json"
     if not file.exists():
         raise InputError(
-            f"{directory} has no config.json and no config.gin of Limba's; copy one of them there, or give `config`."
+            f"{directory} has no config.json and no Limba config.gin; copy one of them there, or give `config`."
         )
     config = plain.from_text(file.read_text(), str(file))
     return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config

@@ -103,7 +103,7 @@ def test_inspect_prints_its_figures(corpus, vocabulary, capsys, tmp_path):
         (prepare, ["--files=CORPUS"], "give --output=DIR"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize"], "needs a vocabulary"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--format=csv"], "format 'csv' is unknown"),
-        (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "num_shards is 0"),
+        (prepare, ["--files=CORPUS", "--output=NEW", "--num_shards=0"], "--num_shards is 0"),
         (prepare, ["--files=CORPUS", "--output=NEW", "--tokenize", "--task=text_to_text"], "ids of one; leave it out"),
         (prepare, ["--files=CORPUS", "--tfds=a/b", "--data_dir=NEW", "--task=text_to_text"], "takes one column"),
         (prepare, ["--files=CORPUS", "--output=nix://bucket/x"], "nix://bucket/x cannot be used"),

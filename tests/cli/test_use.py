@@ -33,11 +33,12 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def fails(capsys: pytest.CaptureFixture[str], words: str, *argv: str) -> None:
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Returns the one sentence on stderr with which a command ends, exit code 2."""
     capsys.readouterr()
     assert main.main(list(argv)) == 2, argv
     (sentence,) = capsys.readouterr().err.strip().splitlines()
-    assert words in sentence, sentence
+    return sentence
 
 
 @pytest.mark.parametrize(
@@ -78,15 +79,18 @@ def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[
     assert main.main(["generate", "run", *sampled, "--keep_sentinels"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("== A <extra_id_0> gap.\n1. ") and "\n2. " in printed
-    fails(capsys, "--temperature is nan; give a number above 0, or 0 for greedy", "generate", "run", "--prompt=a",
-          "--temperature=nan")  # fmt: skip
-    fails(capsys, "more than --num_beams 1; raise that, or sample with --temperature above 0", "generate", "run",
-          "--prompt=a", "--temperature=0", "--num=2")  # fmt: skip
-    fails(capsys, "--fields is inputs, and the model reads inputs too", "score", "run", "--input=pairs.jsonl",
-          "--fields=inputs")  # fmt: skip
-    fails(capsys, "has no text in field 'text'", "generate", "run", "--input=pairs.jsonl", "--field=text")
-    fails(capsys, "The input none.txt does not exist", "generate", "run", "--input=none.txt")
-    fails(capsys, "no checkpoint at step 3", "generate", "run", "--prompt=a", "--step=3")
+    assert "--temperature is nan; give a number above 0, or 0 for greedy" in error_of(
+        capsys, "generate", "run", "--prompt=a", "--temperature=nan"
+    )
+    assert "more than --num_beams 1; raise that, or sample with --temperature above 0" in error_of(
+        capsys, "generate", "run", "--prompt=a", "--temperature=0", "--num=2"
+    )
+    assert "--fields is inputs, and the model reads inputs too" in error_of(
+        capsys, "score", "run", "--input=pairs.jsonl", "--fields=inputs"
+    )
+    assert "has no text in field 'text'" in error_of(capsys, "generate", "run", "--input=pairs.jsonl", "--field=text")
+    assert "The input none.txt does not exist" in error_of(capsys, "generate", "run", "--input=none.txt")
+    assert "no checkpoint at step 3" in error_of(capsys, "generate", "run", "--prompt=a", "--step=3")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[
         ("nowhere does not exist: looked there for a Limba run", ["generate", "nowhere", "--prompt=a"]),
         ("--gin.BATCH_SIZE changes a run's config.gin, and no has none", ["score", "no", "--gin.BATCH_SIZE=2"]),
         ("No run is given; write limba report MODEL_DIR", ["report"]),
-        ("nowhere is no folder", ["report", "nowhere"]),
+        ("nowhere is not a folder", ["report", "nowhere"]),
         ("--gin.A=1 goes with --gin_file", ["report", "run", "--gin.A=1"]),
         ("--gin.A=1 is a flag of limba train", ["convert", "run", "--gin.A=1"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to", "t5x"]),
@@ -113,6 +117,7 @@ def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[
         ("has no split 'none'; it has train: set --split", ["evaluate", "run", "--split=none"]),
         ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
+        ("Both MODEL (run) and --checkpoint (run/best) are given", ["score", "run", "--checkpoint=run/best"]),
         ("invalid choice: 'onnx'", ["convert", "run", "--to=onnx"]),
         ("There is no MODEL; write limba convert MODEL [OUT]", ["convert"]),
         ("The argument run is one too many", ["convert", "--model=run", "--output=out", "run"]),
@@ -120,7 +125,7 @@ def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_bad_input_is_one_sentence(words: str, argv: list[str], place: Path, capsys) -> None:
-    fails(capsys, words, *argv)
+    assert words in error_of(capsys, *argv)
 
 
 def test_a_run_that_cannot_be_written_is_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +136,8 @@ def test_a_run_that_cannot_be_written_is_read(place: Path, capsys: pytest.Captur
     assert main.main(["convert", "lr=0.1", "--to=list"]) == 0
     capsys.readouterr()
     (place / "run" / "config.gin").unlink()
-    fails(capsys, "has no config.json and no config.gin of Limba's; copy one of them there, or give --gin_file",
-          "score", "run", "--input=pairs.jsonl")  # fmt: skip
+    sentence = error_of(capsys, "score", "run", "--input=pairs.jsonl")
+    assert "has no config.json and no Limba config.gin; copy one of them there, or give --gin_file" in sentence
 
 
 def test_what_cannot_be_written_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from huggingface_hub import constants
 
 import limba
 from limba.config import InputError, plain
+from limba.export.from_huggingface import import_folder
 from limba.formats import t5x
 from limba.formats.names import unflatten
 from limba.formats.t5x_config import network_of
@@ -196,3 +197,11 @@ def test_the_example_of_the_readme_runs(run: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert "(2, 64)" in capsys.readouterr().out and (tmp_path / "exported" / "model.safetensors").is_file()
+
+
+def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:
+    folder = limba.load(run, vocabulary="byte").save(tmp_path / "folder")
+    import_folder(folder, tmp_path / "imported")
+    given, imported = limba.load(folder), limba.load(tmp_path / "imported")
+    assert imported.vocabulary == given.vocabulary
+    assert imported.score([("One <extra_id_0>.", "two")]) == given.score([("One <extra_id_0>.", "two")])

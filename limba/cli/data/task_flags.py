@@ -27,6 +27,8 @@ NAMES = {
     "DataConfig.column": "--column",
     "DataConfig.new_vocabulary_size": "--size",
     "DataConfig.mixture_or_task_name": "--task",
+    "DataConfig.task_feature_lengths": "--inputs/--sequence",
+    "`num_shards`": "--num_shards",
 }
 # For files without a task: span corruption, of bytes if no vocabulary is named.
 FILES_TASK, FILES_MODULE = "demo_span_corruption", "tasks.demo"

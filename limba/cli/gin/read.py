@@ -80,9 +80,9 @@ def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
 def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None:
     """Writes MODEL_DIR/config.json from the config.gin of an earlier version, or of an imported model.
 
-    Does nothing where config.json is there already, where there is no config.gin, and where that is not Limba's but
-    T5X's. Where the directory cannot be written it returns the configuration instead, else None. Task modules are not
-    imported. Raises InputError for a config.gin that cannot be used.
+    Does nothing if config.json exists, if config.gin does not, or if config.gin belongs to T5X. Returns the
+    configuration if the directory cannot be written, else None. Imports no task modules. Raises InputError for a
+    config.gin that cannot be used.
     """
     from etils import epath
 

@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
     else:
         directory = resolved(given.model)
         if not directory.is_dir():
-            raise InputError(f"{given.model} is no folder; name the MODEL_DIR of a run.")
+            raise InputError(f"{given.model} is not a folder; name the MODEL_DIR of a run.")
         with names_said(NAMES):
             config = upgrade_once(str(directory)) or source.read_config(directory)
     if not isinstance(config, RunConfig):

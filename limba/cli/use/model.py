@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from limba.inference.source import Source
 
 NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary", "`config`": "--gin_file"}
-MODEL = "a run directory or a checkpoint, of Limba's or T5X's, a folder of Hugging Face's, or a hub id"
+MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
 
 
 def whole_number(text: str) -> int:
@@ -127,7 +127,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = ()) -> Sou
 def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
     """Has the first process write config.json for a run of an earlier version; all processes call it.
 
-    Returns the configuration where the directory cannot be written, else None.
+    Returns the configuration if the directory cannot be written, else None.
     """
     import jax
 
@@ -138,7 +138,7 @@ def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
     try:
         if jax.process_index() == 0:
             config = upgrade(directory)
-    except InputError as error:
+    except Exception as error:  # noqa: BLE001  raised below: the other processes must not wait for ever
         failure = error
     if multihost.any_process(failure is not None):  # all wait for the file
         raise failure or InputError(f"{directory}/config.gin cannot be used; the first process says why.")
@@ -148,7 +148,7 @@ def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
 
 
 def check_vocabulary(trained: TrainedModel) -> None:
-    """Raises InputError where the model has no vocabulary."""
+    """Raises InputError if the model has no vocabulary."""
     with names_said(NAMES):
         trained.vocabulary  # noqa: B018
 
@@ -164,15 +164,17 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
         from limba.sharding import multihost
         from limba.training.auto_mesh import mesh_of_run
     multihost.join_hosts()
+    if given.model and given.checkpoint:
+        raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
+    path = given.checkpoint or given.model
     if not given.gin_file:
-        if given.model is None:
+        if path is None:
             raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
         with names_said(NAMES):
-            found = find(given.checkpoint or given.model, gin=given.gin)
+            found = find(path, gin=given.gin)
             config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
     run = run_of_gin_files(given)
-    path = given.checkpoint or given.model
     with names_said({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
         found = source.find(path or _default_checkpoint(run.config), run.config)
         step = max(found.steps) if path and given.step is None else given.step

@@ -61,7 +61,7 @@ class Settings:
         if self.format not in SHARD_WRITERS:
             raise InputError(f"The format {self.format!r} is unknown; give {' or '.join(SHARD_WRITERS)}.")
         if not 0 < self.num_shards < 100_000:
-            raise InputError(f"num_shards is {self.num_shards}; give a number from 1 to 99,999.")
+            raise InputError(f"`num_shards` is {self.num_shards}; give a number from 1 to 99,999.")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"The seed is {self.seed}; give a whole number from 0 to 2^32 - 1.")
 

@@ -55,7 +55,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
 
 
 def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
-    """Raises InputError where the ids exceed the model's embedding rows, or needed sentinels are missing."""
+    """Raises InputError if the ids exceed the model's embedding rows, or needed sentinels are missing."""
     where = getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", "'byte'"))
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         read_model(where)

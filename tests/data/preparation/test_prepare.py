@@ -214,7 +214,7 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
 def test_bad_choices_are_sentences(corpus, tmp_path):
     with pytest.raises(InputError, match="format 'tfrecord' is unknown"):
         Settings(format="tfrecord")
-    with pytest.raises(InputError, match="num_shards is 0"):
+    with pytest.raises(InputError, match="`num_shards` is 0"):
         Settings(num_shards=0)
     with pytest.raises(InputError, match="workers is 0"):
         prepare(recipe_of(corpus), Settings(), str(tmp_path / "out"), workers=0)
