@@ -26,10 +26,10 @@ from limba.inference.generate import sampler
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.training import auto_mesh
-from limba.training.checkpoint import Checkpoints
+from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.initial import load_initial
 from limba.training.checks import check_run
 from limba.training.figures import RecentSteps, introduction
-from limba.training.initial_checkpoint import load_initial
 from limba.training.logging import Metrics
 from limba.training.loop import Evaluations, Loop
 from limba.training.optimizer import make_optimizer

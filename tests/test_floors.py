@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fast
 
 FLOORS = {
     "config": 0,
-    "sharding": 1,
+    **dict.fromkeys(("sharding", "storage"), 1),
     **dict.fromkeys(("data", "model", "formats"), 2),
     "training": 3,
     **dict.fromkeys(("run", "inference", "evaluation", "export"), 4),

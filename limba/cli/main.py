@@ -57,9 +57,9 @@ def script() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str]) -> object:
     command, *rest = argv
     if command not in COMMANDS:
         near = did_you_mean(command, COMMANDS)
         raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
-    importlib.import_module(COMMANDS[command][0]).run(rest)
+    return importlib.import_module(COMMANDS[command][0]).run(rest)

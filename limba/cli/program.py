@@ -9,19 +9,22 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from limba.config import InputError, NonFiniteError
+from limba.config import InputError, NonFiniteError, RestartError, StorageError
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
+# The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.
+CODES = {InputError: 2, NonFiniteError: 3, StorageError: 74, RestartError: 75}
+
+
 def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
-    """Runs a program; returns 0, or after one sentence on stderr 2 for an invalid input and 3 for a
-    loss that is not finite."""
+    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES."""
     try:
-        program(argv)
-    except (InputError, NonFiniteError) as error:
+        result = program(argv)
+    except tuple(CODES) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 3
+        return next(code for kind, code in CODES.items() if isinstance(error, kind))
     except BrokenPipeError:  # as in `limba … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return 1
@@ -32,8 +35,8 @@ def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -
             f"{error.filename} cannot be written ({error.strerror}); make room, or name a place that can.",
             file=sys.stderr,
         )
-        return 2
-    return 0
+        return CODES[StorageError]
+    return result if isinstance(result, int) else 0
 
 
 def said(text: str, names: Mapping[str, str]) -> str:

@@ -4,12 +4,12 @@ Floor 0: imports the standard library only.
 """
 
 from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
-from limba.config.errors import ConfigError, InputError, NonFiniteError
+from limba.config.errors import ConfigError, InputError, NonFiniteError, RestartError, StorageError
 from limba.config.generation import GenerationConfig
 from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
-from limba.config.run import CheckpointConfig, EvaluationConfig, RunConfig
+from limba.config.run import CheckpointConfig, EvaluationConfig, GuardConfig, RunConfig
 
 __all__ = [
     "OBJECTIVES",
@@ -19,12 +19,15 @@ __all__ = [
     "DataConfig",
     "EvaluationConfig",
     "GenerationConfig",
+    "GuardConfig",
     "InputError",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",
     "NonFiniteError",
     "OptimizerConfig",
+    "RestartError",
     "RunConfig",
     "ScheduleConfig",
+    "StorageError",
 ]

@@ -11,6 +11,7 @@ from limba.config.errors import one_of, positive, require
 OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
 READ_FAILURES = ("stop", "skip")
+CHANGED_CORPUS = ("refuse", "new_epoch")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class DataConfig:
     read_timeout_seconds: float = 60.0  # time limit of one request for part of a remote file
     read_attempts: int = 6  # attempts of a request, with growing pauses
     on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
+    on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the files of now
+    skip: str | None = None  # a skipped_batches.jsonl of another run, whose batches are passed over
     train_split: str = "train"
     validation_split: str = "validation"
     shuffle: bool = True
@@ -161,6 +164,7 @@ class DataConfig:
         )
         positive(self, "read_attempts")
         one_of(self, "on_read_failure", READ_FAILURES)
+        one_of(self, "on_changed_corpus", CHANGED_CORPUS)
 
     @property
     def sequence_length(self) -> int | None:

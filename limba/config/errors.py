@@ -27,6 +27,14 @@ class NonFiniteError(RuntimeError):
     """The loss or the gradient is not finite; the batch is written to a file, and no checkpoint is saved after it."""
 
 
+class StorageError(RuntimeError):
+    """A directory or bucket cannot be written or read any more: one sentence that says what failed and what is safe."""
+
+
+class RestartError(RuntimeError):
+    """The run cannot continue in this process, and the same command resumes it: one sentence that says why."""
+
+
 def reason_of(error: BaseException, limit: int = 200) -> str:
     """Returns the first line of an error's message, or its type if it has none; at most `limit` characters.
 
@@ -49,6 +57,15 @@ def positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(whole and value > 0, f"{type(owner).__name__}.{name}", f"is {value!r}; give a whole number above 0.")
+
+
+def above_zero(owner: object, *names: str) -> None:
+    """Raises ConfigError for a field that is not a finite number above 0."""
+    for name in names:
+        value = getattr(owner, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        sentence = f"is {value!r}; give a number above 0."
+        require(is_number and 0 < value < float("inf"), f"{type(owner).__name__}.{name}", sentence)
 
 
 def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:

@@ -10,12 +10,14 @@ import os
 from dataclasses import dataclass, field
 
 from limba.config.data import DataConfig
-from limba.config.errors import one_of, positive, require
+from limba.config.errors import above_zero, one_of, positive, require
 from limba.config.generation import GenerationConfig
 from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig
 
+VERIFIED = ("checksums", "sizes")
+GUARD_ACTIONS = ("off", "warn", "skip", "rewind")
 REDUCTIONS = ("auto", "float32", "bfloat16")
 RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -28,9 +30,16 @@ class CheckpointConfig:
     keep: int | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
     best_mode: str = "max"  # or min
+    # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
+    # names and sizes, which finds files that are missing or cut, and not a changed byte.
+    verify: str = "checksums"  # or sizes
+    fallback_dir: str | None = None  # where a checkpoint is saved if model_dir cannot be written any more
+    save_timeout_seconds: float = 1800.0  # of one save, with all its attempts; also of one restore
 
     def __post_init__(self) -> None:
         positive(self, "every_steps")
+        one_of(self, "verify", VERIFIED)
+        above_zero(self, "save_timeout_seconds")
         one_of(self, "best_mode", ("max", "min"))
         require(
             self.keep is None or self.keep > 0,
@@ -70,6 +79,26 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class GuardConfig:
+    """What is done about a step whose loss or gradient norm is not finite, or stands far out of the recent steps.
+
+    'off': nothing is looked for. 'warn': a sentence. 'skip': the update is dropped. 'rewind': the run returns to the
+    last good checkpoint and passes over the batches around the step. With 'off' and 'warn', a number that is not
+    finite ends the run. What is dropped or passed over is written to model_dir/skipped_batches.jsonl.
+    """
+
+    action: str = "warn"  # one of GUARD_ACTIONS
+    window: int = 200  # recent steps that a step is compared with
+    threshold: float = 8.0  # of the robust z-score: distance from the median, in median absolute deviations x 1.4826
+    batches_around: int = 1  # 'rewind' also passes over this many batches before and after
+
+    def __post_init__(self) -> None:
+        one_of(self, "action", GUARD_ACTIONS)
+        positive(self, "window")
+        above_zero(self, "threshold")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One complete training run, as `limba.train` takes it.
 
@@ -90,6 +119,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     # Initialize from this checkpoint (Limba, T5X, Hugging Face folder or hub id) if model_dir has none.
     initial_checkpoint_path: str | None = None
     reset_step: bool = False  # start at step 0 with a new optimizer state; read only the parameters
@@ -98,6 +128,8 @@ class RunConfig:
     log_every_steps: int = 100
     random_seed: int = 0
     random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
+    step_timeout_seconds: float | None = 3600.0  # a step that takes longer ends the process; None: no limit
+    host_timeout_seconds: float = 30.0  # after which a process that gives no sign of life counts as dead
     profile_steps: int = 0  # number of steps to trace into model_dir/profile, from a start's third step on
 
     def __post_init__(self) -> None:
@@ -116,6 +148,9 @@ class RunConfig:
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
         positive(self, "train_steps", "num_microbatches", "log_every_steps")
+        above_zero(self, "host_timeout_seconds")
+        if self.step_timeout_seconds is not None:
+            above_zero(self, "step_timeout_seconds")
         self._check_sides()
         require(
             self.loss.logits != "chunked" or "logits" not in self.model.biases,

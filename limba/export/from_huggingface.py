@@ -22,8 +22,8 @@ from limba.formats import huggingface
 from limba.inference.source import VOCABULARIES, local_folder, open_folder
 from limba.model import Network
 from limba.sharding.tree import leaf_name
-from limba.training.checkpoint import position_item
-from limba.training.initial_checkpoint import stacked
+from limba.training.checkpoints.directory import position_item
+from limba.training.checkpoints.initial import stacked
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 

@@ -11,8 +11,8 @@ import numpy as np
 from limba.config import InputError
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
-from limba.training.checkpoint import resolved
-from limba.training.initial_checkpoint import exchanged_kind
+from limba.storage.files import resolved
+from limba.training.checkpoints.initial import exchanged_kind
 
 _AVERAGE = re.compile(r"^opt_state/.*?/(v_row|v_col|v)/((?:encoder|decoder|token_embedder)/.+)$")
 KINDS = ("m", "v", "v_row", "v_col")

@@ -24,7 +24,7 @@ from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh, parameter_shardings
 from limba.sharding.tree import leaf_name
 from limba.training.auto_mesh import mesh_of_run
-from limba.training.initial_checkpoint import stacked
+from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
     from limba.inference.generate import Writer, Written

@@ -19,8 +19,8 @@ from limba.config.errors import reason_of
 from limba.formats import hub, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
 from limba.formats.t5x_config import network_of
-from limba.training.checkpoint import resolved
-from limba.training.initial_checkpoint import unscanned
+from limba.storage.files import resolved
+from limba.training.checkpoints.initial import unscanned
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists

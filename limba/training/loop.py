@@ -16,8 +16,8 @@ from limba.data.streams import Rows, TrainStream
 from limba.model import Network
 from limba.sharding.multihost import any_process
 from limba.sharding.preemption import stop_requests
-from limba.training.best_checkpoint import Best
-from limba.training.checkpoint import Checkpoints
+from limba.training.checkpoints.best import Best
+from limba.training.checkpoints.directory import Checkpoints
 from limba.training.figures import RecentSteps, waiting_advice
 from limba.training.logging import Metrics
 from limba.training.state import TrainState, gather_parameters

@@ -22,8 +22,8 @@ from limba.formats import huggingface_files as files
 from limba.formats.huggingface import SafetensorsFolder, T5xView
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.model import Network
-from limba.training.checkpoint import Checkpoints
-from limba.training.initial_checkpoint import load_initial
+from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny

@@ -12,8 +12,8 @@ from limba.cli.use import t5x as command
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
 from limba.formats import t5x
 from limba.model import Network
-from limba.training.checkpoint import Checkpoints
-from limba.training.initial_checkpoint import load_initial
+from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny

@@ -14,7 +14,7 @@ from limba.config import InputError, MeshConfig, OptimizerConfig
 from limba.formats import huggingface
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
-from limba.training.initial_checkpoint import load_initial
+from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny

@@ -16,7 +16,7 @@ from limba.config import InputError, LossConfig, MeshConfig, ModelConfig, Optimi
 from limba.formats import t5x
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
-from limba.training.initial_checkpoint import load_initial
+from limba.training.checkpoints.initial import load_initial
 from limba.training.losses import cross_entropy
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState, abstract_state

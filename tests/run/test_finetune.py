@@ -33,7 +33,7 @@ from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding
-from limba.training.best_checkpoint import Best
+from limba.training.checkpoints.best import Best
 from limba.training.step import gradients
 from tests import tiny
 

@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         from limba.evaluation import report
         from limba.inference import source
-        from limba.training.checkpoint import resolved
+        from limba.storage.files import resolved
         from limba.training.logging import read_metrics
     if given.gin_file:
         config: object = run_of_gin_files(given).config

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
-from limba.config import environment
+from limba.config import RestartError, environment
 
 
 def run(argv: Sequence[str]) -> None:
-    """Trains the run that the flags describe; raises InputError and NonFiniteError."""
+    """Trains the run that the flags describe; raises the errors of `limba.cli.program.CODES`."""
     with environment.quiet_imports():
         given = parse_args(argv)
         from limba.run import train  # imports JAX and TensorFlow
@@ -18,4 +18,6 @@ def run(argv: Sequence[str]) -> None:
 
     multihost.join_hosts()
     with names_said(given.names):
-        train(given.config, given.text)
+        result = train(given.config, given.text)
+    if result["interrupted"]:
+        raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")

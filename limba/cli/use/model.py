@@ -101,7 +101,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = ()) -> Sou
     from limba.config import plain
     from limba.formats import limba_checkpoint
     from limba.inference import source
-    from limba.training.checkpoint import resolved
+    from limba.storage.files import resolved
 
     if gin_file is not None:
         return source.find(path, read_model(gin_file, gin))
@@ -186,7 +186,7 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
 def _default_checkpoint(run: RunConfig) -> str:
     """Returns the path of a run's newest checkpoint, or of its initial checkpoint."""
     from limba.formats.limba_checkpoint import checkpoints_of
-    from limba.training.checkpoint import resolved
+    from limba.storage.files import resolved
 
     for path in (run.model_dir, f"{run.model_dir}/best"):
         if checkpoints_of(resolved(path)):

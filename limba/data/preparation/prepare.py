@@ -31,10 +31,10 @@ from limba.config.errors import reason_of
 from limba.data.preparation.workers import Workers
 from limba.data.preparation.writers import SHARD_WRITERS
 from limba.data.sources.readers import Unit
-from limba.data.sources.remote import write_whole
 from limba.data.sources.units import UnitSource
 from limba.data.vocabulary.load import content_name, encoder
 from limba.data.vocabulary.text_sample import check_not_empty, text_source
+from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
 

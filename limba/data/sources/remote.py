@@ -345,16 +345,3 @@ def open_file(
         if size is None or details.get("partial") is False:
             return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
     return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """Writes a file at a path or address atomically; OSError if that fails."""
-    system, stripped = fsspec.core.url_to_fs(path)
-    if not is_local(system):
-        system.pipe_file(stripped, data)  # an object store shows an object when it is complete
-        return
-    os.makedirs(os.path.dirname(stripped) or ".", exist_ok=True)
-    unfinished = f"{stripped}.{os.getpid()}.tmp"
-    with open(unfinished, "wb") as file:
-        file.write(data)
-    os.replace(unfinished, stripped)

@@ -21,7 +21,6 @@ import seqio
 
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
-from limba.data.sources import remote
 from limba.data.sources.units import Column
 from limba.data.tasks import parts_of, resolve_task, source_of_files
 from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary, parse_model
@@ -29,6 +28,7 @@ from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_t
 from limba.data.vocabulary.report import Fertility, fertility_table
 from limba.data.vocabulary.text_sample import Progress, check_not_empty, sample_documents, text_source, texts_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
+from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -316,7 +316,7 @@ def check_writable(path: str) -> None:
 def _write(path: str, data: bytes) -> None:
     """Writes the file atomically. Raises InputError if it cannot be written."""
     try:
-        remote.write_whole(path, data)
+        write_whole(path, data)
     except OSError as error:
         raise InputError(
             f"The vocabulary cannot be written to {path} ({reason_of(error)}); give another path."

@@ -9,7 +9,7 @@ import jax
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, RunConfig, plain
-from limba.training.checkpoint import Checkpoints, Positions
+from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
 
 COPIED = ("config.gin", plain.FILE, "vocabulary.model")  # of the run's files: model_dir/best is then read like a run

@@ -7,7 +7,7 @@ import numpy as np
 
 from limba.config import CheckpointConfig, DataConfig, MeshConfig, OptimizerConfig
 from limba.model import Network
-from limba.training.checkpoint import Checkpoints
+from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState, abstract_state, gather_parameters
 from tests import tiny

@@ -17,7 +17,8 @@ from etils import epath
 from limba.config import ConfigError, InputError, ModelConfig
 from limba.formats import hub, huggingface, limba_checkpoint, t5x
 from limba.sharding.tree import leaf_name, named_leaves
-from limba.training.checkpoint import limba_checkpoint_at, load_limba_checkpoint, resolved
+from limba.storage.files import resolved
+from limba.training.checkpoints.directory import limba_checkpoint_at, load_limba_checkpoint
 from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
 from limba.sharding.multihost import any_process, gather_bytes, write_once
 from limba.sharding.tree import named_leaves
+from limba.storage.files import resolved
 from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
@@ -145,11 +146,6 @@ def _is_damage(error: Exception) -> bool:
     if isinstance(error, InputError) or any(word in str(error) for word in _PASSING):
         return False
     return isinstance(error, FileNotFoundError | KeyError | ValueError | EOFError)
-
-
-def resolved(path: str) -> epath.Path:
-    """Returns a local path as an absolute path, and an address such as gs://… unchanged."""
-    return epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
 
 
 def limba_checkpoint_at(path: str) -> epath.Path:
