@@ -1,42 +1,141 @@
 """Limba's checkpoints under T5X's names: one array for each layer, read on demand, at most one stack in memory.
 
 `checkpoints/<step>/state` is Orbax's store: `params/encoder/layers/mlp/wo/kernel` with the layers on axis 0, and
-`opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once.
+`opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once. `data/metadata` is JSON: the
+data position, and since manifests are written, `manifest: 1`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from limba.config import InputError
+from limba.config import InputError, StorageError
 from limba.formats.t5x import StoredTree, orbax_leaves
+from limba.storage import manifest
+from limba.storage.failures import is_passing, short_reason
+from limba.storage.files import resolved
 
 _PARAMETERS = "params/"
+COMMITTED = "commit_success.txt"  # by which earlier versions know a finished checkpoint in a bucket
+UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being written or removed
+logger = logging.getLogger(__name__)
 
 
 def is_own(path: epath.Path) -> bool:
-    """Returns whether the path is a Limba checkpoint, `checkpoints/<step>`."""
-    return (path / "state" / "manifest.ocdbt").exists() and path.name.isdigit() and path.parent.name == "checkpoints"
+    """Returns whether the path is a Limba checkpoint, `checkpoints/<step>`; it may be damaged."""
+    if not (path.name.isdigit() and path.parent.name == "checkpoints"):
+        return False
+    return (path / "state" / "manifest.ocdbt").exists() or manifest.exists(path)
+
+
+def steps_in(directory: epath.Path) -> dict[int, epath.Path]:
+    """Returns step -> its directory in a folder `checkpoints`, oldest first; damaged ones too, unfinished ones not."""
+    names = [child for child in (directory.iterdir() if directory.is_dir() else ()) if child.name.isdigit()]
+    return {int(child.name): child for child in sorted(names, key=lambda child: int(child.name)) if is_finished(child)}
+
+
+def is_finished(path: epath.Path) -> bool:
+    """Returns whether the writing of a checkpoint has ended.
+
+    On a file system it has its name only then; in a bucket a manifest, or in earlier versions another file, is last.
+    """
+    return path.is_dir() and ("://" not in str(path) or manifest.exists(path) or (path / COMMITTED).exists())
 
 
 def checkpoints_of(path: epath.Path) -> dict[int, epath.Path]:
     """Returns step -> directory of the finished checkpoints in a Limba run directory, oldest first."""
-    root = path / "checkpoints"
-    found = {int(child.name): child for child in (root.iterdir() if root.is_dir() else ()) if is_own(child)}
-    return dict(sorted(found.items()))
+    return {step: place for step, place in steps_in(path / "checkpoints").items() if is_own(place)}
+
+
+def fallback_directory(model_dir: str, fallback_dir: str | None) -> epath.Path | None:
+    """Returns where checkpoints are saved if `model_dir` cannot be written: a folder of fallback_dir for this run.
+
+    >>> str(fallback_directory("/runs/mine", "/other")).startswith("/other/mine-")
+    True
+    """
+    if fallback_dir is None:
+        return None
+    run = resolved(model_dir)
+    digest = hashlib.blake2b(str(run).encode(), digest_size=4).hexdigest()  # two runs may have the same name
+    return resolved(fallback_dir) / f"{run.name}-{digest}" / "checkpoints"
+
+
+def read_data(path: epath.Path) -> dict[str, Any]:
+    """Returns the item `data` of a checkpoint; what it raises is the file's fault, or `failures.is_passing`."""
+    data = json.loads((path / "data" / "metadata").read_text())
+    if not isinstance(data, dict):
+        raise ValueError("data/metadata is not a JSON object")
+    return data
+
+
+def damage(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0, 1)) -> list[str]:
+    """Returns a short sentence for each file of a checkpoint that is not as it was saved; see `manifest.check`.
+
+    A checkpoint without a manifest has none to show, except if its `data` says that it was saved with one.
+    """
+    if manifest.exists(path):
+        return manifest.check(path, how, part)
+    return [f"{manifest.FILE} is missing"] if _has_lost_its_manifest(path) else []
+
+
+def _has_lost_its_manifest(path: epath.Path) -> bool:
+    try:
+        return "manifest" in read_data(path)
+    except Exception as error:
+        if is_passing(error):
+            raise
+        return False
+
+
+def note_without_manifest(path: epath.Path) -> None:
+    """Says that the bytes of a checkpoint cannot be checked, if it has no manifest."""
+    if not manifest.exists(path):
+        logger.warning(
+            "The checkpoint %s has no %s, as it was saved by an earlier version or another program: it is read, and its"
+            " bytes cannot be checked.",
+            path,
+            manifest.FILE,
+        )
+
+
+def check_whole(path: epath.Path, how: str = "checksums") -> None:
+    """Raises InputError that names the first file of a checkpoint that is not as it was saved.
+
+    Raises StorageError if the files cannot be read at the moment.
+    """
+    try:
+        found = damage(path, how)
+    except Exception as error:
+        raise StorageError(f"{path} cannot be read ({short_reason(error)}); mend that, and try again.") from error
+    if found:
+        raise InputError(damage_sentence(path, found))
+    note_without_manifest(path)
+
+
+def damage_sentence(path: epath.Path, found: list[str]) -> str:
+    """Returns the sentence about a damaged checkpoint that is loaded, and not resumed."""
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again."
 
 
 class LimbaCheckpoint(Mapping[str, np.ndarray]):
     """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `stored` has all arrays by Limba's names.
 
-    Raises InputError if the store cannot be read, and for an array with missing pieces.
+    All files are compared with the manifest first: `verify` is 'checksums', 'sizes', or None if that is done already.
+    Raises InputError for a damaged file, if the store cannot be read, and for an array with missing pieces.
     """
 
-    def __init__(self, path: str | epath.Path):
+    def __init__(self, path: str | epath.Path, verify: str | None = "checksums"):
         self.path = epath.Path(path)
+        if verify is not None:
+            check_whole(self.path, verify)
         self.step = int(self.path.name)
         self.stored = StoredTree(self.path, orbax_leaves(self.path / "state"))
         self._places: dict[str, tuple[str, int | None]] = {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 
 import jax
 from etils import epath
 
-from limba.config import CheckpointConfig, ConfigError, RunConfig, plain
+from limba.config import RunConfig, plain
+from limba.storage.files import write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
 
@@ -22,6 +25,7 @@ class Best:
         self._config, self._run = config, epath.Path(config.model_dir)
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
+        self._checkpoints: Checkpoints | None = None
         self._record = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def judge(
@@ -29,37 +33,40 @@ class Best:
     ) -> str:
         """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
 
-        `positions` returns the data position, which is saved with the state. Raises ConfigError if the evaluations
-        do not compute this metric.
+        `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
+        is no improvement.
         """
         name, patience = self._config.checkpoint.best_metric, self._config.evaluation.patience
         if name is None or not figures:
             return ""
-        if name not in figures:
-            raise ConfigError(
-                "CheckpointConfig.best_metric",
-                f"is {name!r}, and the evaluation gives {', '.join(sorted(figures))}; name"
-                " one of them, and set EvaluationConfig.num_examples for the metrics of generated text.",
-            )
-        value, record = figures[name], self._record
+        value, record = figures.get(name, math.nan), self._record
         sign = 1 if self._config.checkpoint.best_mode == "max" else -1
         if step > record.get("last_step", 0):
-            if "value" not in record or sign * value > sign * record["value"]:
-                keep = CheckpointConfig(keep=1)
-                with Checkpoints(str(self.directory), keep, self._config.data) as checkpoints:
-                    checkpoints.save(step, state, positions())
+            if math.isfinite(value) and ("value" not in record or sign * value > sign * record["value"]):
+                self._save(step, state, positions())
                 record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
             else:
-                record["since"] += 1
+                record["since"] = record.get("since", 0) + 1
             record["last_step"] = step
             if jax.process_index() == 0:
                 for file in (self._run / each for each in COPIED):
                     if file.exists():
-                        file.copy(self.directory / file.name, overwrite=True)
-                self._path.write_text(json.dumps(record, indent=1) + "\n")
-        if patience is not None and record["since"] >= patience:
+                        write_whole(self.directory / file.name, file.read_bytes())
+                write_whole(self._path, json.dumps(record, indent=1) + "\n")
+        if patience is not None and record.get("since", 0) >= patience:
+            if "value" not in record:
+                return f"{name} has not been a finite number for {record['since']} evaluations: the run ends here."
             return (
                 f"{name} has not been better than {record['value']:.4g} of step {record['step']:,} for"
                 f" {record['since']} evaluations: the run ends here, and its best step is in {self.directory}."
             )
         return ""
+
+    def _save(self, step: int, state: TrainState, positions: Positions) -> None:
+        """Saves the state, and waits for the commit: the record names only steps that are there."""
+        if self._checkpoints is None:
+            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
+        self._checkpoints.save(step, state, positions)
+        self._checkpoints.wait()
+        self._checkpoints.poll()

@@ -1,27 +1,35 @@
-"""Orbax checkpoints: a step holds the state and the data position, and exists only when both are written.
+"""The checkpoints of a run: a step holds the state and the data position, and is there only when all of it is.
 
-A run directory holds `checkpoints/<step>/` with the items `state` (the arrays) and `data` (JSON: the position of
-every logical data shard). Saving is asynchronous.
+A run directory holds `checkpoints/<step>/` with the items `state` (the arrays) and `data` (JSON: the position of every
+logical data shard), and a manifest with the checksum of each file. Saving goes on in the background (`save.py`).
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import orbax.checkpoint as ocp
+import jax
 from etils import epath
 
-from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError
-from limba.config.errors import reason_of
-from limba.sharding.multihost import any_process, gather_bytes, write_once
+from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
+from limba.formats import limba_checkpoint
+from limba.sharding.exchange import gather_texts, own_part
+from limba.sharding.multihost import gather_bytes
 from limba.sharding.tree import named_leaves
-from limba.storage.files import resolved
+from limba.storage import manifest
+from limba.storage.failures import is_passing, limited, short_reason
+from limba.storage.files import free_bytes, resolved
+from limba.training.checkpoints import arrays, step_files
+from limba.training.checkpoints.save import GRACE_SECONDS, Outcome, Saver
+from limba.training.checkpoints.step_files import size_text
 from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
+Unpack = Callable[[Positions], object]
 logger = logging.getLogger(__name__)
 
 # Advice if a checkpoint does not fit the run: when resuming from it, and when initializing from it.
@@ -36,63 +44,264 @@ INITIAL_ADVICE = {
 }
 
 
+class Restored(NamedTuple):
+    """What a checkpoint holds: the state, each shard's data position, and the notes that were saved with them."""
+
+    state: TrainState
+    positions: Positions
+    notes: Mapping[str, Any]
+
+
 class Checkpoints:
     """The checkpoints of one run directory. Use it as a context manager: on exit it waits for the last save."""
 
     def __init__(self, model_dir: str, config: CheckpointConfig, data: DataConfig):
         self.directory = epath.Path(model_dir) / "checkpoints"
-        self._data = data
-        self._manager = _manager(self.directory, config.keep, create=True)
+        self._config, self._data = config, data
+        self._name = str(self.directory).replace("/", "|")  # of what the processes exchange
+        self._fallback = limba_checkpoint.fallback_directory(model_dir, config.fallback_dir)
+        self._places = [self.directory] if self._fallback is None else [self.directory, self._fallback]
+        self._saver = Saver(self._name, self.directory, self._fallback, config.keep, config.save_timeout_seconds)
+        if jax.process_index() == 0:
+            for place in self._places:
+                step_files.clear_unfinished(place)
+        self._snapshot: arrays.Snapshot | None = None
+        self._current: int | None = None  # the step that was saved or restored last
+        self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
+        self._look()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._manager.wait_until_finished()
-        self._manager.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._saver.wait()
+            return
+        self._saver.abandon()
+        try:
+            self._saver.wait()
+        except StorageError as error:  # the run ends by another error
+            logger.warning("%s", error)
 
     def steps(self) -> list[int]:
         """Returns the saved steps, oldest first."""
-        return sorted(self._manager.all_steps())
+        return sorted(self._found)
 
-    def save(self, step: int, state: TrainState, positions: Positions) -> None:
-        """Starts saving. All processes call it at the same step, each with the positions of its own shards."""
-        if step in self._manager.all_steps():
-            return
-        data = ocp.args.JsonSave(position_item(self._data, gather_bytes(positions)))
-        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), data=data))
+    def place(self, step: int) -> epath.Path:
+        """Returns the directory `checkpoints` that holds a step."""
+        return self._found[step].parent
 
-    def restore_latest(self, abstract: TrainState) -> tuple[TrainState, Positions] | None:
-        """Returns the newest readable checkpoint; None if there is no checkpoint.
+    def save(self, step: int, state: TrainState, positions: Positions, notes: Mapping[str, Any] | None = None) -> None:
+        """Starts saving: copies the state to the host, and returns. `poll` reports the commit.
 
-        A damaged checkpoint is renamed to `<step>.broken` with a warning, and the previous one is used. All processes
-        use the same one. Raises InputError if the checkpoint has another model, optimizer or data stream, or if all
-        are damaged.
+        All processes call it at the same step, each with the positions of its own shards. `notes` are kept with the
+        step. The step that was saved or restored last is there already; another one that is there, from before the
+        run went back, is replaced. Waits for the save before, and raises StorageError if that has failed for good.
         """
-        steps = self.steps()
-        for step in reversed(steps):
-            restored, error = None, None
-            try:
-                _check_arrays(self._manager, step, abstract, self.directory, RESUME_ADVICE)
-                items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
-                restored = self._manager.restore(step, args=items)
-            except Exception as caught:  # noqa: BLE001  judged below, by all processes together
-                error = caught
-            if any_process(error is not None and not _is_damage(error)):
-                raise error or RuntimeError(f"Another process cannot read the checkpoint at step {step}; see its log.")
-            if any_process(error is not None):
-                self._put_aside(step, error)
-                continue
-            assert restored is not None
-            return restored["state"], self._positions(restored["data"], step)
-        if steps:
+        if step == self._current:
+            return
+        self._saver.wait()
+        self._current = step
+        everywhere = gather_bytes(positions)
+        snapshot = arrays.take_snapshot(state, self._snapshot)
+        self._snapshot = snapshot if jax.default_backend() == "cpu" else None  # elsewhere its memory is freed
+        data = {**position_item(self._data, everywhere), "notes": dict(notes or {})}
+        newest = max(self._found, default=None)
+        self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
+
+    def poll(self) -> list[int]:
+        """Returns the steps whose commit has ended since the last call, the same in every process.
+
+        The loop calls it after each step; it does not wait. Raises StorageError when a save has failed for good.
+        """
+        ended = self._saver.poll()
+        for outcome in ended:
+            self._note(outcome)
+        return [outcome.step for outcome in ended]
+
+    def wait(self) -> None:
+        """Waits until the last save is committed; `poll` then reports it. StorageError if it fails for good."""
+        self._saver.wait()
+
+    def _note(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            raise outcome.error
+        self._found[outcome.step] = outcome.directory / str(outcome.step)
+        beside = sorted(step for step, path in self._found.items() if path.parent == outcome.directory)
+        for step in beside[: -self._config.keep if self._config.keep else 0]:
+            del self._found[step]
+
+    def check_space(self, abstract: TrainState) -> None:
+        """Raises StorageError if not one checkpoint of this size fits on the disk; warns if not all that are kept do.
+
+        One more than are kept must fit, as an old one is removed when the new one is committed.
+        """
+        size = arrays.num_bytes(abstract)
+        free = [free_bytes(str(place)) for place in self._places]
+        if all(number is not None and number < size for number in free):
+            raise StorageError(
+                f"A checkpoint takes {size_text(size)}, and {size_text(free[0] or 0)} are free in {self.directory};"
+                " make room, or give another RunConfig.model_dir."
+            )
+        there = len(limba_checkpoint.steps_in(self.directory))
+        wanted = max(1, (self._config.keep or there + 1) + 1 - there)
+        if jax.process_index() == 0 and free[0] is not None and free[0] < wanted * size:
+            logger.warning(
+                "The checkpoints to come need %s (%d of %s), and %s are free in %s: make room, or lower"
+                " CheckpointConfig.keep.",
+                size_text(wanted * size),
+                wanted,
+                size_text(size),
+                size_text(free[0]),
+                self.directory,
+            )
+
+    def restore_latest(self, abstract: TrainState, unpack: Unpack | None = None) -> Restored | None:
+        """Returns the newest whole checkpoint; None if there is none.
+
+        `unpack` is called with the data positions: it raises InputError if they belong to other data, and any other
+        error if they are damaged. A damaged checkpoint is renamed to `<step>.broken` with a sentence that says which
+        file was wrong, and the one before it is taken, in all processes alike. Raises InputError if the checkpoint has
+        another model, optimizer or data stream, or if none is whole; StorageError if the storage fails at the moment.
+        """
+        damaged: list[tuple[int, epath.Path, str]] = []
+        for step, place in self._listing():
+            restored, reason = self._restore(step, place, abstract, unpack)
+            if restored is not None:
+                self._current = step
+                self._set_aside(damaged, step)
+                self._note_unchecked(place)
+                return restored
+            damaged.append((step, place, reason))
+        if damaged:
+            step, place, reason = damaged[0]
             raise InputError(
-                f"None of the checkpoints {steps} in {self.directory} can be read; restore one of the .broken"
-                " directories there from a copy, or give another RunConfig.model_dir to start from step 0."
+                f"None of the checkpoints {sorted(step for step, *_ in damaged)} in {self.directory} can be read (step"
+                f" {step}: {reason}); copy one of them again from elsewhere, or give another RunConfig.model_dir to"
+                " start from step 0."
             )
         return None
 
-    def _positions(self, data: Mapping[str, Any], step: int) -> Positions:
+    def restore_step(self, step: int, abstract: TrainState, unpack: Unpack | None = None) -> Restored:
+        """Returns one checkpoint, to go back to it: later ones are renamed to `<step>.rewound`.
+
+        Raises what `restore_latest` raises, and StorageError if the checkpoint is damaged.
+        """
+        self._saver.wait()
+        listing = self._listing()
+        place = next((place for other, place in listing if other == step), None)
+        restored, reason = (None, "it is gone")
+        if place is not None:
+            restored, reason = self._restore(step, place, abstract, unpack)
+        if restored is None:
+            raise StorageError(
+                f"The checkpoint at step {step} in {self.directory}, to which the run goes back, cannot be read"
+                f" ({reason}); start the same command again."
+            )
+        self._current = step
+        if jax.process_index() == 0:
+            for other, place in listing:
+                if other > step:
+                    step_files.set_aside(place, "rewound")
+        self._shared("")
+        self._look()
+        self._note_unchecked(self._found[step])
+        return restored
+
+    def _look(self) -> None:
+        """Lists the steps; where two places have the same one, the run directory's counts."""
+        self._found = {}
+        for place in reversed(self._places):
+            self._found |= limba_checkpoint.steps_in(place)
+
+    def _listing(self) -> list[tuple[int, epath.Path]]:
+        """Returns (step, path) of all checkpoints as the first process sees them, the newest first."""
+        found: list[tuple[int, str]] = []
+        failure = ""
+        try:
+            for place in self._places:
+                found += [(step, str(path)) for step, path in limba_checkpoint.steps_in(place).items()]
+        except Exception as error:  # noqa: BLE001  raised below, by all processes
+            failure = short_reason(error)
+        failure, found = json.loads(self._shared(json.dumps([failure, found]))[0])
+        if failure:
+            raise StorageError(f"{self.directory} cannot be listed ({failure}); mend that, and start again.")
+        return [(step, epath.Path(path)) for step, path in sorted(found, key=lambda each: -each[0])]
+
+    def _shared(self, text: str) -> Sequence[str]:
+        seconds = self._config.save_timeout_seconds + GRACE_SECONDS
+        try:
+            return gather_texts(f"{self._name}/reading", text, seconds)
+        except TimeoutError as error:
+            raise StorageError(
+                f"While {self.directory} was read, {error}; look at that process, and start the same command again."
+            ) from error
+
+    def _restore(
+        self, step: int, path: epath.Path, abstract: TrainState, unpack: Unpack | None
+    ) -> tuple[Restored | None, str]:
+        """Returns (the checkpoint, "") or (None, what is damaged), as all processes together find."""
+        how, part = self._config.verify, (jax.process_index(), jax.process_count())
+        found, reason = self._judged(path, lambda: limba_checkpoint.damage(path, how, part))
+        if found is None or reason:
+            return None, reason
+        if reason := next((sentences[0] for sentences in found if sentences), ""):
+            return None, reason
+        kept: list[Restored] = []
+
+        def read() -> None:
+            _check_arrays(path, abstract, RESUME_ADVICE)
+            data = limba_checkpoint.read_data(path)
+            positions = self._positions(data, path)
+            if unpack is not None:
+                unpack(positions)
+            kept.append(Restored(arrays.read_arrays(path / "state", abstract), positions, data.get("notes", {})))
+
+        _, reason = self._judged(path, read)
+        return (None, reason) if reason else (kept[0], "")
+
+    def _note_unchecked(self, path: epath.Path) -> None:
+        """Says what the check of a checkpoint could not find."""
+        if jax.process_index() != 0:
+            return
+        limba_checkpoint.note_without_manifest(path)
+        if self._config.verify == "sizes":
+            logger.warning(
+                "CheckpointConfig.verify is 'sizes': the files of %s have their sizes, and a changed byte in them"
+                " would not be noticed.",
+                path,
+            )
+
+    def _judged(self, path: epath.Path, call: Callable[[], Any]) -> tuple[list[Any] | None, str]:
+        """Returns (the results of all processes, "") or (None, what is damaged); all processes return the same.
+
+        Raises InputError if the checkpoint is another run's, StorageError if the storage fails at the moment.
+        """
+        kind, text, own, caught = "", "", None, InputError()
+        try:
+            own = limited(call, self._config.save_timeout_seconds, f"reading {path}")
+        except InputError as error:
+            kind, text, caught = "input", str(error), error
+        except Exception as error:  # whatever a damaged file makes of its reader is damage
+            kind, text = "storage" if is_passing(error) else "damage", short_reason(error, str(path))
+            logger.debug("A checkpoint cannot be read:", exc_info=True)
+        outcomes = [json.loads(each) for each in self._shared(json.dumps([kind, text, own]))]
+        for wanted in ("storage", "input", "damage"):
+            for index, (kind_there, sentence, _) in enumerate(outcomes):
+                if kind_there != wanted:
+                    continue
+                where = f"process {index}: " if len(outcomes) > 1 and wanted != "input" else ""
+                if wanted == "damage":
+                    return None, where + sentence
+                if wanted == "input":
+                    raise caught if kind == "input" else InputError(sentence)
+                raise StorageError(
+                    f"The checkpoint {path} cannot be read at the moment ({where}{sentence}); nothing is changed. Mend"
+                    " that, and start the same command again."
+                )
+        return [value for *_, value in outcomes], ""
+
+    def _positions(self, data: Mapping[str, Any], path: epath.Path) -> Positions:
         for name, field in (
             ("task", "mixture_or_task_name"),
             ("seed", "seed"),
@@ -101,30 +310,50 @@ class Checkpoints:
             if data[name] != (now := getattr(self._data, field)):
                 raise ConfigError(
                     f"DataConfig.{field}",
-                    f"is {now!r}, and the data position of the checkpoint at step {step} in {self.directory} was saved"
-                    f" with {data[name]!r}; set it to that, or give a new RunConfig.model_dir with"
-                    f" RunConfig.initial_checkpoint_path={self.directory / str(step)} to read the data from their"
-                    " beginning.",
+                    f"is {now!r}, and the data position of the checkpoint at step {path.name} in {path.parent} was"
+                    f" saved with {data[name]!r}; set it to that, or give a new RunConfig.model_dir with"
+                    f" RunConfig.initial_checkpoint_path={path} to read the data from their beginning.",
                 )
         return {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
 
-    def _put_aside(self, step: int, error: Exception | None) -> None:
-        aside = self.directory / f"{step}.broken"
-        reason = "see the log of another process" if error is None else f"{type(error).__name__}: {reason_of(error)}"
-        logger.warning(
-            "The checkpoint at step %d cannot be read (%s); it is renamed to %s and the one before it is taken.",
-            step,
-            reason,
-            aside,
-        )
+    def _set_aside(self, damaged: Sequence[tuple[int, epath.Path, str]], taken: int) -> None:
+        """Renames damaged steps and says so. Only when another one is taken: a run that reads none changes none."""
+        for step, path, reason in damaged if jax.process_index() == 0 else ():
+            try:
+                outcome = f"is renamed to {step_files.set_aside(path).name}"
+            except Exception as error:  # noqa: BLE001  a save of this step replaces it
+                outcome = f"cannot be renamed ({short_reason(error)})"
+            logger.warning(
+                "The checkpoint at step %d cannot be read (%s): %s %s, and step %d is resumed.",
+                step,
+                reason,
+                path,
+                outcome,
+                taken,
+            )
+        self._shared("")
+        self._look()
 
-        def rename() -> None:
-            if aside.exists():
-                aside.rmtree()
-            (self.directory / str(step)).rename(aside)
 
-        write_once(rename)
-        self._manager.reload()
+def check_together(path: epath.Path, how: str = "checksums") -> None:
+    """Raises InputError that names a damaged file of a Limba checkpoint, StorageError if it cannot be read now.
+
+    Every process checks its part of the files, and all raise alike.
+    """
+    own, number = own_part()
+    found, failure = [], ""
+    try:
+        found = limba_checkpoint.damage(path, how, (own, number))
+    except Exception as error:  # noqa: BLE001  raised below, by all processes
+        failure = short_reason(error)
+    texts = gather_texts("check", json.dumps([failure, found]), CheckpointConfig().save_timeout_seconds)
+    answers = [json.loads(text) for text in texts]
+    if failures := [failure for failure, _ in answers if failure]:
+        raise StorageError(f"{path} cannot be read ({failures[0]}); mend that, and try again.")
+    if damaged := list(dict.fromkeys(sentence for _, sentences in answers for sentence in sentences)):
+        raise InputError(limba_checkpoint.damage_sentence(path, damaged))
+    if own == 0:
+        limba_checkpoint.note_without_manifest(path)
 
 
 def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
@@ -133,19 +362,9 @@ def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
         "task": data.mixture_or_task_name,
         "seed": data.seed,
         "num_data_shards": data.num_data_shards,
+        "manifest": manifest.FORMAT,  # without its manifest, this checkpoint is not whole
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
-
-
-# Parts of messages about the storage, the machine or the permissions, not about the checkpoint.
-_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "ABORTED")
-
-
-def _is_damage(error: Exception) -> bool:
-    """Returns whether an error means missing or damaged files, and not a temporary failure of the storage."""
-    if isinstance(error, InputError) or any(word in str(error) for word in _PASSING):
-        return False
-    return isinstance(error, FileNotFoundError | KeyError | ValueError | EOFError)
 
 
 def limba_checkpoint_at(path: str) -> epath.Path:
@@ -162,8 +381,7 @@ def limba_checkpoint_at(path: str) -> epath.Path:
             f"is {path}, which has no Limba checkpoint (there is no {directory}), and is not a T5X checkpoint,"
             " a Hugging Face folder or a hub id (user/name); give one of these.",
         )
-    with _manager(directory, None, create=False) as manager:
-        steps = sorted(manager.all_steps())
+    steps = sorted(limba_checkpoint.steps_in(directory))
     step = step if step is not None else max(steps, default=None)
     if step is None or step not in steps:
         raise ConfigError(
@@ -174,43 +392,32 @@ def limba_checkpoint_at(path: str) -> epath.Path:
 
 
 def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
-    """Returns the state of one `checkpoints/<step>`.
+    """Returns the state of one `checkpoints/<step>`, whose files have been checked.
 
-    Raises InputError if it has another model or optimizer, or is damaged.
+    Raises InputError if it has another model or optimizer, or is damaged; StorageError if the storage fails.
     """
-    directory, step = path.parent, int(path.name)
-    with _manager(directory, None, create=False) as manager:
-        try:
-            _check_arrays(manager, step, abstract, directory, INITIAL_ADVICE)
-            restored = manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-        except (FileNotFoundError, KeyError, ValueError) as error:
-            if not _is_damage(error):
-                raise
-            raise InputError(
-                f"The checkpoint at step {step} in {directory} cannot be read ({reason_of(error)}); give another"
-                " RunConfig.initial_checkpoint_path."
-            ) from error
-    return restored["state"]
+    try:
+        _check_arrays(path, abstract, INITIAL_ADVICE)
+        return arrays.read_arrays(path / "state", abstract)
+    except InputError:
+        raise
+    except Exception as error:
+        if is_passing(error):
+            raise StorageError(f"{path} cannot be read ({short_reason(error)}); mend that, and start again.") from error
+        raise InputError(
+            f"The checkpoint at step {path.name} in {path.parent} cannot be read ({short_reason(error)}); give another"
+            " RunConfig.initial_checkpoint_path."
+        ) from error
 
 
-def _manager(directory: epath.Path, keep: int | None, create: bool) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, create=create, enable_async_checkpointing=create, read_only=not create
-    )
-    handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
-    return ocp.CheckpointManager(directory, item_names=tuple(handlers), item_handlers=handlers, options=options)
-
-
-def _check_arrays(
-    manager: ocp.CheckpointManager, step: int, abstract: TrainState, directory: epath.Path, advice: Mapping[str, str]
-) -> None:
+def _check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, str]) -> None:
     """Raises InputError naming the arrays that differ in name or shape from this run's, parameters first."""
-    saved_tree = manager.item_metadata(step)["state"]
-    saved_tree = getattr(saved_tree, "tree", saved_tree)
+    stored = arrays.stored_shapes(path / "state")
     for part, owner in (("params", "model"), ("opt_state", "optimizer")):
-        saved, wanted = _shapes(saved_tree[part]), _shapes(getattr(abstract, part))
+        saved = {name.removeprefix(f"{part}/"): shape for name, shape in stored.items() if name.startswith(f"{part}/")}
+        wanted = {name: tuple(leaf.shape) for name, leaf in named_leaves(getattr(abstract, part)).items()}
         if not saved:
-            raise ValueError(f"its metadata names no {part}")
+            raise ValueError(f"it holds no {part}")
         differing = [
             f"{name} is {saved.get(name, 'absent')} in the checkpoint and {wanted.get(name, 'absent')} in this run"
             for name in sorted(saved.keys() | wanted.keys())
@@ -219,10 +426,6 @@ def _check_arrays(
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise InputError(
-                f"The checkpoint at step {step} in {directory} is that of another {owner}:"
+                f"The checkpoint at step {path.name} in {path.parent} is that of another {owner}:"
                 f" {'; '.join(differing[:3])}{more}. {advice[part]}"
             )
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}

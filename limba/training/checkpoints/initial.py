@@ -18,7 +18,7 @@ from limba.config import ConfigError, InputError, ModelConfig
 from limba.formats import hub, huggingface, limba_checkpoint, t5x
 from limba.sharding.tree import leaf_name, named_leaves
 from limba.storage.files import resolved
-from limba.training.checkpoints.directory import limba_checkpoint_at, load_limba_checkpoint
+from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
 from limba.training.state import TrainState
 
 logger = logging.getLogger(__name__)
@@ -28,15 +28,21 @@ _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
 
 
 def load_initial(
-    path: str, abstract: TrainState, model: ModelConfig, fresh: TrainState, reset_step: bool
+    path: str,
+    abstract: TrainState,
+    model: ModelConfig,
+    fresh: TrainState,
+    reset_step: bool,
+    check_step: Callable[[int], None] = lambda step: None,
 ) -> TrainState:
     """Returns a state with the parameters at `path`, and with its optimizer state if that fits the run.
 
     `path` is a local path, an address, or, if no such path exists, a hub id (user/name, user/name@revision).
     `fresh` is a new state. Its optimizer state is used if the path has none (Hugging Face, an imported model), or
     if a T5X checkpoint has another optimizer. The step is the checkpoint's, 0 for Hugging Face. With `reset_step` the
-    step is 0 and the optimizer state is new. Raises InputError if there is no checkpoint, if it has another network,
-    and if a Limba checkpoint after step 0 has another optimizer.
+    step is 0 and the optimizer state is new. `check_step` gets the checkpoint's step before its arrays are read, and
+    may raise an error. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
+    checkpoint after step 0 has another optimizer.
     """
     root = resolved(path)
     if "://" not in path and not root.exists() and hub.is_id(path):
@@ -45,8 +51,10 @@ def load_initial(
     if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
         tree = t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
         tree.check_whole()
+        stored_step = int(np.asarray(tree["state/step"]))
+        if not reset_step:
+            check_step(stored_step)
         stored = unscanned(tree, model)
-        stored_step = int(np.asarray(stored["state/step"]))
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
@@ -54,11 +62,25 @@ def load_initial(
         stored = huggingface.open_folder(str(root), model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
     place = limba_checkpoint_at(path)
+    check_together(place)
     if not reset_step and int(place.name):
+        check_step(int(place.name))
         return load_limba_checkpoint(place, abstract)
     # At step 0 the optimizer state is new anyway, so another optimizer may start there.
-    stored = limba_checkpoint.LimbaCheckpoint(place)
+    stored = limba_checkpoint.LimbaCheckpoint(place, verify=None)
     return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
+
+
+def check_initial(path: str) -> None:
+    """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path."""
+    root = resolved(path)
+    if "://" not in path and not root.exists() and hub.is_id(path):
+        root = epath.Path(hub.download(path))
+    found = t5x.checkpoints_of(root)
+    if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
+        t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
+    elif "://" in path or not huggingface.is_huggingface(str(root)):
+        limba_checkpoint_at(path)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:

@@ -31,7 +31,7 @@ def test_a_checkpoint_is_read_on_any_number_of_devices_and_with_any_sharding_of_
         for here in ((1, True), (2, True), (8, True), (4, False)):
             abstract = laid_out(*here)
             with Checkpoints(directory, CheckpointConfig(), data) as checkpoints:
-                restored, _ = checkpoints.restore_latest(abstract)
+                restored = checkpoints.restore_latest(abstract).state
             jax.tree.map(np.testing.assert_array_equal, restored, arrays)
             assert all(jax.tree.leaves(jax.tree.map(lambda x, y: x.sharding == y.sharding, restored, abstract)))
     kernel = state.params["encoder"]["layers"]["mlp"]["wo"]["kernel"]

@@ -1,0 +1,94 @@
+"""What a failed read or write means: something that passes (network, rights, time), or damage to the files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from limba.config import StorageError
+from limba.config.errors import reason_of
+
+T = TypeVar("T")
+LONGEST_REASON = 200  # characters
+
+# Of the machine, the network or the rights: the same files may be read well a minute later.
+PASSING_NAMES = re.compile(
+    "EACCES|EPERM|ENOMEM|EMFILE|ENFILE|EAGAIN|EBUSY|ESTALE|ENODEV|EREMOTEIO|ENOTCONN|ECONN[A-Z]+|E(HOST|NET)[A-Z]+"
+    "|ETIMEDOUT"
+)
+# Status names in the messages of tensorstore and of clients of buckets.
+PASSING_WORDS = re.compile(
+    r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED"
+    rf"|{PASSING_NAMES.pattern}|HTTP (?:401|403|408|429|5\d\d))\b"
+)
+# Clients of buckets, whose own errors are about the network or the credentials; a missing object is FileNotFoundError.
+PASSING_PACKAGES = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Returns whether an error is known to be about the network, rights or time, and not about what the files hold.
+
+    >>> is_passing(PermissionError(13, "Permission denied")), is_passing(ValueError("Error decoding: crc32c"))
+    (True, False)
+    """
+    if isinstance(error, FileNotFoundError):
+        return False
+    if isinstance(error, StorageError | PermissionError | TimeoutError | ConnectionError | MemoryError):
+        return True
+    if PASSING_NAMES.fullmatch(errno.errorcode.get(_error_number(error), "")):
+        return True
+    package = type(error).__module__.partition(".")[0]
+    return package in PASSING_PACKAGES or PASSING_WORDS.search(str(error)) is not None
+
+
+def short_reason(error: BaseException, within: str = "") -> str:
+    """Returns why a read or write failed, in a few words; paths below `within` are shortened.
+
+    >>> text = "RESOURCE_EXHAUSTED: Error writing /x: No space left on device [os_error_code='28']"
+    >>> short_reason(ValueError(text)), short_reason(OSError(13, "Permission denied"))
+    ('No space left on device', 'Permission denied')
+    """
+    if isinstance(error, KeyError):
+        return f"KeyError: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if number := _error_number(error):
+        return os.strerror(number)
+    text = str(error).replace(f"{within}/", "") if within else str(error)
+    text = re.sub(r"\s*\[[a-z][^\[\]]*='.*", "", text.strip().split("\n")[0])  # tensorstore adds where it was
+    return text[:LONGEST_REASON].rstrip(".") or reason_of(error)
+
+
+def _error_number(error: BaseException) -> int:
+    """Returns the operating system's number of an error, also where tensorstore has written it down; 0 if none."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    match = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
+    return int(match[1] or match[2]) if match else 0
+
+
+def limited(call: Callable[[], T], seconds: float, what: str) -> T:
+    """Returns the result of a call that may stand still: TimeoutError, naming `what`, after that many seconds.
+
+    The call is left to itself then, on a thread that ends with the process.
+    """
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = call()
+        except BaseException as error:  # noqa: BLE001  raised below, where the caller is
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True, name=what)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if thread.is_alive():
+        raise TimeoutError(f"{what} has not ended after {seconds:,.0f} s")
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]

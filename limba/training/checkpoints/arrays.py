@@ -1,0 +1,313 @@
+"""The arrays of a training state: copied to the host, written, merged and read, each process its own shards.
+
+The files are Orbax's: zarr arrays in an OCDBT store for each process, `state/ocdbt.process_<i>`, which the first
+process merges into one. tensorstore writes and reads them here, so that a failure is an exception of the call that
+failed, and a thread that waits can be left. Orbax, and versions of Limba that saved with it, read them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+from etils import epath
+from orbax.checkpoint import type_handlers
+
+from limba.config import InputError
+from limba.formats.t5x import key_value_store, orbax_leaves
+from limba.sharding.tree import leaf_name, named_leaves
+
+Index = tuple[slice, ...]
+
+CHUNK_BYTES = 1 << 26  # a larger shard is written as several chunks, which are compressed side by side
+BATCH_BYTES = 1 << 30  # of the arrays that are written, or read, at one time
+COPY_THREADS = 4  # a copy of one thread does not use all of the memory's speed
+# As Orbax writes them; the locks that tensorstore would take do not exist on every file system.
+OCDBT = {
+    "config": {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "manifest_kind": "single"},
+    "assume_config": True,
+}
+FILE_OPTIONS = {"file_io_locking": {"mode": "non_atomic"}}
+
+
+@dataclass(frozen=True)
+class HostArray:
+    """An array of the state, with what this process writes of it."""
+
+    name: str  # Orbax's: the keys, joined with dots
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk: tuple[int, ...]
+    parts: tuple[tuple[Index, np.ndarray], ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a state in the host's memory, which later steps do not change."""
+
+    arrays: tuple[HostArray, ...]
+    tree: Any  # the state's structure, with an `Unwritten` for each array
+    num_bytes: int  # of all processes
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """Stands for an array where Orbax describes the tree; the array itself is written here."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def num_bytes(tree: Any) -> int:
+    """Returns the bytes of a state's arrays, or of their shapes, over all processes."""
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def take_snapshot(state: Any, before: Snapshot | None = None) -> Snapshot:
+    """Returns a copy of this process's part of the state: all that a save costs the training thread.
+
+    On a CPU it is made in the memory of the snapshot `before`, which is no longer needed: memory that is new to the
+    process takes as long to get as to fill.
+    """
+    own = jax.process_index()
+    shared = [(path, leaf, _shares(leaf.sharding, leaf.shape)) for path, leaf in jax.tree.leaves_with_path(state)]
+    chosen: list[list[tuple[Index, Index, jax.Array]]] = []
+    for _, leaf, (holders, axis, number) in shared:
+        local = {_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
+        picked = []
+        for key, data in local.items():
+            rank = holders[key].index(own)
+            if axis is not None or rank == 0:
+                picked.append(_share(key, axis, rank, number, data))
+        chosen.append(picked)
+    for picked in chosen:
+        for _, _, data in picked:
+            data.copy_to_host_async()  # all are on their way before the first is waited for
+    insides = [inside for picked in chosen for _, inside, _ in picked]
+    shards = [data for picked in chosen for _, _, data in picked]
+    used = [part for array in before.arrays for _, part in array.parts] if before is not None else []
+    used = used if len(used) == len(shards) else [None] * len(shards)
+    with ThreadPoolExecutor(COPY_THREADS) as pool:
+        copies = iter(list(pool.map(_copied, insides, shards, used)))
+    arrays = []
+    for (path, leaf, (_, axis, number)), picked in zip(shared, chosen, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        chunk = _chunk(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
+        parts = tuple((index, next(copies)) for index, _, _ in picked)
+        arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, parts))
+    tree = jax.tree.map(lambda leaf: Unwritten(tuple(leaf.shape), np.dtype(leaf.dtype)), state)
+    return Snapshot(tuple(arrays), tree, num_bytes(state))
+
+
+def _copied(inside: Index, data: jax.Array, into: np.ndarray | None) -> np.ndarray:
+    """Returns a part of a shard on the host, in memory that no step writes to."""
+    array = np.asarray(data)[inside]
+    if next(iter(data.devices())).platform != "cpu":
+        return array
+    if into is None or (into.shape, into.dtype) != (array.shape, array.dtype):
+        return np.array(array)  # as the array itself is the device's memory, which the next step reuses
+    np.copyto(into, array)
+    return into
+
+
+Key = tuple[tuple[int, int], ...]
+
+
+def _key(index: Index, shape: Sequence[int]) -> Key:
+    return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
+
+
+def _slices(key: Key) -> Index:
+    return tuple(slice(start, stop) for start, stop in key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shares(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[dict[Key, list[int]], int | None, int]:
+    """Returns (the processes that hold each shard, the axis that they divide it along, how many divide it).
+
+    Every process computes the same. With the axis None one process writes a shard whole.
+    """
+    found: dict[Key, set[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        found.setdefault(_key(index, shape), set()).add(device.process_index)
+    holders = {key: sorted(processes) for key, processes in found.items()}
+    numbers = {len(processes) for processes in holders.values()}
+    number = numbers.pop() if len(numbers) == 1 else 1
+    sizes = enumerate(sharding.shard_shape(shape) if number > 1 else ())
+    return holders, next((i for i, size in sizes if size and size % number == 0), None), number
+
+
+def _share(key: Key, axis: int | None, rank: int, number: int, data: jax.Array) -> tuple[Index, Index, jax.Array]:
+    """Returns (the index in the array, the index in the shard, the shard) of what one of its holders writes."""
+    inside = [slice(None)] * len(key)
+    index = list(_slices(key))
+    if axis is not None:
+        start, stop = key[axis]
+        size = (stop - start) // number
+        inside[axis] = slice(rank * size, (rank + 1) * size)
+        index[axis] = slice(start + rank * size, start + (rank + 1) * size)
+    return tuple(index), tuple(inside), data
+
+
+def _chunk(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int) -> tuple[int, ...]:
+    """Returns the shape of a zarr chunk: what one process writes of a shard, or an even part of it.
+
+    >>> _chunk((4, 6), 0, 2, 4), _chunk((8, 1 << 20, 4), None, 1, 4), _chunk((), None, 1, 4)
+    ((2, 6), (4, 1048576, 4), ())
+    """
+    chunk = [size // number if i == axis else size for i, size in enumerate(shard)]
+    for i in range(len(chunk)):
+        while math.prod(chunk) * itemsize > CHUNK_BYTES and chunk[i] % 2 == 0:
+            chunk[i] //= 2
+    return tuple(max(1, size) for size in chunk)
+
+
+def write_arrays(directory: epath.Path, snapshot: Snapshot) -> str:
+    """Writes this process's parts into `directory`/ocdbt.process_<i>; returns that folder's name."""
+    own = jax.process_index()
+    folder = directory / f"ocdbt.process_{own}"
+    folder.mkdir(parents=True, exist_ok=True)
+    store, context = {"driver": "ocdbt", "base": _base(folder), **OCDBT}, ts.Context()  # one store for all arrays
+    for batch in _batches(snapshot.arrays, lambda array: sum(part.nbytes for _, part in array.parts)):
+        transaction = ts.Transaction(atomic=True)
+        writes = []
+        for array in batch:
+            if not (array.parts or own == 0):
+                continue
+            opened = ts.open(
+                {
+                    "driver": "zarr",
+                    "kvstore": {**store, "path": f"{array.name}/"},
+                    "dtype": ts.dtype(array.dtype).name,
+                    "metadata": {
+                        "shape": array.shape,
+                        "chunks": array.chunk,
+                        "compressor": {"id": "zstd", "level": 1},
+                    },
+                    "store_data_equal_to_fill_value": True,
+                },
+                create=own == 0,
+                open=True,
+                assume_metadata=own != 0,  # the first process writes it
+                transaction=transaction,
+                context=context,
+            ).result()
+            writes += [
+                (opened[index] if index else opened).write(part, can_reference_source_data_indefinitely=True)
+                for index, part in array.parts
+            ]
+        for write in writes:
+            write.copy.result()
+        transaction.commit_sync()
+    return folder.name
+
+
+def merge(directory: epath.Path) -> None:
+    """Makes one store of those that the processes have written; it names their files."""
+    context = ts.Context()
+    parent = ts.KvStore.open({"driver": "ocdbt", "base": _base(directory), **OCDBT}, context=context).result()
+    transaction = ts.Transaction(atomic=True)
+    for folder in sorted(directory.glob("ocdbt.process_*")):
+        child = ts.KvStore.open({"driver": "ocdbt", "base": _base(folder), **OCDBT}, context=context).result()
+        child.experimental_copy_range_to(parent.with_transaction(transaction)).result()
+    transaction.commit_sync()
+
+
+def write_tree_metadata(directory: epath.Path, snapshot: Snapshot) -> None:
+    """Writes Orbax's description of the tree, `_METADATA`."""
+    registry = type_handlers.create_type_handler_registry((Unwritten, _Described()))
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    with tempfile.TemporaryDirectory() as elsewhere:  # what fails inside Orbax prints a traceback, as on a full disk
+        handler.save(epath.Path(elsewhere), args=ocp.args.PyTreeSave(snapshot.tree))
+        text = (epath.Path(elsewhere) / "_METADATA").read_text()
+    (directory / "_METADATA").write_text(text)
+
+
+class _Described(type_handlers.TypeHandler):
+    """Tells Orbax that an array is there, and writes nothing."""
+
+    def typestr(self) -> str:
+        return "jax.Array"
+
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
+        return []
+
+    async def deserialize(self, infos: Any, args: Any = None) -> list[Any]:
+        raise TypeError("arrays are read without Orbax")
+
+    async def metadata(self, infos: Any) -> list[Any]:
+        raise TypeError("arrays are read without Orbax")
+
+
+def stored_shapes(directory: epath.Path) -> dict[str, tuple[int, ...]]:
+    """Returns Limba's name -> shape of the arrays in a checkpoint's `state`."""
+    leaves = _leaves(directory)
+    context = ts.Context()
+    opened = [ts.open(spec, read=True, open=True, context=context) for spec in leaves.values()]
+    return {name: tuple(store.result().shape) for name, store in zip(leaves, opened, strict=True)}
+
+
+def _leaves(directory: epath.Path) -> dict[str, Any]:
+    try:
+        return orbax_leaves(directory)
+    except InputError as error:  # to a run's own checkpoint it is damage, and no wrong input
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def read_arrays(directory: epath.Path, abstract: Any) -> Any:
+    """Returns the tree of arrays in a checkpoint's `state`, of the dtypes and with the shardings of `abstract`.
+
+    Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error.
+    """
+    specs, wanted = _leaves(directory), named_leaves(abstract)
+    read: dict[str, jax.Array] = {}
+    context = ts.Context()
+    for batch in _batches(list(wanted), lambda name: num_bytes(wanted[name])):
+        started = {name: _started(specs[name], wanted[name], context) for name in batch}
+        for name, pieces in started.items():
+            read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})
+    return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
+
+
+def _started(spec: Mapping[str, Any], leaf: Any, context: ts.Context) -> dict[Key, Any]:
+    """Returns the reads of an array's shards, one for each index that this process's devices hold."""
+    store = ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context).result()
+    if tuple(store.shape) != tuple(leaf.shape):
+        raise ValueError(f"an array of shape {tuple(store.shape)} and not {tuple(leaf.shape)}")
+    indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    keys = dict.fromkeys(_key(index, leaf.shape) for index in indices)
+    return {key: (store[_slices(key)] if key else store).read() for key in keys}
+
+
+def _placed(leaf: Any, pieces: Mapping[Key, np.ndarray]) -> jax.Array:
+    def piece(index: Index | None) -> np.ndarray:
+        return np.asarray(pieces[_key(index or (), leaf.shape)], leaf.dtype)
+
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, piece)
+
+
+def _batches(items: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
+    """Yields runs of adjacent items of at most BATCH_BYTES together, or one larger item."""
+    batch, total = [], 0
+    for item in items:
+        if batch and total + size(item) > BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size(item)
+    if batch:
+        yield batch
+
+
+def _base(folder: epath.Path) -> dict[str, Any]:
+    base = key_value_store(folder)
+    return {**base, **FILE_OPTIONS} if base["driver"] == "file" else dict(base)

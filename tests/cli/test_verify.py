@@ -1,0 +1,118 @@
+"""limba verify: one line a step, 0 if all are whole, 2 if one is not; the file is named."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from limba.cli import main
+from limba.config import CheckpointConfig, DataConfig, RunConfig, plain
+from limba.formats.limba_checkpoint import fallback_directory
+from limba.storage import manifest
+from tests import tiny
+from tests.training.checkpoints import states
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc" / "run"
+
+pytestmark = pytest.mark.fast
+
+
+def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str], str]:
+    status = main.main(["verify", str(run), *flags])
+    printed = capsys.readouterr()
+    return status, printed.out.splitlines(), printed.err
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("saved") / "run"
+    states.save(run, 10, 20)
+    states.save(run / "best", 10)
+    return run
+
+
+def test_whole_steps(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines, errors = verified(saved, capsys)
+    assert status == 0 and errors == ""
+    assert [line.partition(":")[0] for line in lines] == ["checkpoints/10", "checkpoints/20", "best/checkpoints/10"]
+    assert all("whole (" in line and "sizes and checksums" in line for line in lines)
+    status, lines, _ = verified(saved / "checkpoints" / "20", capsys, "--sizes")
+    assert status == 0 and len(lines) == 1 and "sizes, not checksums" in lines[0]
+
+
+def test_a_damaged_file_is_named(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    path = next((run / "checkpoints" / "10" / "state" / "ocdbt.process_0" / "d").iterdir())
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    (run / "best" / "checkpoints" / "10" / "data" / "metadata").unlink()
+    (run / "checkpoints" / "20" / manifest.FILE).unlink()
+    shutil.copytree(run / "checkpoints" / "10", run / "checkpoints" / "5.broken")
+    status, lines, errors = verified(run, capsys)
+    name = path.relative_to(run / "checkpoints" / "10")
+    assert status == 2 and errors == ""
+    assert lines == [
+        f"checkpoints/10: damaged: {name} has other bytes than when it was saved",
+        "checkpoints/20: damaged: manifest.json is missing",
+        "checkpoints/5.broken: set aside by a run",
+        "best/checkpoints/10: damaged: data/metadata is missing",
+    ]
+    assert verified(run / "checkpoints" / "10", capsys, "--sizes")[0] == 0  # which says what it does not look at
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    status, lines, _ = verified(run, capsys)
+    assert (
+        status == 0 and len(lines) == 1 and "no manifest; its 121 arrays and its data positions can be read" in lines[0]
+    )
+    data = json.loads((run / "checkpoints" / "10" / "data" / "metadata").read_text())
+    text = data["positions"]["0"]
+    data["positions"]["0"] = text[:400] + ("A" if text[400] != "A" else "B") + text[401:]
+    whole = (run / "checkpoints" / "10" / "data" / "metadata").read_text()
+    (run / "checkpoints" / "10" / "data" / "metadata").write_text(json.dumps(data))
+    status, lines, _ = verified(run, capsys)
+    assert status == 2 and "damaged: " in lines[0]
+    (run / "checkpoints" / "10" / "data" / "metadata").write_text(whole)
+    files = (run / "checkpoints" / "10" / "state" / "ocdbt.process_0" / "d").iterdir()
+    max(files, key=lambda path: path.stat().st_size).write_bytes(b"")
+    status, lines, _ = verified(run, capsys)
+    assert status == 2 and "it has no manifest, which would name the file" in lines[0]
+
+
+def test_the_place_for_saves_that_fail_is_checked_too(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    config = (
+        json.loads((GOLDEN.parent / "run" / "config.json").read_text()) if (GOLDEN / "config.json").exists() else None
+    )
+    checkpoint = CheckpointConfig(fallback_dir=str(tmp_path / "other"))
+    config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 512}, batch_size=8), str(run), 10, checkpoint=checkpoint)
+    (run / plain.FILE).write_text(plain.to_text(config))
+    place = fallback_directory(str(run), str(tmp_path / "other"))
+    shutil.copytree(run / "checkpoints" / "20", place / "30")
+    status, lines, _ = verified(run, capsys)
+    assert status == 0 and lines[-1].startswith(f"{place}/30: whole (")
+
+
+def test_what_is_no_run_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines, errors = verified(tmp_path, capsys)
+    assert (status, lines) == (2, []) and "has no checkpoints/<step>; name the MODEL_DIR of a run." in errors
+    assert main.main(["verify"]) == 2
+    assert "write limba verify MODEL_DIR" in capsys.readouterr().err
+
+
+def test_it_imports_neither_tensorflow_nor_a_device() -> None:
+    code = (
+        "import sys; from limba.cli import main; status = main.main(['verify', sys.argv[1]]);"
+        "print(status, sorted({'tensorflow', 'jax', 'orbax', 'seqio'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(GOLDEN)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "0 []"

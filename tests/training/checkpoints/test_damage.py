@@ -1,0 +1,239 @@
+"""Whatever happens to one file of the newest checkpoint: it is named in one line, and the one before is resumed."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from limba.config import CheckpointConfig, DataConfig, InputError, StorageError
+from limba.formats.limba_checkpoint import COMMITTED, LimbaCheckpoint, check_whole, checkpoints_of
+from limba.storage import manifest
+from limba.training.checkpoints import arrays, directory
+from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.checkpoints.initial import load_initial
+from tests import tiny
+from tests.training.checkpoints import states
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "run"
+    states.save(path, 10, 20)
+    return path
+
+
+@pytest.fixture
+def run(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def restore(run: Path, unpack: object = None, config: CheckpointConfig = states.CONFIG) -> Restored | None:
+    with Checkpoints(str(run), config, states.DATA) as checkpoints:
+        return checkpoints.restore_latest(states.abstract(), unpack)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def junk(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * (path.stat().st_size // 256) + b"j" * (path.stat().st_size % 256))
+
+
+def files_of(step: Path) -> list[Path]:
+    return [path.relative_to(step) for path in sorted(step.rglob("*")) if path.is_file()]
+
+
+def test_a_step_has_every_kind_of_file(saved: Path) -> None:
+    """The tests below walk them all."""
+    kinds = {"/".join(part for part in path.parts if len(part) < 32) for path in files_of(saved / "checkpoints" / "20")}
+    assert kinds == {
+        "_CHECKPOINT_METADATA",
+        COMMITTED,
+        manifest.FILE,
+        "data/metadata",
+        "state/_METADATA",
+        "state/d",
+        "state/manifest.ocdbt",
+        "state/ocdbt.process_0/d",
+        "state/ocdbt.process_0/manifest.ocdbt",
+    }
+
+
+@pytest.mark.parametrize("harm", [delete, empty, cut, flip, junk])
+def test_one_file_is_damaged_and_the_step_before_is_resumed(
+    run: Path, saved: Path, harm: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = run / "checkpoints"
+    for name in files_of(checkpoints / "20"):
+        if str(name) == COMMITTED:
+            continue  # only earlier versions read it
+        harm(checkpoints / "20" / name)
+        caplog.clear()
+        states.assert_is(restore(run), 10)
+        (record,) = caplog.records
+        assert record.message.startswith(f"The checkpoint at step 20 cannot be read ({name} ")
+        assert "20.broken, and step 10 is resumed." in record.message and "\n" not in record.message
+        assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20.broken"]
+        shutil.rmtree(checkpoints / "20.broken")
+        shutil.copytree(saved / "checkpoints" / "20", checkpoints / "20")
+    states.assert_is(restore(run), 20)
+
+
+def test_what_other_programs_load_is_checked_too(run: Path) -> None:
+    """limba.load, convert and initial checkpoints end with the file's name, and never take an older step in silence."""
+    step = checkpoints_of(run)[20]
+    for name in files_of(run / "checkpoints" / "20"):
+        if str(name) in (COMMITTED, manifest.FILE):
+            continue
+        path = step / str(name)
+        content = path.read_bytes()
+        for harm in (flip, delete):
+            harm(Path(path))
+            assert max(checkpoints_of(run)) == 20
+            for load in (LimbaCheckpoint, directory.check_together):
+                with pytest.raises(InputError, match=f"20 is damaged: {name} "):
+                    load(step)
+            with pytest.raises(InputError, match=f"20 is damaged: {name} "):
+                load_initial(str(run), states.abstract(), tiny.MODEL, states.state(0), False)
+            path.write_bytes(content)
+    assert len(LimbaCheckpoint(step)) == 6  # a stack of four layers is four arrays
+
+
+def test_sizes_alone_are_a_choice_that_says_what_it_misses(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flip(next((run / "checkpoints" / "20" / "state" / "ocdbt.process_0" / "d").iterdir()))
+    restored = restore(run, config=CheckpointConfig(verify="sizes"))
+    assert int(restored.state.step) == 20  # with a wrong number in an array: zstd does not find this bit
+    (record,) = caplog.records
+    assert "verify is 'sizes'" in record.message and "a changed byte in them would not be noticed" in record.message
+    caplog.clear()
+    states.assert_is(restore(run), 10)
+
+
+def test_a_step_that_was_set_aside_before_is_not_overwritten(run: Path) -> None:
+    places = run / "checkpoints"
+    for number in range(3):
+        (places / "20" / "data" / "metadata").write_text(f"damage {number}")
+        states.assert_is(restore(run), 10)
+        shutil.copytree(places / "10", places / "20")
+    aside = [places / f"20.broken{end}" / "data" / "metadata" for end in ("", "-2", "-3")]
+    assert [path.read_text() for path in aside] == ["damage 0", "damage 1", "damage 2"]
+
+
+def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
+    for step in ("10", "20"):
+        delete(run / "checkpoints" / step / "state" / "_METADATA")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"the checkpoints \[10, 20\] .*\(step 20: state/_METADATA is missing"):
+            restore(run)
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
+
+
+def without_manifest(run: Path) -> None:
+    """Makes the checkpoints those of an earlier version."""
+    for step in (run / "checkpoints").iterdir():
+        (step / manifest.FILE).unlink()
+        data = json.loads((step / "data" / "metadata").read_text())
+        del data["manifest"], data["notes"]
+        (step / "data" / "metadata").write_text(json.dumps(data))
+
+
+def test_checkpoints_of_earlier_versions_are_read_and_that_is_said(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    without_manifest(run)
+    restored = restore(run)
+    assert int(restored.state.step) == 20 and restored.notes == {}
+    (record,) = caplog.records
+    assert "20 has no manifest.json, as it was saved by an earlier version" in record.message
+    caplog.clear()
+    check_whole(checkpoints_of(run)[20])
+    assert len(caplog.records) == 1
+    # What breaks the reading of one is damage, whatever it raises.
+    for name in ("state/manifest.ocdbt", "data/metadata", "state/d", "state/ocdbt.process_0"):
+        copy = Path(shutil.copytree(run, run.parent / name.replace("/", "-")))
+        place = copy / "checkpoints" / "20" / name
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            junk(place)
+        caplog.clear()
+        assert int(restore(copy).state.step) == 10
+        assert caplog.records[0].message.startswith("The checkpoint at step 20 cannot be read (")
+        assert (copy / "checkpoints" / "20.broken").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Exception("Encountered error while reading array index"), 10),  # as Orbax
+        (TypeError("'NoneType' object is not subscriptable"), 10),
+        (EOFError(), 10),
+        (RuntimeError("BadZipFile: File is not a zip file"), 10),
+        (InputError("The data position was saved with seed 1"), InputError),
+        (PermissionError(13, "Permission denied"), StorageError),
+        (TimeoutError("timed out"), StorageError),
+        (ValueError("UNAVAILABLE: connection reset"), StorageError),
+        (OSError(116, "Stale file handle"), StorageError),
+    ],
+)
+def test_data_positions_are_judged_with_the_rest(
+    run: Path, error: Exception, expected: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unpack(positions: dict[int, bytes]) -> None:
+        if positions == {0: b"position 20"}:
+            raise error
+
+    if expected == 10:
+        states.assert_is(restore(run, unpack), 10)
+        assert len(caplog.records) == 1
+        return
+    with pytest.raises(expected) as caught:
+        restore(run, unpack)
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]  # untouched
+
+
+def test_reading_that_stands_still_ends_with_a_sentence(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setattr(arrays, "read_arrays", lambda *_: threading.Event().wait(20))
+    with pytest.raises(StorageError, match=r"reading .*20 has not ended after 0 s\); nothing is changed"):
+        restore(run, config=CheckpointConfig(save_timeout_seconds=0.2))
+
+
+def test_another_run_s_checkpoint_is_refused_and_kept(run: Path) -> None:
+    other = DataConfig("t", {"inputs": 1}, batch_size=1, seed=5)
+    with Checkpoints(str(run), states.CONFIG, other) as checkpoints, pytest.raises(InputError, match="seed is 5"):
+        checkpoints.restore_latest(states.abstract())
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
+
+
+def test_a_run_goes_back_to_a_step_and_saves_the_later_one_again(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints:
+        states.assert_is(checkpoints.restore_step(10, states.abstract()), 10)
+        assert checkpoints.steps() == [10] and (run / "checkpoints" / "20.rewound").is_dir()
+        checkpoints.save(20, states.state(21), {0: b"position 21"}, {"step": 21})
+    states.assert_is(restore(run), 21)
+    with (
+        Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints,
+        pytest.raises(StorageError, match="step 15 .*it is gone"),
+    ):
+        checkpoints.restore_step(15, states.abstract())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -1,0 +1,433 @@
+"""A save is reported when it is committed; one that fails is tried again, goes elsewhere, or ends in one sentence."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from limba.config import CheckpointConfig, StorageError
+from limba.formats.limba_checkpoint import COMMITTED, fallback_directory
+from limba.storage import manifest
+from limba.training.checkpoints import arrays, save, step_files
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states
+
+ROOT = Path(__file__).parents[3]
+
+
+def opened(run: Path, **fields: object) -> Checkpoints:
+    return Checkpoints(str(run), CheckpointConfig(**{"save_timeout_seconds": 1.5, **fields}), states.DATA)
+
+
+def start(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.save(step, states.state(step), {0: b"position %d" % step}, {"step": step})
+
+
+def polled(checkpoints: Checkpoints, seconds: float = 20.0) -> list[int]:
+    """What the loop sees: polls until one reports."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := checkpoints.poll():
+            return found
+        time.sleep(0.01)
+    raise AssertionError("nothing was reported")
+
+
+@pytest.mark.fast
+def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, write = threading.Event(), arrays.write_arrays
+    monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
+    with opened(tmp_path, keep=2, save_timeout_seconds=60.0) as checkpoints:
+        start(checkpoints, 5)
+        for _ in range(3):
+            assert checkpoints.poll() == [] and checkpoints.steps() == []
+        assert not (tmp_path / "checkpoints" / "5").exists()
+        may_write.set()
+        assert polled(checkpoints) == [5] and checkpoints.poll() == []
+        assert manifest.check(tmp_path / "checkpoints" / "5") == []
+        for step in (6, 7):
+            start(checkpoints, step)
+        checkpoints.wait()
+        assert polled(checkpoints) == [6, 7] and checkpoints.steps() == [6, 7]  # in order, and as many as are kept
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["6", "7"]
+
+
+@pytest.mark.fast
+def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later steps reuse the memory of the arrays that they are given."""
+    may_write, write = threading.Event(), arrays.write_arrays
+    monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    with opened(tmp_path, save_timeout_seconds=60.0) as checkpoints:
+        state = states.state(5)
+        checkpoints.save(5, state, {0: b"position 5"}, {"step": 5})
+        for _ in range(3):
+            state = update(state)
+        jax.block_until_ready(state)
+        may_write.set()
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 5)
+
+
+@pytest.mark.fast
+def test_orbax_and_earlier_versions_read_what_is_saved(tmp_path: Path) -> None:
+    states.save(tmp_path, 5)
+    handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    directory = tmp_path / "checkpoints"
+    names = tuple(handlers)
+    with ocp.CheckpointManager(directory, item_names=names, item_handlers=handlers, options=options) as manager:
+        assert list(manager.all_steps()) == [5]
+        described = manager.item_metadata(5)["state"].tree["params"]["embedding"]
+        assert described.shape == (64, 32)
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(states.abstract()), data=ocp.args.JsonRestore())
+        restored = manager.restore(5, args=items)
+    jax.tree.map(np.testing.assert_array_equal, restored["state"], states.state(5))
+    assert set(restored["data"]) >= {"task", "seed", "num_data_shards", "positions"}
+    assert (directory / "5" / COMMITTED).exists()
+
+
+@pytest.mark.fast
+def test_large_shards_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(arrays, "BATCH_BYTES", 8000)
+    states.save(tmp_path, 5)
+    for devices in (1, 2, 4):
+        with opened(tmp_path) as checkpoints:
+            restored = checkpoints.restore_latest(states.abstract(devices))
+        jax.tree.map(np.testing.assert_array_equal, restored.state, states.state(5))
+        shardings = jax.tree.map(lambda x: x.sharding, restored.state)
+        assert shardings == jax.tree.map(lambda x: x.sharding, states.abstract(devices))
+
+
+def not_a_directory(run: Path) -> None:
+    """Makes checkpoints/ unusable for every user, the superuser too."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("")
+
+
+@pytest.mark.fast
+def test_a_save_that_cannot_begin_ends_in_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    states.save(tmp_path, 10)
+    with opened(tmp_path) as checkpoints:
+        not_a_directory(tmp_path)
+        start(checkpoints, 20)
+        with pytest.raises(StorageError) as caught:
+            polled(checkpoints)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and "Traceback" not in caplog.text
+    assert sentence.startswith(f"Step 20 cannot be saved in {tmp_path}/checkpoints (File exists). A checkpoint takes ")
+    assert " are free. Step 10 in " in sentence and "is good" in sentence
+    (record,) = caplog.records  # when the first attempt fails, once
+    assert record.message.startswith("Step 20 cannot be saved in ") and "it is tried again for 2 s" in record.message
+    assert record.created < time.time() - 0.5
+
+
+@pytest.mark.fast
+def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StorageError, match="Step 20 cannot be saved .* No earlier step is saved"):  # noqa: SIM117
+        with opened(tmp_path) as checkpoints:
+            (tmp_path / "checkpoints").mkdir()
+            not_a_directory(tmp_path)
+            start(checkpoints, 20)
+            checkpoints.wait()
+    assert len(caplog.records) == 1  # of the first attempt
+    caplog.clear()
+    with (
+        pytest.raises(KeyError),
+        opened(tmp_path, save_timeout_seconds=600.0) as checkpoints,
+    ):  # it ends by another error
+        start(checkpoints, 20)
+        raise KeyError
+    assert any("Step 20 cannot be saved" in record.message for record in caplog.records)
+
+
+@pytest.mark.fast
+def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    states.save(tmp_path, 10)
+    with opened(tmp_path, save_timeout_seconds=60.0) as checkpoints:
+        shutil.copytree(tmp_path / "checkpoints", tmp_path / "copy")
+        not_a_directory(tmp_path)
+        start(checkpoints, 20)
+        deadline = time.monotonic() + 20
+        while not caplog.records:
+            assert time.monotonic() < deadline and checkpoints.poll() == []
+            time.sleep(0.01)
+        (tmp_path / "checkpoints").unlink()
+        (tmp_path / "copy").rename(tmp_path / "checkpoints")
+        assert polled(checkpoints) == [20]
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+
+
+@pytest.mark.fast
+def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    states.save(run, 10)
+    shutil.copytree(run, tmp_path / "whole")
+    with opened(run, fallback_dir=str(other), save_timeout_seconds=60.0) as checkpoints:
+        not_a_directory(run)
+        start(checkpoints, 20)
+        started = time.monotonic()
+        checkpoints.wait()  # as before a run ends: it does not try the first place for a minute
+        assert time.monotonic() - started < 30 and polled(checkpoints) == [20]
+        place = fallback_directory(str(run), str(other))
+        assert checkpoints.place(20) == place
+    said = [record.message for record in caplog.records]
+    assert any("Step 20 is saved in" in each and "(File exists)" in each for each in said)
+    shutil.rmtree(run, ignore_errors=True)
+    (tmp_path / "whole").rename(run)
+    with opened(run, fallback_dir=str(other)) as checkpoints:
+        assert checkpoints.steps() == [10, 20]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
+    with opened(tmp_path / "another" / "run", fallback_dir=str(other)) as checkpoints:  # of the same name
+        assert checkpoints.restore_latest(states.abstract()) is None
+
+
+@pytest.mark.fast
+def test_a_disk_without_room_is_found_before_the_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = arrays.num_bytes(states.abstract())
+    assert 20_000 < size < 40_000
+    with opened(tmp_path, keep=3) as checkpoints:
+        for free, said in ((10 * size, 0), (4 * size, 0), (3 * size, 1)):
+            caplog.clear()
+            monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _, free=free: free)
+            checkpoints.check_space(states.abstract())
+            assert len(caplog.records) == said
+        assert "lower CheckpointConfig.keep" in caplog.text and "4 of" in caplog.text
+        monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _: size - 1)
+        with pytest.raises(StorageError, match=r"A checkpoint takes \d+\.\d kB, and .* make room"):
+            checkpoints.check_space(states.abstract())
+        monkeypatch.setattr(step_files, "free_bytes", lambda _: 100)
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match=r"\(only 100 bytes are free, and a checkpoint takes \d+"):
+            polled(checkpoints)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.fast
+def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "merge", lambda *_: threading.Event().wait(30))
+    started = time.monotonic()
+    with opened(tmp_path, save_timeout_seconds=0.5) as checkpoints:
+        start(checkpoints, 5)
+        with pytest.raises(StorageError, match="writing has not ended after 1 s"):
+            polled(checkpoints)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.fast
+def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(save, "AGREE_SECONDS", 0.0)
+    may_end = threading.Event()
+    monkeypatch.setattr(save.Saver, "_try_for", lambda *_: may_end.wait(30) and None)
+    checkpoints = opened(tmp_path, save_timeout_seconds=0.3)
+    start(checkpoints, 5)
+    time.sleep(0.5)
+    for wait in (checkpoints.poll, checkpoints.wait):
+        with pytest.raises(StorageError, match="Saving step 5 in .* stands still.*No earlier step is saved"):
+            wait()
+    may_end.set()
+
+
+@pytest.mark.fast
+def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
+    states.save(tmp_path, 10)
+    directory = tmp_path / "checkpoints"
+    for name in ("20.orbax-checkpoint-tmp", "5.removed.orbax-checkpoint-tmp", "30.orbax-checkpoint-tmp-1795302681"):
+        (directory / name / "state").mkdir(parents=True)
+        (directory / name / "state" / "half").write_text("half")
+    (directory / "7.broken").mkdir()
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10]
+    assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
+
+
+@pytest.mark.fast
+def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
+    monkeypatch.setattr(step_files, "_is_bucket", lambda _: True)
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
+    written, seen = step_files.manifest.write, []
+
+    def write(directory: object, known: object) -> None:
+        seen.extend(path.name for path in Path(str(directory)).rglob("*") if path.is_file())
+        written(directory, known)
+
+    monkeypatch.setattr(step_files.manifest, "write", write)
+    with opened(tmp_path, keep=1) as checkpoints:
+        for step in (5, 6):
+            start(checkpoints, step)
+    assert COMMITTED not in seen and manifest.FILE not in seen and "_METADATA" in seen
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["6"]
+    with opened(tmp_path) as checkpoints:
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
+
+
+# A save in a process of its own, whose limits are its own: files of at most some bytes, or a full file system.
+SAVING = """
+import logging, resource, sys
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+logging.getLogger("absl").setLevel(logging.ERROR)
+from limba.config import StorageError
+from tests.training.checkpoints import states, test_save
+from pathlib import Path
+run, limit = Path(sys.argv[1]), int(sys.argv[2])
+with test_save.opened(run, save_timeout_seconds=4.0) as checkpoints:
+    if limit:
+        import signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    test_save.start(checkpoints, 20)
+    try:
+        test_save.polled(checkpoints, 60)
+    except StorageError as error:
+        print("SENTENCE", error)
+"""
+
+
+def saved_elsewhere(run: Path, limit: int, *before: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [*before, sys.executable, "-c", SAVING, str(run), str(limit)]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_files_that_may_not_grow_end_the_run_with_one_sentence(tmp_path: Path) -> None:
+    """A quota: every file ends at 4 kB."""
+    states.save(tmp_path, 10)
+    ended = saved_elsewhere(tmp_path, 4096)
+    lines = (ended.stdout + ended.stderr).splitlines()
+    assert ended.returncode == 0 and len(lines) == 2, "\n".join(lines)
+    assert "Step 20 cannot be saved in" in ended.stdout and "File too large" in ended.stdout
+    assert "Step 10 in" in ended.stdout
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10]
+        states.assert_is(checkpoints.restore_latest(states.abstract()), 10)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path) -> None:
+    """A real one, of a megabyte, that another program fills between the look at its free space and the writing."""
+    run = tmp_path / "run"
+    run.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(run)], capture_output=True).returncode:
+        pytest.skip("this machine lets no test mount a file system")
+    try:
+        states.save(run, 10)
+        free = os.statvfs(run)
+        (run / "filler").write_bytes(b"x" * (free.f_bavail * free.f_bsize - 40_000))
+        ended = saved_elsewhere(run, 0)
+        lines = (ended.stdout + ended.stderr).splitlines()
+        assert ended.returncode == 0 and len(lines) == 2, "\n".join(lines)
+        assert "No space left on device" in ended.stdout or "are free, and a checkpoint takes" in ended.stdout
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10"]
+        (run / "filler").unlink()
+        with opened(run) as checkpoints:
+            states.assert_is(checkpoints.restore_latest(states.abstract()), 10)
+            start(checkpoints, 20)
+        assert manifest.check(run / "checkpoints" / "20") == []
+    finally:
+        subprocess.run(["umount", "-l", str(run)], check=True)
+
+
+# Two processes that save, restore, and agree on what they report; one of them fails where it is told to.
+TOGETHER = """
+import logging, sys, time
+logging.basicConfig(format="%(message)s", level=logging.WARNING)
+logging.getLogger("absl").setLevel(logging.ERROR)
+from limba.sharding import multihost
+multihost.join_hosts()
+import jax, numpy as np
+from pathlib import Path
+from limba.config import CheckpointConfig, StorageError
+from limba.training.checkpoints import arrays
+from tests.training.checkpoints import states, test_save
+run, what, devices = Path(sys.argv[1]), sys.argv[2], jax.device_count()
+own = jax.process_index()
+write = arrays.write_arrays
+def failing(directory, snapshot):
+    if own == 1 and "/20" in str(directory):
+        raise OSError(28, "No space left on device")
+    if own == 1:
+        time.sleep(0.5)  # it ends later than the first process
+    return write(directory, snapshot)
+arrays.write_arrays = failing
+with test_save.opened(run, save_timeout_seconds=3.0) as checkpoints:
+    if what == "restore":
+        restored = checkpoints.restore_latest(states.abstract(devices))
+        wanted = states.state(int(restored.state.step), devices)
+        same = jax.tree.map(lambda a, b: all(np.array_equal(x.data, y.data) for x, y in
+            zip(a.addressable_shards, b.addressable_shards, strict=True)), restored.state, wanted)
+        print("RESTORED", own, int(restored.state.step), all(jax.tree.leaves(same)), restored.notes, flush=True)
+    else:
+        seen, polls = [], 0
+        for step in (10, 20):
+            checkpoints.save(step, states.state(step, devices), {own: b"position %d" % step}, {"step": step})
+            try:
+                for _ in range(2000):
+                    polls += 1
+                    time.sleep(0.002 * (1 + own))  # the processes run apart
+                    if found := checkpoints.poll():
+                        seen.append((polls, found))
+                        break
+                # Nobody runs ahead of the step that both report.
+            except StorageError as error:
+                print("SENTENCE", own, polls - seen[0][0], error, flush=True)
+                break
+        print("SEEN", own, seen, flush=True)
+"""
+
+
+def together(run: Path, what: str, processes: int, devices: int) -> list[str]:
+    from tests.run.test_hosts import finish
+    from tests.run.test_hosts import start as start_processes
+
+    ends = finish(start_processes(["-c", TOGETHER, str(run), what], processes, devices))
+    return ["\n".join([output, *errors]) for output, errors in ends]
+
+
+@pytest.mark.slow
+def test_processes_save_together_report_at_the_same_poll_and_fail_alike(tmp_path: Path) -> None:
+    outputs = together(tmp_path, "save", 2, 2)
+    seen = [next(line for line in out.splitlines() if line.startswith("SEEN")) for out in outputs]
+    assert seen[0].replace("SEEN 0", "") == seen[1].replace("SEEN 1", "") and "[10]" in seen[0]
+    sentences = [next(line for line in out.splitlines() if line.startswith("SENTENCE")) for out in outputs]
+    assert sentences[0].replace("SENTENCE 0", "") == sentences[1].replace("SENTENCE 1", "")
+    assert "(process 1: No space left on device)" in sentences[0] and "Step 10 in" in sentences[0]
+    assert "Traceback" not in "".join(outputs)
+    checkpoints = tmp_path / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["10"] and manifest.check(checkpoints / "10") == []
+    folders = {path.name for path in (checkpoints / "10" / "state").glob("ocdbt.process_*")}
+    assert folders == {"ocdbt.process_0", "ocdbt.process_1"}
+
+    # Other numbers of processes read it; one file is damaged, and all take the older step.
+    states.save(tmp_path, 5)
+    for processes, devices in ((1, 4), (2, 2), (4, 1)):
+        outputs = together(tmp_path, "restore", processes, devices)
+        for index, out in enumerate(outputs):
+            assert f"RESTORED {index} 10 True {{'step': 10}}" in out
+    path = next((checkpoints / "10" / "state" / "ocdbt.process_1" / "d").iterdir())
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    outputs = together(tmp_path, "restore", 2, 2)
+    assert all(f"RESTORED {index} 5 True" in out for index, out in enumerate(outputs))
+    lines = [line for out in outputs for line in out.splitlines() if "cannot be read" in line]
+    assert len(lines) == 1 and f"({path.relative_to(checkpoints / '10')} has other bytes" in lines[0]
+    assert (checkpoints / "10.broken").is_dir()
