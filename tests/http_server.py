@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import email
 import hashlib
 import json
 import threading
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 JSON = {"Content-Type": "application/json"}
 Fault = Callable[["Handler", bytes], None]
@@ -107,6 +108,43 @@ class BucketHandler(Handler):
             if name in ("", file.name)
         ]
         return self.reply(200, json.dumps(objects[0] if name else {"items": objects}).encode(), JSON)
+
+
+class StoreHandler(BucketHandler):
+    """As the bucket, and takes objects, whose generations it counts and compares as Google's storage does.
+
+    A fault answers in the place of the store; `lost` lets it write before.
+    """
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+        about, content = (part.get_payload(decode=True) for part in email.message_from_bytes(head + sent).get_payload())
+        name = json.loads(about)["name"]
+        self._changed(name, lambda path: (path.parent.mkdir(parents=True, exist_ok=True), path.write_bytes(content)))
+
+    def do_DELETE(self) -> None:
+        self._changed(unquote(urlsplit(self.path).path.partition("/o/")[2]), Path.unlink)
+
+    def _changed(self, name: str, change: Callable[[Path], object]) -> None:
+        self.client, self.name = "bucket", name
+        path, generations = self.server.folder / name, self.server.generations
+        wanted = parse_qs(urlsplit(self.path).query).get("ifGenerationMatch")
+        fault = self.server.next_fault(self.command, name)
+        if fault is not None and fault is not lost:
+            return fault(self, b"")
+        with self.server.writing:
+            if wanted and wanted != [str(generations[name] if path.exists() else 0)]:
+                return self.reply(412)
+            change(path)
+            generations[name] = max(generations.values(), default=1000) + 1
+            said = {"name": name, "bucket": "bucket", "generation": str(generations[name])}
+        return lost(self, b"") if fault is lost else self.reply(200, json.dumps(said).encode(), JSON)
+
+    def _answer(self, with_body: bool) -> None:
+        name = unquote(urlsplit(self.path).path).partition("/o/")[2]
+        self.about = {"x-goog-generation": str(self.server.generations[name])}
+        super()._answer(with_body)
 
 
 class HubHandler(Handler):
@@ -227,7 +265,8 @@ class FileServer(ThreadingHTTPServer):
         self.folder, self.ranges = folder, ranges
         self.bytes_sent: Counter[tuple[str, str]] = Counter()  # by client and path, bodies only
         self.requests: Counter[tuple[str, str]] = Counter()  # by method and path
-        self.over = threading.Event()
+        self.over, self.writing = threading.Event(), threading.Lock()
+        self.generations: Counter[str] = Counter()  # of a store's objects
         self._faults: dict[tuple[str, str], list[Fault | None]] = {}
         self._lock = threading.Lock()
 
@@ -269,6 +308,11 @@ def status(code: int) -> Fault:
 def stall(handler: Handler, body: bytes) -> None:
     """Takes the request and never answers."""
     handler.server.over.wait(60)
+    handler.close_connection = True
+
+
+def lost(handler: Handler, body: bytes) -> None:
+    """Closes the connection without an answer."""
     handler.close_connection = True
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
+import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
@@ -23,6 +23,7 @@ from etils import epath
 
 from limba.config import InputError
 from limba.config.errors import reason_of
+from limba.storage import lease
 
 ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
 SCALAR_EXTENSION = 3
@@ -216,7 +217,12 @@ def write_legacy(
     final = directory / f"checkpoint_{step}"
     if final.exists():
         raise InputError(f"{final} exists already; remove it, or give another directory.")
-    writing = directory / f"checkpoint_{step}.tmp-{int(time.time())}"
+    with lease.held(os.fspath(final), "exports", beside=True):
+        return _write_legacy(final, step, tree, dtype)
+
+
+def _write_legacy(final: epath.Path, step: int, tree: Mapping[str, np.ndarray], dtype: str) -> epath.Path:
+    writing = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
     writing.mkdir(parents=True)
     root: dict[str, Any] = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}}}
     for name in tree:

@@ -2,29 +2,120 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import fsspec
 from etils import epath
 
+from limba.config import InputError, kinds
+from limba.config.errors import reason_of
+
+# Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
 
 def resolved(path: str) -> epath.Path:
-    """Returns a local path as an absolute path, and an address such as gs://… unchanged."""
-    return epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    """Returns a local path as an absolute path, and an address such as gs://… unchanged.
+
+    Raises InputError for an address that is not known, and for a path that no file can have.
+    """
+    kinds.check_address(path, "The path")
+    try:
+        return epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
+    except (ValueError, RuntimeError, OSError) as error:  # a NUL character, an unknown ~user, a circle of links
+        raise InputError(f"The path {path!r} cannot be used ({reason_of(error)}); give another.") from None
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Writes a file at a path or address atomically; OSError if that fails."""
-    system, stripped = fsspec.core.url_to_fs(path)
-    if "file" not in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
+def read_text(path: epath.Path) -> str:
+    """Returns the text of a file in UTF-8; InputError if it cannot be read or is no text."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8 ({error.reason}); restore it from a copy.") from None
+    except Exception as error:  # a bucket's client has errors of its own
+        raise InputError(f"{path} cannot be read ({reason_of(error)}); check the path and its permissions.") from error
+
+
+def is_local(system: Any) -> bool:
+    """Returns whether a file system of fsspec is this machine's."""
+    return "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Writes a file at a path or address atomically: it has its old content or all of the new, after a power cut too.
+
+    Text is written as UTF-8. Makes the folders of a local path. OSError if it fails; then nothing is left behind.
+    """
+    data = data.encode() if isinstance(data, str) else data
+    system, stripped = fsspec.core.url_to_fs(os.fspath(path))
+    if not is_local(system):
         system.pipe_file(stripped, data)  # an object store shows an object when it is complete
         return
-    os.makedirs(os.path.dirname(stripped) or ".", exist_ok=True)
-    unfinished = f"{stripped}.{os.getpid()}.tmp"
-    with open(unfinished, "wb") as file:
+    with replacing(stripped) as file:
         file.write(data)
-    os.replace(unfinished, stripped)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Yields a file for bytes that replaces a local file at the end of the context, or vanishes after an error."""
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = new_file_beside(place)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(OSError):  # the file keeps its permissions
+                os.fchmod(descriptor, stat.S_IMODE(place.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(unfinished, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    sync_folder(place.parent)
+
+
+def new_file_beside(place: Path) -> tuple[int, Path]:
+    """Makes an empty file in the folder of a local path; returns its descriptor, for reading and writing, and path.
+
+    Nobody can know its name and make it, or a link of that name, first. (tempfile's files are for this user only.)
+    """
+    unfinished = place.with_name(f".{place.name[:100]}.{secrets.token_hex(8)}.tmp")
+    return os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), unfinished
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Writes the names in a local folder to the disk, where its file system can; else they follow soon."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def private_folder(path: str | os.PathLike[str]) -> Path:
+    """Makes a folder that only this user can open, or checks that it is one; returns it.
+
+    For a name that others can know, in a place where they may write. PermissionError for another user's folder, for a
+    link, and for a folder that others may write to.
+    """
+    folder = Path(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder
 
 
 def free_bytes(path: str) -> int | None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from limba.config import DataConfig, InputError
 from limba.data import tasks as providers
 from limba.data.vocabulary import train as vocabulary_training
 from limba.data.vocabulary.load import load_vocabulary
+from limba.storage import lease
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -199,6 +201,53 @@ def test_a_vocabulary_stopped_before_its_tokenizer_json_is_not_trained_again(cor
         vocabulary_training.ensure_vocabulary(
             dataclasses.replace(config, vocabulary=f"{tmp_path}/w.model"), trains=True
         )
+
+
+@pytest.mark.parametrize("end", ["killed", "failed", "late"])
+def test_other_hosts_notice_that_the_first_has_died(tmp_path, monkeypatch, end):
+    for name, value in (("BEAT_SECONDS", 0.1), ("PATIENCE", 4)):
+        monkeypatch.setattr(lease, name, value)
+    output, file = tmp_path / "v.model", tmp_path / "v.model.lease"
+
+    def first_host():
+        if end == "late":
+            return
+        with lease.held(str(output), "makes", beside=True) as mine:
+            time.sleep(0.5)
+            if end == "killed":
+                content = mine.owner.content(9)
+        if end == "killed":
+            file.write_bytes(content)
+
+    monkeypatch.setattr(vocabulary_training, "START_SECONDS", 0.5 if end == "late" else 60)
+    thread = threading.Thread(target=first_host)
+    thread.start()
+    said = {
+        "killed": r"Host 0 \(process \d+ on .*\) has given no heartbeat for 1 s; look at its output",
+        "failed": "Host 0 has ended without writing .*v.model; look at its output",
+        "late": "Host 0 has not begun to make .*v.model within 1 s; look at its output",
+    }
+    with pytest.raises(InputError, match=said[end]):
+        vocabulary_training.wait_for_vocabulary(str(output), 30, 0.05)
+    thread.join()
+
+
+def test_one_process_makes_a_vocabulary(corpus, tmp_path):
+    output = tmp_path / "v.model"
+    config = DataConfig(
+        "demo_span_corruption",
+        {"inputs": 8},
+        1,
+        vocabulary=str(output),
+        data_files=str(corpus),
+        new_vocabulary_size=600,
+    )
+    with vocabulary_training.making(str(output)):
+        with pytest.raises(InputError, match=f"Another process makes {output} now"):
+            train_vocabulary.run([f"--files={corpus}", f"--output={output}"])
+        with pytest.raises(InputError, match=f"Another process makes {output} now"):
+            vocabulary_training.ensure_vocabulary(config, trains=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):

@@ -65,6 +65,8 @@ def run(argv: Sequence[str]) -> None:
             from limba.data.preparation.tfds import describe, folder_of
         data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         arguments.output = folder_of(arguments.tfds, data_dir)
+    if arguments.scratch and os.path.exists(arguments.scratch) and not os.path.isdir(arguments.scratch):
+        raise InputError(f"--scratch is {arguments.scratch}, which is not a folder; give a folder on a local disk.")
     if not arguments.output:
         raise InputError("No folder to write to is named; give --output=DIR.")
     recipe = task_flags.recipe(arguments)

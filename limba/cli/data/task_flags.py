@@ -60,7 +60,7 @@ class TaskRecipe:
     def data_config(self) -> DataConfig:
         return DataConfig(
             mixture_or_task_name=self.task or FILES_TASK,
-            task_feature_lengths={"targets": self.sequence} if self.sequence else {"inputs": self.inputs},
+            task_feature_lengths={"targets": self.sequence} if self.sequence is not None else {"inputs": self.inputs},
             batch_size=1,
             vocabulary=self.vocabulary or (None if self.task else "byte"),
             extra_ids=self.extra_ids,

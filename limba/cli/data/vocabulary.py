@@ -46,13 +46,38 @@ def _arguments(argv: Sequence[str]) -> Any:
 def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     from tqdm import tqdm
 
-    bar = tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True)
+    bars: list[tqdm] = []  # made when something is read: a file that is not there gets one sentence
 
     def update(total: int, finished: int) -> None:
-        bar.set_postfix(finished=finished, refresh=False)
-        bar.update(total - bar.n)
+        if not bars:
+            bars.append(tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True))
+        bars[0].set_postfix(finished=finished, refresh=False)
+        bars[0].update(total - bars[0].n)
 
-    return update, bar.close
+    return update, lambda: bars[0].close() if bars else None
+
+
+def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
+    """Trains and writes the vocabulary; returns its number of pieces, and documents that it has not seen."""
+    from limba.data.vocabulary import load as vocabulary
+    from limba.data.vocabulary import train as vocabulary_training
+
+    update, close = _progress()
+    try:
+        training, measured = vocabulary_training.sample_task(task, arguments.split, arguments.sample_bytes, update)
+    finally:
+        close()
+    print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
+    count = vocabulary_training.train_on_documents(
+        training,
+        arguments.size - vocabulary.NUM_SENTINELS,
+        arguments.output,
+        byte_fallback=arguments.byte_fallback == "yes",
+        character_coverage=arguments.coverage,
+        normalization=arguments.normalization,
+        romanian_commas=arguments.romanian_commas,
+    )
+    return count, measured
 
 
 @names_said(task_flags.NAMES)
@@ -74,22 +99,8 @@ def run(argv: Sequence[str]) -> None:
     vocabulary_training.check_size(arguments.size, arguments.byte_fallback == "yes")
     vocabulary_training.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
     vocabulary_training.check_output(arguments.output)
-    pieces = arguments.size - vocabulary.NUM_SENTINELS
-    update, close = _progress()
-    try:
-        training, measured = vocabulary_training.sample_task(recipe(), arguments.split, arguments.sample_bytes, update)
-    finally:
-        close()
-    print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
-    count = vocabulary_training.train_on_documents(
-        training,
-        pieces,
-        arguments.output,
-        byte_fallback=arguments.byte_fallback == "yes",
-        character_coverage=arguments.coverage,
-        normalization=arguments.normalization,
-        romanian_commas=arguments.romanian_commas,
-    )
+    with vocabulary_training.making(arguments.output):
+        count, measured = _trained(arguments, recipe())
     print(
         f"Trained {count:,} pieces and {vocabulary.NUM_SENTINELS} sentinels: {arguments.output}, "
         f"{vocabulary_training.json_path(arguments.output)}; set VOCAB_SIZE to "

@@ -7,7 +7,8 @@ import os
 import pydoc_data.topics
 import re
 from collections.abc import Iterator
-from pathlib import Path
+
+from limba.storage.files import replacing
 
 DOCUMENT_LETTERS = 1_000  # paragraphs are joined up to about this: many documents, some for validation
 
@@ -18,16 +19,12 @@ def pydoc_corpus(path: str | os.PathLike[str]) -> int:
     About 460,000 letters under the PSF licence, with markup. Each document is some paragraphs of one
     topic, in order. The file is written atomically.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     count = 0
-    with unfinished.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         for topic, text in sorted(pydoc_data.topics.topics.items()):
             for document in _documents(text):
-                file.write(json.dumps({"topic": topic, "text": document}, ensure_ascii=False) + "\n")
+                file.write((json.dumps({"topic": topic, "text": document}, ensure_ascii=False) + "\n").encode())
                 count += 1
-    unfinished.replace(path)
     return count
 
 

@@ -9,7 +9,6 @@ a file with its final name is not written again. The content does not depend on 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -34,7 +33,8 @@ from limba.data.sources.readers import Unit
 from limba.data.sources.units import UnitSource
 from limba.data.vocabulary.load import content_name, encoder
 from limba.data.vocabulary.text_sample import check_not_empty, text_source
-from limba.storage.files import write_whole
+from limba.storage import lease
+from limba.storage.files import is_local, private_folder, replacing, sync_folder, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def prepare(
 
     After an interruption a second call resumes; after the end it does nothing. `scratch` needs as much
     space as the documents themselves, compressed, until the end: by default it is `output/unfinished`, or for an
-    address a folder of the machine's temporary directory. `progress(what, total)` returns a counter with
+    address a folder of this user in the machine's temporary directory. `progress(what, total)` returns a counter with
     `update(1)` and `close()`; each worker process calls `preload()` first. Raises InputError if the folder
     has other content (with the advice to give `another`), if another process is writing it, and for errors in the
     corpus or the vocabulary.
@@ -132,7 +132,7 @@ def prepare(
     if not existing and folder.shards():
         raise InputError(f"{output} holds {folder.shards()[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
     plan = _Plan(recipe, settings, output, folder.scratch(scratch), _num_groups(len(units)))
-    with _locked(plan.scratch, output), Workers(workers, preload) as processes:
+    with lease.held(output, "prepares") as mine, Workers(workers, preload) as processes:
         _check_scratch(plan.scratch, about)
         folder.write(SETTINGS_FILE, _json({**about, "finished": False}))
         cut = [len(units) * group // plan.num_groups for group in range(plan.num_groups + 1)]
@@ -145,11 +145,13 @@ def prepare(
         ).tolist()
         if not documents:
             raise InputError(f"{source.name} holds no document in split {settings.split!r}; nothing is written.")
+        mine.check()
         jobs = [partial(_write_shard, plan, shard) for shard in range(settings.num_shards)]
         processes.results(jobs, counter("writing", len(jobs)))
+        mine.check()
         totals = {"documents": documents, "bytes": num_bytes, "finished": True}
         folder.write(SETTINGS_FILE, _json({**about, **totals}))
-    shutil.rmtree(plan.scratch, ignore_errors=True)
+        shutil.rmtree(plan.scratch, ignore_errors=True)
     return Prepared(documents, num_bytes, settings.num_shards, columns, was_finished=False)
 
 
@@ -256,8 +258,7 @@ class _Folder:
         self.address = address
         with self._input_errors():
             self._system, self._path = fsspec.core.url_to_fs(address)
-            protocol = self._system.protocol
-            self.is_local = "file" in (protocol if isinstance(protocol, tuple) else (protocol,))
+            self.is_local = is_local(self._system)
             self._system.makedirs(self._path, exist_ok=True)
 
     @contextlib.contextmanager
@@ -296,37 +297,34 @@ class _Folder:
         """Moves a finished local file into the folder; an object store shows it when it is complete."""
         with self._input_errors():
             if self.is_local and os.stat(file).st_dev == os.stat(self._path).st_dev:
+                with file.open("rb") as whole:
+                    os.fsync(whole.fileno())  # it must not be empty after a power cut
                 os.replace(file, f"{self._path}/{name}")
+                sync_folder(self._path)
                 return
             if self.is_local:
-                shutil.copyfile(file, f"{self._path}/{name}.tmp")
-                os.replace(f"{self._path}/{name}.tmp", f"{self._path}/{name}")
+                with file.open("rb") as whole, replacing(f"{self._path}/{name}") as copy:
+                    shutil.copyfileobj(whole, copy, 1 << 20)
             else:
                 self._system.put_file(str(file), f"{self._path}/{name}")
             file.unlink()
 
     def scratch(self, given: str | None) -> Path:
-        digest = hashlib.blake2b(self._path.encode(), digest_size=8).hexdigest()
-        if given:
-            path = Path(given) / f"limba-prepare-{digest}"
-        elif self.is_local:
+        if self.is_local and not given:
             path = Path(self._path) / "unfinished"
-        else:
-            path = Path(tempfile.gettempdir()) / f"limba-prepare-{digest}"
-        with self._input_errors():
-            path.mkdir(parents=True, exist_ok=True)
-        return path
-
-
-@contextlib.contextmanager
-def _locked(scratch: Path, output: str) -> Iterator[None]:
-    """Locks the scratch folder until the context or this process ends."""
-    with open(scratch / "lock", "w") as lock:
+            with self._input_errors():
+                path.mkdir(parents=True, exist_ok=True)
+            return path
+        # A second call finds the folder by its name, which others of this machine can know as well.
+        digest = hashlib.blake2b(self._path.encode(), digest_size=8).hexdigest()
+        folder = Path(given or tempfile.gettempdir())
+        path = folder / (f"limba-prepare-{digest}" if given else f"limba-{os.getuid()}-prepare-{digest}")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"Another process prepares {output} now; wait for it, or stop it.") from None
-        yield
+            return private_folder(path)
+        except OSError as error:
+            raise InputError(
+                f"The scratch folder {path} cannot be used ({reason_of(error)}); give another scratch folder."
+            ) from error
 
 
 def _check_scratch(scratch: Path, about: Mapping[str, Any]) -> None:
@@ -334,7 +332,7 @@ def _check_scratch(scratch: Path, about: Mapping[str, Any]) -> None:
     owner = scratch / "settings.json"
     is_ours = owner.exists() and not _different(json.loads(owner.read_bytes()), about)
     for path in scratch.iterdir():
-        if path.name != "lock" and (not is_ours or path.name.endswith(".tmp")):
+        if not is_ours or path.name.endswith(".tmp"):
             path.unlink()
     write_whole(str(owner), _json(about))
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import fsspec
@@ -28,12 +29,14 @@ from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_t
 from limba.data.vocabulary.report import Fertility, fertility_table
 from limba.data.vocabulary.text_sample import Progress, check_not_empty, sample_documents, text_source, texts_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
+from limba.storage import lease
 from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
 
 REPORT_BYTES = 2_000_000  # bytes of text for the report
-HOURS_WAITED = 6  # to wait for the process that trains
+HOURS_WAITED = 6  # to wait for the process that trains, while it gives heartbeats
+START_SECONDS = 600.0  # for its first heartbeat
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
@@ -116,6 +119,17 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     if not trains:
         wait_for_vocabulary(path, HOURS_WAITED * 3600)
         return
+    with making(path):
+        _make(config, path, size)
+
+
+def making(path: str) -> AbstractContextManager[lease.Lease]:
+    """Returns the context for making a vocabulary; InputError on entry if another process makes this one."""
+    return lease.held(path, "makes", beside=True)
+
+
+def _make(config: DataConfig, path: str, size: int) -> None:
+    """Trains the run's vocabulary, unless that has been done."""
     if _exists(path):  # an earlier start was stopped between the two files
         _write(json_path(path), tokenizer_json(path).encode())
         return
@@ -131,15 +145,35 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
 
 
 def wait_for_vocabulary(path: str, wait_seconds: float, poll_seconds: float = 5.0) -> None:
-    """Returns when host 0 has written the vocabulary and its tokenizer.json; InputError after `wait_seconds`."""
-    deadline = time.monotonic() + wait_seconds
+    """Returns when host 0 has written the vocabulary and its tokenizer.json; InputError after `wait_seconds`.
+
+    InputError sooner if host 0 does not begin, if its heartbeats end, or if it ends without these files.
+    """
+    deadline, watch = time.monotonic() + wait_seconds, lease.Watch(path, beside=True)
     while not (_exists(path) and _exists(json_path(path))):
+        _check_alive(watch, path)
         if time.monotonic() >= deadline:
             raise InputError(
                 f"Host 0 has not written {path} within {wait_seconds:,.0f} s; look at its output, check that all "
                 "hosts see the same folder, or wait longer."
             )
         time.sleep(min(poll_seconds, max(0.0, deadline - time.monotonic())))
+
+
+def _check_alive(watch: lease.Watch, path: str) -> None:
+    """Raises InputError if the process that makes the vocabulary has died."""
+    try:
+        owner, silent_seconds, has_beaten = watch.look()
+    except OSError:  # its files are asked for again soon, and what is wrong is said then
+        return
+    who, after = f" ({owner})" if owner else "", f"{silent_seconds:,.0f} s"
+    if has_beaten and silent_seconds > 2 * lease.PATIENCE * lease.BEAT_SECONDS:
+        said = f"has given no heartbeat for {after}" if owner else f"has ended without writing {path}"
+    elif not has_beaten and silent_seconds > START_SECONDS:
+        said = f"has not begun to make {path} within {after}"
+    else:
+        return
+    raise InputError(f"Host 0{who} {said}; look at its output, and start all hosts again.")
 
 
 def _exists(path: str) -> bool:

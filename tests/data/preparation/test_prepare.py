@@ -1,10 +1,11 @@
 """Prepared shards hold the corpus, each document once, whoever writes them and however often it is interrupted."""
 
-import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from limba.data.preparation.prepare import SETTINGS_FILE, Settings, prepare
 from limba.data.preparation.tfds import prepare_tfds
 from limba.data.sources import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary
+from limba.storage import lease
 from tasks import cc100
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -229,12 +231,40 @@ def test_bad_choices_are_sentences(corpus, tmp_path):
     no_validation = TaskRecipe(None, None, str(corpus), "text", "byte", 0.0)
     with pytest.raises(InputError, match="'validation'; give more text, or set DataConfig.validation_percent above 0"):
         prepare(no_validation, Settings("validation"), str(tmp_path / "none"))
-    output = tmp_path / "locked"
-    (output / "unfinished").mkdir(parents=True)
-    with (output / "unfinished" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="Another process prepares"):
-            prepare(recipe_of(corpus), Settings(), str(output))
+
+
+@pytest.mark.parametrize("root", ["", "memory://bucket"])
+def test_one_process_prepares_a_folder(corpus, tmp_path, root, monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
+    output = f"{root or tmp_path}/held"
+    said = f"Another process prepares {output} now .process {os.getpid()} on"
+    with lease.held(output, "prepares"), pytest.raises(InputError, match=said):
+        prepare(recipe_of(corpus), Settings(num_shards=1), output, scratch=str(tmp_path / "scratch"))
+    prepare(recipe_of(corpus), Settings(num_shards=1), output, scratch=str(tmp_path / "scratch"))
+    system, path = fsspec.core.url_to_fs(output)
+    names = [Path(name).name for name in system.ls(path, detail=False)]
+    assert sorted(names) == [SETTINGS_FILE, "train-00000-of-00001.array_record"]
+
+
+@pytest.mark.parametrize("trap", ["link", "open"])
+def test_a_scratch_folder_that_others_have_made_is_refused(corpus, tmp_path, trap, monkeypatch):
+    """Its name follows from the output, and everybody may write to the machine's temporary folder."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    output, settings = f"memory://bucket/{trap}", Settings(num_shards=1)
+    folder = prepare_module._Folder(output).scratch(None)
+    assert folder.parent == tmp_path / "temporary" and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "diary.txt").write_text("dear diary")
+    if trap == "link":
+        folder.symlink_to(mine)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(InputError, match="The scratch folder .* is not a folder of this user alone.; give another"):
+        prepare(recipe_of(corpus), settings, output)
+    assert [path.name for path in mine.iterdir()] == ["diary.txt"]
 
 
 def test_a_tensorflow_data_set_becomes_array_record(tmp_path):

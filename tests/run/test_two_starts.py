@@ -1,0 +1,108 @@
+"""Two starts in one MODEL_DIR: the second ends with a sentence, and a run that has lost its directory stops writing."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import tasks.demo  # noqa: F401  registers the task
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    InputError,
+    MeshConfig,
+    RestartError,
+    RunConfig,
+)
+from limba.run import train
+from limba.storage import lease
+from limba.storage.lease import FILE, Owner, held
+from tests import tiny
+from tests.run.test_hosts import arguments, losses, start  # noqa: F401  a fixture
+
+DEMO = ["--gin.EVAL_PERIOD=100000", "--gin.config.MeshConfig.fsdp=1", "--gin.CHECKPOINT_PERIOD=5"]
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
+    return RunConfig(
+        model=tiny.model(vocab_size=1024, emb_dim=64, num_heads=2, mlp_dim=128, num_decoder_layers=2),
+        data=DataConfig(
+            "demo_span_corruption",
+            {"inputs": 48},
+            batch_size=16,
+            vocabulary=str(vocabulary),
+            data_files=str(corpus),
+            validation_percent=5.0,
+            num_data_shards=4,
+        ),
+        model_dir=str(tmp_path / "run"),
+        train_steps=1_000_000,
+        mesh=MeshConfig(2, 2, 2),
+        checkpoint=CheckpointConfig(every_steps=1_000_000),
+        evaluation=EvaluationConfig(every_steps=1_000_000, num_batches=1),
+        log_every_steps=1,
+    )
+
+
+def test_a_run_in_a_directory_that_is_in_use_writes_nothing(config: RunConfig) -> None:
+    with held(config.model_dir, "trains in"):
+        with pytest.raises(InputError, match=f"Another process trains in {config.model_dir} now"):
+            train(config)
+        assert [path for path in Path(config.model_dir).rglob("*") if path.is_file()] == [Path(config.model_dir) / FILE]
+
+
+def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.2)
+    directory = Path(config.model_dir)
+    theirs = dataclasses.replace(Owner.here("trains in"), token="theirs", host="far", boot="another", pid=7).content(0)
+
+    def take_over() -> None:
+        while len(losses(directory)) < 3:
+            time.sleep(0.05)
+        (directory / "new").write_bytes(theirs)
+        (directory / "new").rename(directory / FILE)
+
+    thread = threading.Thread(target=take_over)
+    thread.start()
+    with pytest.raises(RestartError, match=r"Another process trains in .* now \(process 7 on far"):
+        train(config)
+    thread.join()
+    assert (directory / FILE).read_bytes() == theirs
+    assert not [path for path in (directory / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+@pytest.mark.slow
+def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: list[str], tmp_path: Path) -> None:  # noqa: F811
+    run = tmp_path / "run"
+    flags = [*arguments, *DEMO, f"--gin.MODEL_DIR={run}"]
+
+    def wait_for_step(step: int, process: subprocess.Popen) -> None:
+        deadline = time.monotonic() + 400
+        while max(losses(run), default=0) < step:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+
+    (first,) = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 1, 2)
+    wait_for_step(7, first)
+    second = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 2, 1)
+    sentence = f"Another process trains in {run} now (process {first.pid} on "
+    for process in second:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 2 and errors.splitlines()[-1].startswith(sentence)
+    step = max(losses(run))
+    wait_for_step(step + 5, first)  # the first goes on
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    last = max(losses(run))
+    (third,) = start(["-m", "launch.train", *flags, f"--gin.TRAIN_STEPS={last + 2}"], 1, 2)
+    out = "\n".join(third.communicate(timeout=400))
+    assert third.returncode == 0, out
+    assert f"{run} was left by process {first.pid} on " in out and "waiting" not in out
+    assert sorted(losses(run)) == list(range(1, last + 3)) and not (run / FILE).exists()

@@ -1,0 +1,355 @@
+"""One run a directory: who holds it is said, the dead are replaced, and who lost it writes nothing more."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from limba.config import InputError, RestartError, StorageError
+from limba.storage import lease, places
+from limba.storage.lease import FILE, Owner, Watch, held
+from tests.http_server import FileServer, StoreHandler, lost, serving, stall, status
+
+ROOT = Path(__file__).parents[2]
+BEAT, PATIENCE = 0.1, 8  # many short ones: a busy machine delays some of them
+WAIT = BEAT * PATIENCE
+# Holds the directory until its input ends.
+HOLDER = """
+import sys
+from limba.cli import program
+from limba.storage.lease import held
+def hold(arguments):
+    with held(arguments[0], "trains in"):
+        print("held", flush=True)
+        sys.stdin.read()
+sys.exit(program.exit_code(hold, sys.argv[1:]))
+"""
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.fixture(autouse=True)
+def short_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_SECONDS", BEAT)
+    monkeypatch.setattr(lease, "PATIENCE", PATIENCE)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    with serving(folder, handler=StoreHandler) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url("").removesuffix("/client/"))
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        yield server
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def start(directory: object) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLDER, str(directory)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+
+
+def elsewhere(beat: int = 0, token: str = "theirs") -> bytes:
+    """What a process of another host has written."""
+    owner = dataclasses.replace(Owner.here("trains in"), token=token, host="far", boot="another", pid=7)
+    return owner.content(beat)
+
+
+@contextlib.contextmanager
+def beating(write: Callable[[bytes], object]) -> Iterator[None]:
+    """A holder on another host gives heartbeats for the time of the context."""
+    over = threading.Event()
+
+    def beat() -> None:
+        for number in range(1, 1000):
+            write(elsewhere(number))
+            if over.wait(BEAT):
+                return
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_second_start_says_who_holds_the_directory_and_the_first_goes_on(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    assert first.stdout.readline() == "held\n"
+    began = time.monotonic()
+    second = start(tmp_path)
+    out, error = second.communicate(timeout=60)
+    assert time.monotonic() - began < 10 and second.returncode == 2 and out == ""
+    assert error.startswith(f"Another process trains in {tmp_path} now (process {first.pid} on ")
+    assert ", since 20" in error and error.endswith("or give another path.\n") and error.count("\n") == 1
+    assert first.poll() is None
+    out, error = first.communicate("", timeout=60)
+    assert (first.returncode, error) == (0, "") and list(tmp_path.iterdir()) == []
+
+
+def test_a_stopped_process_of_this_host_still_holds_and_a_killed_one_does_not(tmp_path: Path, capsys) -> None:
+    holder = start(tmp_path)
+    assert holder.stdout.readline() == "held\n"
+    os.kill(holder.pid, signal.SIGSTOP)
+    with pytest.raises(InputError, match=f"process {holder.pid} on "), held(str(tmp_path), "trains in"):
+        pass
+    holder.kill()
+    holder.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    began = time.monotonic()
+    with held(str(tmp_path), "trains in") as mine:
+        assert time.monotonic() - began < WAIT  # the kernel knows that it is dead
+        mine.check()
+    said = capsys.readouterr().err
+    assert said.startswith(f"{tmp_path} was left by process {holder.pid} on ") and said.endswith("is taken over.\n")
+    assert said.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_one_process_holds_a_directory_once_and_several_outputs(tmp_path: Path) -> None:
+    one, other = str(tmp_path / "run"), str(tmp_path / "out.model")
+    with held(one, "trains in"), held(other, "makes", beside=True):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.model.lease", "run"]
+        with pytest.raises(InputError, match=f"makes {other} now"), held(other, "makes", beside=True):
+            pass
+        with pytest.raises(InputError, match=f"trains in {one} now"), held(one, "prepares"):
+            pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
+
+
+def test_the_holder_on_another_host_that_beats_keeps_it(tmp_path: Path, capsys) -> None:
+    file = tmp_path / FILE
+    with beating(file.write_bytes):
+        wait_for(file.exists)
+        began = time.monotonic()
+        with pytest.raises(InputError, match=r"process 7 on far, since .*, which gave a heartbeat just now"):  # noqa: SIM117
+            with held(str(tmp_path), "trains in"):
+                pass
+        assert time.monotonic() - began < WAIT + 5
+    said = capsys.readouterr().err
+    assert "was last used by process 7 on far" in said and "waiting up to 1 s" in said and said.count("\n") == 1
+    assert Owner.of(file.read_bytes()).token == "theirs"
+
+
+def test_the_holder_on_another_host_that_is_silent_is_replaced(tmp_path: Path, capsys) -> None:
+    (tmp_path / FILE).write_bytes(elsewhere())
+    began = time.monotonic()
+    with held(str(tmp_path), "trains in") as mine:
+        assert time.monotonic() - began >= WAIT
+        assert Owner.of((tmp_path / FILE).read_bytes()) == mine.owner
+        time.sleep(3 * BEAT)
+        mine.check()
+    waits, takes = capsys.readouterr().err.splitlines()
+    assert "waiting up to 1 s for a heartbeat" in waits and "is taken over after 1 s without a heartbeat" in takes
+
+
+def test_only_one_of_two_takes_over_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network's file system without them: also from a silent holder of this host."""
+    monkeypatch.setattr(places, "_locked", lambda descriptor: "none")
+    (tmp_path / FILE).write_bytes(dataclasses.replace(Owner.here("trains in"), pid=7).content(3))
+    found: list[object] = []
+
+    def take() -> None:
+        try:
+            with held(str(tmp_path), "trains in") as mine:
+                found.append(mine.owner)
+                time.sleep(2 * WAIT)
+                mine.check()
+        except InputError as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    holders = [each for each in found if isinstance(each, Owner)]
+    assert len(found) == 3 and len(holders) == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["replaced", "removed"])
+def test_who_has_lost_the_lease_ends_and_removes_nothing(tmp_path: Path, how: str, capsys) -> None:
+    file = tmp_path / FILE
+    with pytest.raises(RestartError) as caught, held(str(tmp_path), "trains in") as mine:
+        mine.check()
+        if how == "replaced":
+            (tmp_path / "new").write_bytes(elsewhere())
+            (tmp_path / "new").rename(file)
+        else:  # the other one has ended already
+            file.unlink()
+        wait_for(lambda: mine._lost)
+        assert capsys.readouterr().err.count("\n") == 1
+        mine.check()
+    who = "trains in .* now \\(process 7 on far" if how == "replaced" else "has taken it over, and has ended"
+    assert caught.match(f"Another process {who}") and caught.match(f"nothing more is written to {tmp_path}")
+    assert file.exists() is (how == "replaced")
+
+
+def test_who_stood_still_looks_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with held(str(tmp_path), "trains in") as mine:
+        monkeypatch.setattr(lease, "BEAT_SECONDS", 30.0)  # the next heartbeat is not before that
+        time.sleep(2 * BEAT)
+        (tmp_path / "new").write_bytes(elsewhere())
+        (tmp_path / "new").rename(tmp_path / FILE)
+        mine.check()  # not yet due
+        mine._confirmed -= 30 * PATIENCE + 1
+        with pytest.raises(RestartError, match="process 7 on far"):
+            mine.check()
+
+
+def test_heartbeats_that_fail_are_said_once_and_do_not_end_the_run(tmp_path: Path, capsys, monkeypatch) -> None:
+    with held(str(tmp_path), "trains in") as mine:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            before = mine._beats
+            wait_for(lambda: mine._beats > before + 3)
+            mine.check()
+            mine._confirmed -= 3600
+            began = time.monotonic()
+            mine.check()
+            assert time.monotonic() - began < 1  # a storage that fails is not waited for at each step
+        wait_for(lambda: not mine._is_failing)
+        mine.check()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "(No space left on device); the run goes on" in said
+
+
+def test_a_directory_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", "nonesuch://bucket/run"):
+        with pytest.raises(StorageError, match=f"{path}/{FILE} cannot be written"), held(str(path), "trains in"):
+            pass
+
+
+def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr(places.LocalPlace, "look", lambda self: time.sleep(1))
+    with pytest.raises(StorageError, match="there is no answer within 0 s"), held(str(tmp_path), "trains in"):
+        pass
+
+
+def test_a_watcher_sees_who_lives(tmp_path: Path) -> None:
+    path = str(tmp_path / "v.model")
+    watch = Watch(path, beside=True)
+    assert watch.look().owner is None and not watch.look().has_beaten
+    with held(path, "makes", beside=True) as mine:
+        wait_for(lambda: watch.look().owner == mine.owner)
+        late = Watch(path, beside=True)
+        wait_for(lambda: late.look().has_beaten)  # until then it may be dead
+    assert watch.look().owner is None and watch.look().has_beaten and watch.look().silent_seconds < WAIT
+    (tmp_path / "v.model.lease").write_bytes(elsewhere())
+    silent = Watch(path, beside=True)
+    time.sleep(2 * BEAT)
+    assert silent.look().owner.host == "far" and silent.look().silent_seconds > BEAT and not silent.look().has_beaten
+
+
+def object_of(server: FileServer) -> Path:
+    return server.folder / "run" / FILE
+
+
+def test_a_bucket_has_one_holder(server: FileServer, capsys) -> None:
+    with held("gs://bucket/run", "trains in") as mine:
+        assert Owner.of(object_of(server).read_bytes()) == mine.owner
+        time.sleep(2 * BEAT)
+        mine.check()
+        with pytest.raises(InputError, match=f"process {os.getpid()} on .*a heartbeat just now"):  # noqa: SIM117
+            with held("gs://bucket/run", "trains in"):
+                pass
+        mine.check()
+    assert not object_of(server).exists()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_silent_holder_of_a_bucket_is_replaced_by_one(server: FileServer, capsys) -> None:
+    object_of(server).parent.mkdir()
+    object_of(server).write_bytes(elsewhere())
+    server.generations[f"run/{FILE}"] = 5
+    found: list[object] = []
+
+    def take() -> None:
+        try:
+            with held("gs://bucket/run", "trains in") as mine:
+                found.append(mine.owner)
+                time.sleep(2 * WAIT)
+                mine.check()
+        except InputError as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 and sum(isinstance(each, Owner) for each in found) == 1
+    assert "is taken over after 1 s" in capsys.readouterr().err
+
+
+def test_the_holder_of_a_bucket_notices_who_wrote_over_it(server: FileServer) -> None:
+    with pytest.raises(RestartError, match="process 7 on far"), held("gs://bucket/run", "trains in") as mine:
+        with server.writing:
+            object_of(server).write_bytes(elsewhere())
+            server.generations[f"run/{FILE}"] += 1
+        wait_for(lambda: mine._lost)
+        mine.check()
+    assert Owner.of(object_of(server).read_bytes()).token == "theirs"
+
+
+@pytest.mark.parametrize("trouble", [status(503), lost, stall], ids=["503", "lost", "stall"])
+def test_a_bucket_in_trouble_loses_no_lease(server: FileServer, trouble, monkeypatch, capsys) -> None:
+    """An answer that is lost after the object was written looks like somebody else's object at the next attempt."""
+    monkeypatch.setattr(places, "REQUEST_SECONDS", 1.0)
+    with held("gs://bucket/run", "trains in") as mine:
+        before = mine._beats
+        server.fail(f"run/{FILE}", trouble, methods=("POST",))
+        wait_for(lambda: mine._beats > before + 2)
+        mine.check()
+    assert not object_of(server).exists()
+
+
+def test_other_stores_have_one_holder_too(capsys) -> None:
+    system = fsspec.filesystem("memory")
+    with held("memory://store/run", "trains in") as mine:
+        time.sleep(2 * BEAT)
+        with pytest.raises(InputError, match="a heartbeat just now"), held("memory://store/run", "trains in"):
+            pass
+        system.pipe_file(f"/store/run/{FILE}", elsewhere())
+        wait_for(lambda: mine._lost)
+    assert Owner.of(system.cat_file(f"/store/run/{FILE}")).token == "theirs"
+    with held("memory://store/run", "trains in") as mine:
+        assert Owner.of(system.cat_file(f"/store/run/{FILE}")) == mine.owner
+    assert not system.exists(f"/store/run/{FILE}")
+
+
+def test_nothing_is_committed_to_the_hub() -> None:
+    with held("hf://datasets/me/set/train", "prepares") as mine:
+        time.sleep(2 * BEAT)
+        mine.check()
+    assert mine._beats and isinstance(mine._place, places.NoPlace)
+
+
+def test_what_an_owner_writes_has_one_length_and_is_read_by_people_too() -> None:
+    contents = [Owner.here("trains in").content(beat) for beat in (0, 10**12)]
+    assert {len(content) for content in contents} == {lease.BYTES}
+    assert json.loads(contents[1])["beat"] == 10**12 and json.loads(contents[0])["purpose"] == "trains in"
+    assert Owner.of(b"") is Owner.of(None) is Owner.of(b"[]") is Owner.of(b"{}") is None
