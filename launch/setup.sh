@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv at the repository's root: the pinned packages of requirements.txt, and the command .venv/bin/limba.
-# Changes nothing else on the machine.
+# Makes .venv at the repository's root: the packages of requirements/lock-*.txt, each checked by its hash, and the
+# command .venv/bin/limba. Changes nothing else on the machine.
 #
 #   bash launch/setup.sh               what training on a CPU needs
 #   bash launch/setup.sh tpu           adds the wheels for Cloud TPUs
 #   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older drivers)
+#   bash launch/setup.sh rocm          adds the wheels for AMD GPUs (ROCm 7, which must be installed)
 #   bash launch/setup.sh tests         adds what tests/run.sh needs
 #
 # The first time it takes a minute or two and 4 GB; when nothing has changed, no time and no network. Run it again after
@@ -37,12 +38,16 @@ find_python() {
   fail "no Python 3.11, 3.12 or 3.13 with venv was found; install one (apt install python3.12-venv), or set PYTHON=/path/to/python."
 }
 
+lock_of() { echo "$root/requirements/lock-${1/%cuda/cuda13}.txt"; }
+
 # What a part was installed from: the interpreter and the files that decide it, for Limba itself also its folder.
 fingerprint() {
-  local files=("$root/requirements.txt") folder=
+  local files=("$root/requirements/lock-build.txt" "$root/requirements/lock-cpu.txt") folder=
   case $1 in
+    core) ;;
     tests) files+=("$root/requirements-test.txt") ;;
     limba) files=("$root/pyproject.toml" "$root/setup.py") folder=$root ;;
+    *) files+=("$(lock_of "$1")") ;;
   esac
   "$venv/bin/python" -c 'import hashlib, sys
 print(sys.version.split()[0], *(hashlib.sha256(open(name, "rb").read()).hexdigest() for name in sys.argv[1:]))' \
@@ -55,9 +60,12 @@ is_right() {
 }
 
 install() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --constraint "$root/requirements.txt" "$@" || fail "pip could not install the packages (its message is above); run this again."
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@" ||
+    fail "pip could not install the packages (its message is above); run this again."
 }
+
+# Installs what a lock names. The few packages without a wheel are built by what lock-build.txt names, not by the newest.
+install_lock() { install --require-hashes --no-build-isolation --requirement "$1"; }
 
 make_core() {
   local python
@@ -70,7 +78,8 @@ make_core() {
   say "making .venv with Python $(version_of "$python")"
   "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv package, or set PYTHON to another."
   say "installing the pinned packages, 4 GB, a minute or two"
-  install --requirement "$root/requirements.txt"
+  install_lock "$root/requirements/lock-build.txt"
+  install_lock "$root/requirements/lock-cpu.txt"
   fingerprint core >"$stamps/core"
 }
 
@@ -83,15 +92,11 @@ add_limba() {
 }
 
 add_part() {
-  local version
   rm -f "$stamps/$1"
   say "adding the packages for: $1"
   case $1 in
-    tests) install --requirement "$root/requirements-test.txt" ;;
-    *)
-      version=$(sed -n 's/^jax==\([^ ]*\).*/\1/p' "$root/requirements.txt")
-      install "jax[${1/%cuda/cuda13}]==$version"
-      ;;
+    tests) install --constraint "$root/requirements.txt" --requirement "$root/requirements-test.txt" ;;
+    *) install_lock "$(lock_of "$1")" ;;
   esac
   fingerprint "$1" >"$stamps/$1"
 }
@@ -99,10 +104,10 @@ add_part() {
 parts=()
 for argument in "$@"; do
   case $argument in
-    tpu | cuda | cuda12 | tests) parts+=("$argument") ;;
+    tpu | cuda | cuda12 | cuda13 | rocm | tests) parts+=("$argument") ;;
     cpu) ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) fail "the argument $argument is not known; give tpu, cuda, cuda12 or tests, or none for a CPU." ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm or tests, or none for a CPU." ;;
   esac
 done
 

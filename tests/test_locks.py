@@ -1,0 +1,130 @@
+"""What is pinned, what is locked and what pyproject.toml asks for agree, and setup.sh installs from the locks."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+pytestmark = pytest.mark.fast
+
+ROOT = Path(__file__).parent.parent
+LOCKS = {path.stem.removeprefix("lock-"): path for path in (ROOT / "requirements").glob("lock-*.txt")}
+CHIPS = {"tpu": "libtpu", "cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "rocm": "jax-rocm7-plugin"}
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+LINE = re.compile(rf"-r lock-cpu\.txt|[\w.-]+==[\w.+-]+( ; .+)? \\| {{4}}{HASH.pattern}( \\)?")
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Returns package -> version of a file's lines `package==version`."""
+    lines = re.findall(r"^([\w.\[\]-]+)==([^\s#;\\]+)", path.read_text(), re.MULTILINE)
+    found = {str(canonicalize_name(name)): version for name, version in lines}
+    assert len(found) == len(lines) > 0, f"{path} names a package twice"
+    return found
+
+
+def test_each_chip_has_its_lock_and_the_cpu_s_has_what_is_pinned() -> None:
+    assert set(LOCKS) == {"cpu", "build", *CHIPS}
+    wanted = pins(ROOT / "requirements.txt")
+    assert pins(LOCKS["cpu"]) == wanted, "run python requirements/lock.py"
+    build = pins(LOCKS["build"])
+    assert {"setuptools", "wheel"} <= set(build)
+    assert {name: version for name, version in build.items() if name in wanted}.items() <= wanted.items()
+
+
+@pytest.mark.parametrize(("lock", "package"), CHIPS.items())
+def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str) -> None:
+    assert "\n-r lock-cpu.txt\n" in LOCKS[lock].read_text()
+    found, jax = pins(LOCKS[lock]), pins(LOCKS["cpu"])["jax"]
+    assert package in found and not set(found) & set(pins(LOCKS["cpu"]))
+    assert {version for name, version in found.items() if name.startswith("jax")} <= {jax}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_has_hashes_and_nothing_says_where_it_was_found(lock: str) -> None:
+    for line in LOCKS[lock].read_text().splitlines()[1:]:
+        assert re.fullmatch(r"-r lock-cpu\.txt|[\w.-]+==[\w.+-]+( ; .+)? \\| {4}" + HASH.pattern + r"( \\)?", line), (
+            line
+        )
+    for block in re.split(r"\n(?=\w)", LOCKS[lock].read_text())[1:]:
+        assert HASH.search(block), block
+
+
+def test_ranges_pins_and_the_tests_packages_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned, tests = pins(ROOT / "requirements.txt"), pins(ROOT / "requirements-test.txt")
+    for requirement in map(Requirement, project["dependencies"]):
+        version = pinned[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, f"{requirement} and {version} of requirements.txt"
+    for requirement in map(Requirement, project["optional-dependencies"]["proof"]):
+        assert tests[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    assert {name: version for name, version in tests.items() if pinned.get(name, version) != version} == {}
+    assert "3.11" in project["requires-python"] and "<3.14" in project["requires-python"]  # as requirements/lock.py
+
+
+# An interpreter that makes environments of itself and writes down what pip was asked for.
+FAKE = f"""#!{Path(sys.executable).resolve()} -S
+import json, os, shutil, sys
+arguments = sys.argv[1:]
+if arguments[:1] == ["-c"]:
+    sys.argv = arguments[:1] + arguments[2:]
+    exec(arguments[1])
+elif arguments[:2] == ["-m", "venv"]:
+    os.makedirs(arguments[2] + "/bin")
+    shutil.copy(__file__, arguments[2] + "/bin/python")
+else:
+    with open(os.environ["ASKED"], "a") as file:
+        file.write(json.dumps(arguments) + "\\n")
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what setup.sh reads."""
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "requirements", tree / "requirements")
+    (tree / "launch").mkdir()
+    for name in ("launch/setup.sh", "requirements.txt", "requirements-test.txt", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tree / name)
+    (tmp_path / "python").write_text(FAKE)
+    (tmp_path / "python").chmod(0o755)
+    return tree
+
+
+def asked_by_setup(tree: Path, *parts: str) -> list[list[str]]:
+    """Runs setup.sh; returns what pip was asked to install."""
+    asked = tree.parent / "asked.jsonl"
+    asked.write_text("")
+    variables = {**os.environ, "PYTHON": str(tree.parent / "python"), "ASKED": str(asked)}
+    command = ["bash", str(tree / "launch" / "setup.sh"), *parts]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)[2:] for line in asked.read_text().splitlines()]
+
+
+def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
+    first = asked_by_setup(tree, "cuda", "tests")
+    files = [Path(arguments[-1]).name for arguments in first]
+    assert files == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-cuda13.txt", "requirements-test.txt"]
+    for arguments in first[0], first[1], first[3]:
+        assert "--require-hashes" in arguments and "--no-build-isolation" in arguments
+    assert asked_by_setup(tree, "cuda", "tests") == []
+
+    pinned = tree / "requirements.txt"
+    pinned.write_text(pinned.read_text().replace("# arrays, compilation, sharding", "# another comment"))
+    assert asked_by_setup(tree, "cuda", "tests") == []
+
+    lock = tree / "requirements" / "lock-cuda13.txt"
+    lock.write_text(lock.read_text() + "# another hash\n")
+    assert [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda", "tests")] == ["lock-cuda13.txt"]
+    lock = tree / "requirements" / "lock-cpu.txt"
+    lock.write_text(lock.read_text() + "# another hash\n")
+    again = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "rocm")]
+    assert again == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-rocm.txt"]
