@@ -12,9 +12,11 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
+from typing import NoReturn
 
 # Read by the libraries when they are imported. What the user has set stays.
 VARIABLES = {
@@ -41,8 +43,16 @@ def set_variables() -> None:
 
 
 def set_logging() -> None:
-    """Sets the log format to the bare message."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    """Sets the log format to the bare message, with the addresses in it without their credentials."""
+    from limba.config.secrets import without_credentials  # this file also runs where Limba is not installed
+
+    class Bare(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return without_credentials(super().format(record))
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(Bare("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def use_large_pages() -> None:
@@ -62,6 +72,7 @@ def quiet_imports() -> Iterator[None]:
     """
     sys.stderr.flush()
     stderr = os.dup(2)
+    _BUFFERED.append(stderr)
     collects = gc.isenabled()
     gc.disable()
     with tempfile.TemporaryFile() as held:
@@ -74,12 +85,58 @@ def quiet_imports() -> Iterator[None]:
             if not gc.get_freeze_count():
                 gc.freeze()
             sys.stderr.flush()
+            _BUFFERED.remove(stderr)
             os.dup2(stderr, 2)
             os.close(stderr)
             held.seek(0)
             for line in held:
                 if not CHATTER.match(line):
                     os.write(2, line)
+
+
+def divert_native_output(path: str) -> None:
+    """Sends what libraries write to file descriptor 2 into a file; `sys.stderr` and the log stay on the console."""
+    old = sys.stderr
+    old.flush()
+    if old.fileno() == 2:
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding=old.encoding, errors="backslashreplace")
+        loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+        for log_handler in (each for logger in loggers for each in logger.handlers):
+            if isinstance(log_handler, logging.StreamHandler) and log_handler.stream is old:
+                log_handler.setStream(sys.stderr)
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+
+
+def console() -> int | None:
+    """Returns the file descriptor that reaches the user's console; None if `sys.stderr` has none."""
+    if _BUFFERED:
+        return _BUFFERED[0]
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # as in a notebook
+        return None
+
+
+def end_now(sentence: str, status: int) -> NoReturn:
+    """Prints one line to stderr and ends the process, whatever its threads wait for; the first call in one counts."""
+    _ENDS.acquire()
+
+    def flush() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+
+    flushing = threading.Thread(target=flush, daemon=True)  # another thread may hold its lock for ever
+    flushing.start()
+    flushing.join(1.0)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        line = " ".join(sentence.split())
+        os.write(console() or 2, ("\n" * sys.stderr.isatty() + line + "\n").encode(errors="backslashreplace"))
+    os._exit(status)
+
+
+_ENDS = threading.Lock()  # never released
+_BUFFERED: list[int] = []  # the console, inside `quiet_imports`
 
 
 def _has_accelerator() -> bool:

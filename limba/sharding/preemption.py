@@ -1,28 +1,152 @@
-"""Stopping a run by SIGTERM after the same step in all processes."""
+"""Stopping a run by SIGTERM, SIGINT (Ctrl-C) or SIGHUP (a closed terminal), after the same step in all processes.
+
+What a signal does, by stage:
+
+* before the first step has ended: nothing is lost, the process ends at once with a sentence;
+* during training: all processes save after the same step and end. A second SIGINT ends this process at once;
+* after that: the run is ending anyway; only a second SIGINT ends it at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
-import jax
-from jax.experimental import multihost_utils
+from limba.config import RestartError
+from limba.config.environment import end_now
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTED = 130  # the exit status after a SIGINT that ends at once, as shells have it
+APART_SECONDS = 0.5  # a SIGINT sooner after the first is the same one, sent on by a launcher
+
+
+class Listener:
+    """Acts on the stop signals in a thread of its own, even while the main thread is inside a library."""
+
+    def __init__(self) -> None:
+        self.stage = "starting"  # training, ending
+        self.asked = False
+        self._first_interrupt: float | None = None
+        self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    def __call__(self, number: int, frame: object) -> None:
+        """Python's handler in the main thread, which has nothing left to do."""
+
+    def listen(self, reading: int) -> None:
+        """Acts on each signal whose number comes through the pipe, until that is closed."""
+        with open(reading, "rb", buffering=0) as pipe:
+            while numbers := pipe.read(64):
+                for number in numbers:
+                    if number in SIGNALS:
+                        self._act(signal.Signals(number))
+
+    def _act(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP:
+            self._leave_terminal()
+        if self.stage == "starting":
+            status = INTERRUPTED if number == signal.SIGINT else RestartError.exit_status
+            _end(f"{number.name} ended the run before a step was done; the same command starts it again.", status)
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            if self._first_interrupt is not None and now > self._first_interrupt + APART_SECONDS:
+                _end(
+                    "A second SIGINT ended the run at once; the same command resumes it from its newest checkpoint.",
+                    INTERRUPTED,
+                )
+            if self._first_interrupt is None:
+                self._first_interrupt = now
+                what = "after this step" if self.stage == "training" else "now"
+                say = f"SIGINT: the run saves {what} and ends; a second one ends it at once."
+                with contextlib.suppress(OSError, ValueError):
+                    print(say, file=sys.stderr, flush=True)
+        if self.stage == "training":
+            if number != signal.SIGTERM and _several_processes():
+                os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes
+            self.asked = True
+
+    def _leave_terminal(self) -> None:
+        """Lets output go nowhere if it went to a terminal: that is gone, and writing to it is an error."""
+        if not self._terminals:
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in {*self._terminals, *([sys.stderr.fileno()] if 2 in self._terminals else [])}:
+            os.dup2(nowhere, descriptor)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Listener]:
+    """Listens to the stop signals inside, or lets the listener that does already go on.
+
+    Signals that this process was started to ignore, as by nohup, stay ignored. Only the main thread can listen; in
+    another one this yields a listener that hears nothing.
+    """
+    present = [signal.getsignal(number) for number in SIGNALS]
+    if outer := next((each for each in present if isinstance(each, Listener)), None):
+        yield outer
+        return
+    listener = Listener()
+    if threading.current_thread() is not threading.main_thread():
+        yield listener
+        return
+    # In a run that has joined others, jax hears SIGTERM.
+    heard = [n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+    heard = [n for n in heard if n != signal.SIGTERM or not _several_processes()]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    thread = threading.Thread(target=listener.listen, args=[reading], daemon=True, name="signals")
+    thread.start()
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, listener) for number in heard}
+    try:
+        yield listener
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+        signal.set_wakeup_fd(wakeup)
+        os.close(writing)
+        thread.join(1.0)
 
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
     """Yields a function that returns, after each step, whether all processes should save and stop there.
 
-    With several processes jax's preemption service carries one process's SIGTERM to all of them, and names the step
-    at which all stop. With one process a signal handler does; it is removed at the end.
+    With several processes jax's preemption service carries one process's signal to all of them, and names the step
+    at which all stop.
     """
-    if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
-        return
-    received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    try:
-        yield lambda step: bool(received)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with listening() as listener:
+        if _several_processes():
+            from jax.experimental.multihost_utils import reached_preemption_sync_point as reached
+        else:
+            reached = lambda step: listener.asked
+
+        def requested(step: int) -> bool:
+            listener.stage = "training"
+            return reached(step)
+
+        try:
+            yield requested
+        finally:
+            listener.stage = "ending"
+
+
+def _several_processes() -> bool:
+    """Returns whether this process has joined others; it imports no jax, since signals are heard before that."""
+    jax: Any = sys.modules.get("jax")
+    distributed = getattr(jax, "distributed", None)  # None while jax is being imported
+    return distributed is not None and distributed.is_initialized() and jax.process_count() > 1
+
+
+def _end(sentence: str, status: int) -> None:
+    """Tells the other processes, if there are any, and ends this one."""
+    if _several_processes():
+        from limba.sharding.liveness import others
+
+        others().tell(sentence, status)
+    end_now(sentence, status)

@@ -1,10 +1,9 @@
-"""Two real processes on CPU (gloo) train, save, stop on SIGTERM to one and resume, with the losses of one process."""
+"""Two real processes on CPU (gloo) train, save, are stopped and killed, and resume with the same losses."""
 
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.sharding.processes import ROOT, variables
+
+SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
 # launch.train for several runs, one after the other.
 SEVERAL = """
 import json, sys
@@ -25,38 +26,37 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def start(program: list[str], processes: int, devices: int) -> list[subprocess.Popen]:
-    """Starts it in that many processes of that many devices each."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "PYTHONPATH": str(ROOT),
-    }
-    address = f"127.0.0.1:{free_port()}"
-    started = []
-    for index in range(processes):
-        if processes > 1:
-            environment |= {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": str(processes), "PROCESS_ID": str(index)}
-        command = [sys.executable, *program]
-        started.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-            )
+def start(program: list[str], processes: int, devices: int, **more: str) -> list[subprocess.Popen]:
+    """Starts it in that many processes of that many devices each, each with a terminal's process group of its own."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
         )
-    return started
+        for given in variables(processes, XLA_FLAGS=flags, PYTHONPATH=str(ROOT), **more)
+    ]
 
 
-def finish(started: list[subprocess.Popen]) -> list[str]:
-    outputs = [process.communicate(timeout=480)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * len(started), "\n".join(outputs)
-    return outputs
+def finish(started: list[subprocess.Popen], *statuses: int) -> list[tuple[str, list[str]]]:
+    """Waits for the ends, which must have these statuses (default: 0); returns output and lines on stderr of each."""
+    ends = [process.communicate(timeout=480) for process in started]
+    expected = list(statuses) or [0] * len(started)
+    assert [process.returncode for process in started] == expected, "\n".join(map("".join, ends))
+    return [(output, errors.splitlines()) for output, errors in ends]
+
+
+def wait_for_steps(directory: Path, number: int, started: list[subprocess.Popen]) -> None:
+    deadline = time.monotonic() + 400
+    while len(losses(directory)) < number:
+        ended = [process.communicate()[1][-1000:] for process in started if process.poll() is not None]
+        assert time.monotonic() < deadline and not ended, ended
+        time.sleep(0.1)
 
 
 def losses(directory: Path) -> dict[int, float]:
@@ -90,30 +90,81 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     """With dropout and micro-batches; a new process resumes bit for bit, and SIGTERM to one process stops both."""
     one, two, parts, alone = (tmp_path / name for name in ("one", "two", "parts", "alone"))
 
-    def leg(directory: Path, steps: int) -> list[str]:
+    def part(directory: Path, steps: int) -> list[str]:
         return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
 
-    outputs = finish(start(["-m", "launch.train", *leg(two, 3)], 2, 2))
-    assert "step 3/3" in outputs[0] and "step" not in outputs[1]  # only the first process prints
+    outputs = finish(start(["-m", "launch.train", *part(two, 3)], 2, 2))
+    assert "step 3/3" in outputs[0][0] and "step" not in outputs[1][0]  # only the first process prints
     shutil.copytree(two, alone)
-    finish(start(["-c", SEVERAL, json.dumps([leg(one, 8), leg(parts, 3)])], 1, 4))
+    finish(start(["-c", SEVERAL, json.dumps([part(one, 8), part(parts, 3)])], 1, 4))
     # The checkpoint of two processes is resumed by one: the data do not depend on the number of hosts.
-    finish(start(["-c", SEVERAL, json.dumps([leg(parts, 8), leg(alone, 8)])], 1, 4))
+    finish(start(["-c", SEVERAL, json.dumps([part(parts, 8), part(alone, 8)])], 1, 4))
     assert losses(parts) == losses(one) and len(losses(one)) == 8
     assert list(losses(alone)) == list(range(1, 9))
     np.testing.assert_allclose(list(losses(alone).values()), list(losses(one).values()), rtol=1e-5)
     assert "config.RunConfig" in (parts / "config.gin").read_text()
     assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
 
-    started = start(["-m", "launch.train", *leg(two, 100_000), "--gin.EVAL_PERIOD=100000"], 2, 2)
-    deadline = time.monotonic() + 400
-    while len(losses(two)) < 8:
-        assert time.monotonic() < deadline and all(process.poll() is None for process in started)
-        time.sleep(0.2)
+    program = ["-m", "launch.train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
+    started = start(program, 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")  # as in the test below
+    wait_for_steps(two, 8, started)
     started[1].send_signal(signal.SIGTERM)
-    outputs = finish(started)
+    outputs = finish(started, 75, 75)
     step = max(losses(two))
-    assert f"Asked to stop: step {step:,} is saved" in outputs[0]
+    assert f"Asked to stop: step {step:,} is saved" in outputs[0][0]
+    sentence = f"The run was asked to stop after step {step:,}; the same command resumes it."
+    assert [errors for _, errors in outputs] == [[sentence]] * 2
     assert {path.name for path in (two / "checkpoints").iterdir()} == {"3", str(step)}
     assert list(losses(two)) == list(range(1, step + 1))
     np.testing.assert_allclose([losses(two)[n] for n in range(1, 9)], list(losses(one).values()), rtol=1e-5)
+
+
+def leg(arguments: list[str], directory: Path, steps: int, *more: str) -> list[str]:
+    common = ["--gin.EVAL_PERIOD=100000", "--gin.CHECKPOINT_PERIOD=5", *more]
+    return ["-m", "limba", "train", *arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}", *common]
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tmp_path: Path) -> None:
+    """Each fault is answered with a line or two, and the losses are those of a run without faults, to the last bit."""
+    broken, whole, limit = tmp_path / "broken", tmp_path / "whole", "--gin.config.RunConfig.host_timeout_seconds=10"
+
+    def start_two(directory: Path, steps: int) -> list[subprocess.Popen]:
+        # Only the first process reads and writes the compile cache. On a slow machine it would then be at its first
+        # exchange so long before the other that gloo, which waits for 30 s, gives up.
+        return start(leg(arguments, directory, steps, limit), 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")
+
+    started = start_two(broken, 100_000)
+    wait_for_steps(broken, 3, started)
+    for process in started:
+        process.send_signal(signal.SIGINT)
+    ends = finish(started, 75, 75)
+    step = max(losses(broken))
+    for _, errors in ends:
+        assert errors == [SAVES, f"The run was asked to stop after step {step:,}; the same command resumes it."]
+
+    started = start_two(broken, 100_000)
+    wait_for_steps(broken, step + 8, started)
+    began = time.monotonic()
+    started[1].kill()
+    (_, errors), _ = finish(started, 75, -signal.SIGKILL)
+    assert time.monotonic() < began + 14
+    assert len(errors) == 1 and errors[0].startswith("Process 1 of 2 (host ")
+    assert "the run resumes from step " in errors[0] and str(broken / "logs" / "process_0.stderr") in errors[0]
+
+    last = max(losses(broken)) + 5
+    finish(start_two(broken, last))
+    finish(start_two(whole, last))
+    assert losses(broken) == losses(whole) and len(losses(whole)) == last
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_reader_processes_give_their_positions(arguments: list[str], tmp_path: Path) -> None:
+    """A terminal sends it to every process of the run."""
+    started = start(leg(arguments, tmp_path, 100_000, "--gin.config.DataConfig.num_reader_processes=2"), 1, 4)
+    wait_for_steps(tmp_path, 3, started)
+    os.killpg(started[0].pid, signal.SIGINT)
+    ((_, errors),) = finish(started, 75)
+    step = max(losses(tmp_path))
+    assert errors == [SAVES, f"The run was asked to stop after step {step:,}; the same command resumes it."]
+    assert (tmp_path / "checkpoints" / str(step) / "data").is_dir()

@@ -1,15 +1,144 @@
-"""SIGTERM asks a run to stop, and what handled it before handles it again afterwards."""
+"""SIGTERM, SIGINT and SIGHUP ask a run to stop, on all processes alike; a second SIGINT ends it at once."""
 
 import os
+import pty
 import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
-from limba.sharding.preemption import stop_requests
+import pytest
+
+from limba.sharding.preemption import SIGNALS, listening, stop_requests
+from tests.sharding.processes import ROOT, Processes
 
 
-def test_sigterm_asks_to_stop() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_asks_to_stop(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
     with stop_requests() as stop_requested:
         assert not stop_requested(1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop_requested(2) and stop_requested(3)
-    assert signal.getsignal(signal.SIGTERM) is before
+        os.kill(os.getpid(), number)
+        deadline = time.monotonic() + 5
+        while not stop_requested(2):
+            assert time.monotonic() < deadline
+        assert stop_requested(3)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_signal_that_the_process_was_started_to_ignore_stays_ignored() -> None:
+    """As by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listening():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) is not before
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_than_the_main_one_trains_without_signals() -> None:
+    asked: list[bool] = []
+
+    def train() -> None:
+        with stop_requests() as stop_requested:
+            asked.append(stop_requested(1))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert asked == [False]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+def test_a_signal_before_the_first_step_ends_at_once(number: signal.Signals, status: int) -> None:
+    """Here inside imports, whose stderr is buffered."""
+    program = (
+        "import sys, time; from limba.config import environment; from limba.sharding import preemption\n"
+        "with preemption.listening(), environment.quiet_imports():\n"
+        "    print('ready', flush=True); time.sleep(100)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    errors = process.communicate(timeout=10)[1]
+    assert process.returncode == status
+    assert errors == f"{number.name} ended the run before a step was done; the same command starts it again.\n"
+
+
+def test_a_second_sigint_ends_a_process_whose_step_does_not(tmp_path: Path) -> None:
+    with Processes(tmp_path, 1, odd_step=3) as processes:
+        time.sleep(0.5)
+        processes.send(signal.SIGINT, 0)
+        processes.send(signal.SIGINT, 0)  # sent on by a launcher: the same one
+        with pytest.raises(subprocess.TimeoutExpired):
+            processes.each[0].wait(1.0)
+        processes.send(signal.SIGINT, 0)
+        status, lines = processes.end(0, 10)
+    assert status == 130 and len(lines) == 2
+    assert lines[0] == "SIGINT: the run saves after this step and ends; a second one ends it at once."
+    assert lines[1].startswith("A second SIGINT ended the run at once; the same command resumes it")
+
+
+def test_a_closed_terminal_asks_to_stop(tmp_path: Path) -> None:
+    """Printing to it is an error from then on, which must not end the run before it has saved."""
+    ours, theirs = pty.openpty()
+    program = (
+        "import fcntl, sys, termios, time; from pathlib import Path\n"
+        "from limba.sharding.preemption import stop_requests\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "with stop_requests() as stop_requested:\n"
+        "    stop_requested(0); print('ready', flush=True)\n"
+        "    while not stop_requested(1): time.sleep(0.05)\n"
+        "    print('saved', flush=True); print('saved', file=sys.stderr, flush=True)\n"
+        "    Path(sys.argv[1]).write_text('saved')"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "end")],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
+    assert process.wait(10) == 0
+    assert (tmp_path / "end").read_text() == "saved"
+
+
+@pytest.mark.parametrize(
+    ("number", "indices"),
+    [
+        pytest.param(signal.SIGTERM, (1,), marks=pytest.mark.slow),
+        (signal.SIGINT, (0,)),
+        pytest.param(signal.SIGINT, (0, 1), marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, (1,), marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_some_processes_stops_all_after_the_same_step(
+    number: signal.Signals, indices: tuple[int, ...], tmp_path: Path
+) -> None:
+    with Processes(tmp_path, 2) as processes:
+        processes.send(number, *indices)
+        ends = [processes.end(index, 15) for index in (0, 1)]
+    assert [status for status, _ in ends] == [75, 75]
+    assert ends[0][1][-1] == ends[1][1][-1] and ends[0][1][-1].startswith("Stopped after step ")
+    said = "SIGINT: the run saves after this step and ends; a second one ends it at once."
+    assert [lines[:-1] for _, lines in ends] == [
+        [said] if number == signal.SIGINT and index in indices else [] for index in (0, 1)
+    ]
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_tells_the_others_why(tmp_path: Path) -> None:
+    """They would wait for it for ever: it is alive until it has told them."""
+    with Processes(tmp_path, 2, odd_step=5, odd="fail") as processes:
+        first, last = (processes.end(index, 25) for index in (0, 1))
+    assert last == (2, ["This file is missing."])
+    assert first[0] == 2 and len(first[1]) == 1
+    assert "Process 1 of 2 (host" in first[1][0] and "has ended: This file is missing; start all 2" in first[1][0]

@@ -1,0 +1,129 @@
+"""Real processes that are joined as a run's are, and compute steps together, without data or a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+# Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which the last process
+# does something else, and what: "sleep", "fail".
+PROGRAM = """
+import sys, time
+from limba.cli import program
+from limba.config import environment
+environment.set_variables()
+environment.set_logging()
+
+def run(argv):
+    directory, host_seconds, step_seconds, odd_step, odd = argv
+    from limba.sharding import preemption
+    with preemption.listening():
+        import jax
+        import numpy as np
+        from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
+        from limba.sharding import liveness, multihost, watchdog
+        sizes = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+        config = RunConfig(
+            ModelConfig(8, **dict.fromkeys(sizes, 8)),
+            DataConfig("any", {"inputs": 64}, batch_size=1),
+            directory,
+            train_steps=1,
+            host_timeout_seconds=float(host_seconds),
+            step_timeout_seconds=float(step_seconds),
+        )
+        multihost.join_hosts(config)
+        last = jax.process_index() == jax.process_count() - 1
+        with liveness.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
+            for step in range(1, 100_000):
+                if step == int(odd_step) and last:
+                    if odd == "fail":
+                        raise InputError("This file is missing.")
+                    time.sleep(1_000)
+                sum_of_all = multihost.gather(np.array([step]))
+                watchdog.beat(step, jax.numpy.zeros(()))
+                if step == 2:  # signals end a process at once until it has called stop_requested
+                    print("begun", flush=True)
+                time.sleep(0.05)
+                if stop_requested(step):
+                    break
+    raise RestartError(f"Stopped after step {step}.")
+
+sys.exit(program.exit_code(run, sys.argv[1:]))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def variables(count: int, **more: str) -> list[dict[str, str]]:
+    """The environment of each process of a run on CPU."""
+    given = {name: value for name, value in os.environ.items() if name not in ("COORDINATOR_ADDRESS",)}
+    given |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=1", **more}
+    if count == 1:
+        return [given]
+    joined = {"COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": str(count), **more}
+    return [{**given, **joined, "PROCESS_ID": str(index)} for index in range(count)]
+
+
+class Processes:
+    """The program above, in `count` processes that have made a step. Use it as a context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        count: int,
+        *,
+        host: float = 600,
+        step: float = 600,
+        odd_step: int = 0,
+        odd: str = "sleep",
+    ):
+        command = [sys.executable, "-c", PROGRAM, str(directory), str(host), str(step), str(odd_step), odd]
+        self.each = [
+            subprocess.Popen(
+                command,
+                env=each,
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            for each in variables(count)
+        ]
+
+    def __enter__(self) -> Processes:
+        for process in self.each:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == "begun\n":
+                    break
+            else:
+                raise AssertionError(process.communicate()[1])
+        self.began = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.each:
+            process.kill()
+            process.communicate()
+
+    def send(self, number: signal.Signals, *indices: int) -> None:
+        self.began = time.monotonic()
+        for index in indices:
+            self.each[index].send_signal(number)
+
+    def end(self, index: int, limit: float) -> tuple[int, list[str]]:
+        """Waits for its end, no longer than the seconds since `send`; returns its status and its lines on stderr."""
+        process = self.each[index]
+        errors = process.communicate(timeout=self.began + limit - time.monotonic())[1]
+        return process.returncode, errors.splitlines()

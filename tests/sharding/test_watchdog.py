@@ -1,0 +1,104 @@
+"""A step that does not end ends the process, with the stacks of its threads; a slow phase does not."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limba.sharding import watchdog
+from limba.sharding.watchdog import Watchdog
+from tests.sharding.processes import Processes
+
+
+class Result:
+    """The result of a step that a device is computing."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+
+    def is_ready(self) -> bool:
+        return self.is_there
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The sentences with which the process would have ended."""
+    said: list[tuple[str, int]] = []
+
+    monkeypatch.setattr(watchdog, "end_now", lambda sentence, status: said.append((sentence, status)))
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.02)
+    return said
+
+
+def wait_for(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    done, stuck = Result(), Result()
+    done.is_there = True
+    with Watchdog(0.3, str(tmp_path)) as watched:
+        for step, result in ((6, done), (7, stuck), (8, Result())):
+            watched.beat(step, result)  # jax lets the loop go ahead of the devices
+        wait_for(lambda: ends)
+    (sentence, status) = ends[0]
+    stacks = tmp_path / "logs" / "stacks_process_0.txt"
+    assert status == 75 and sentence.startswith(
+        "Step 7 has not ended after 0 s (RunConfig.step_timeout_seconds is 0.3)"
+    )
+    assert str(stacks) in sentence and "resumes from step 5" in sentence
+    assert "test_a_stuck_step" in stacks.read_text() and "Step 7 of process 0" in stacks.read_text()
+
+
+def test_slow_but_living_runs_go_on(ends: list, tmp_path: Path) -> None:
+    """A queue of steps longer than the limit, a phase longer than the limit, and a first step that compiles."""
+    with Watchdog(0.3, str(tmp_path)) as watched:
+        time.sleep(0.6)  # the first step
+        results = [Result() for _ in range(6)]
+        for step, result in enumerate(results):
+            watched.beat(step, result)
+        for result in results:  # the loop waits for all of them, each takes two thirds of the limit
+            time.sleep(0.2)
+            result.is_there = True
+        with watched.phase("An evaluation"):
+            time.sleep(0.6)
+        watched.beat(7, results[0])
+    assert not ends
+    assert not list((tmp_path / "logs").iterdir())  # an empty file is not left behind
+
+
+def test_a_phase_has_a_limit_too(ends: list, tmp_path: Path) -> None:
+    with Watchdog(0.1, str(tmp_path), phase_seconds=0.3) as watched, watched.phase("An evaluation"):
+        wait_for(lambda: ends)
+    assert ends[0][0].startswith("An evaluation has not ended after 0 s")
+
+
+def test_a_start_that_hangs_has_a_limit(ends: list, tmp_path: Path) -> None:
+    with Watchdog(0.1, str(tmp_path), phase_seconds=0.2):
+        wait_for(lambda: ends)
+    assert ends[0][0].startswith("The start of the run, with its first step, has not ended")
+
+
+def test_nothing_is_watched_outside_of_a_run() -> None:
+    before = threading.active_count()
+    watchdog.beat(1, Result())
+    with watchdog.phase("An evaluation"):
+        pass
+    assert threading.active_count() == before
+
+
+def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
+    """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
+    with Processes(tmp_path, 2, step=2, odd_step=10) as processes:
+        for index in (0, 1):
+            status, lines = processes.end(index, 15)
+            assert status == 75 and len(lines) == 1, lines
+            assert lines[0].startswith("Step 10 has not ended") or "has ended: Step 10" in lines[0]
+    stacks = [path.read_text() for path in sorted((tmp_path / "logs").glob("stacks_process_*.txt"))]
+    assert len(stacks) == 2 and "process_allgather" in stacks[0]
