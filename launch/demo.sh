@@ -9,4 +9,4 @@ for argument in "$@"; do
   case $argument in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 bash "$root/launch/setup.sh"
-exec "$root/.venv/bin/python" -m limba demo "$@"
+exec bash "$root/launch/supervise.sh" "$root/.venv/bin/python" -m limba demo "$@"

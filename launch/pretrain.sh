@@ -8,7 +8,8 @@
 #   VOCABULARY    path of the SentencePiece model
 #   CORPUS        files to read instead of the published corpus, such as 'corpus/*.jsonl.gz'
 #   ACCELERATOR   tpu, cuda (or cuda12) or cpu; detected if it is not given
-# Any other NAME=VALUE, such as TRAIN_STEPS=1000, sets that name of the gin file.
+#   RETRIES       new starts after a crash or status 75 (start again), 10 if it is not given; 0: none
+# Any other NAME=VALUE, such as TRAIN_STEPS=1000, sets that name of the gin file. launch/supervise.sh starts again.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -25,7 +26,7 @@ gin_file=$1
 shift
 flags=()
 for argument in "$gin_file" "$@"; do
-  case $argument in -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 for name in MODEL_DIR VOCABULARY CORPUS; do
   if [ -n "${!name:-}" ]; then flags+=("--gin.$name=${!name}"); fi
@@ -33,6 +34,7 @@ done
 for argument in "$@"; do
   case $argument in
     ACCELERATOR=*) ACCELERATOR=${argument#*=} ;;
+    RETRIES=*) export RETRIES=${argument#*=} ;;
     -*) flags+=("$argument") ;;
     [A-Z]*=*) flags+=("--gin.$argument") ;;
     *) fail "the argument $argument is not known; write NAME=VALUE or --gin.NAME=VALUE, or see --help." ;;
@@ -52,4 +54,4 @@ case $ACCELERATOR in
   cuda*) export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} ;;
   cpu) export JAX_PLATFORMS=cpu ;;
 esac
-exec "$root/.venv/bin/python" -m limba train "$gin_file" ${flags[@]+"${flags[@]}"}
+exec bash "$root/launch/supervise.sh" "$root/.venv/bin/python" -m limba train "$gin_file" ${flags[@]+"${flags[@]}"}

@@ -8,8 +8,10 @@ The model runs on the devices' mesh, and figures are the same on every process.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,12 +22,13 @@ from etils import epath
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
 from limba.config import InputError, RunConfig
+from limba.config.errors import reason_of
 from limba.data import validation
 from limba.data.objectives.supervised import is_supervised, text_of
 from limba.data.packing import FEATURES
 from limba.data.tasks import Provider, parts_of
 from limba.evaluation.validation import Figures, loss_evaluation
-from limba.inference.generate import Writer
+from limba.inference.generate import Writer, padded
 from limba.inference.load import TrainedModel
 from limba.inference.score import log_likelihoods
 from limba.model import Network
@@ -41,7 +44,7 @@ PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
 class TextEvaluation:
     """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics.
 
-    Raises InputError for a metric of a model's intermediates.
+    Raises InputError for a metric of a model's intermediates, and for examples that the model cannot continue.
     """
 
     def __init__(self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any):
@@ -61,6 +64,20 @@ class TextEvaluation:
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
             self._writer = Writer(model, mesh, vocabulary, config.generation, config.data.batch_size)
+            self._writer.check([example["inputs"] for examples in self._examples.values() for example in examples])
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the figures. InputError for a metric that fails: it is computed of the targets themselves."""
+        return tuple(self._joined({part.name: self._of_targets(part) for part in self.tasks}))
+
+    def _of_targets(self, part: seqio.Task) -> Figures:
+        """Returns a task's figures of the targets themselves; those that are not finite too."""
+        examples = self._examples[part.name]
+        ids = list(padded([example["targets"] for example in examples], len(examples)))  # all of one length, as written
+        scores = [0.0] * len(examples)
+        outputs = {PREDICTION: ids, SCORE: scores, WITH_AUX: (ids, {"scores": scores})}
+        return figures_of(part, part.metric_objs, examples, outputs, only_finite=False)
 
     def __call__(self, params: Any, step: int) -> Figures:
         """Returns metric -> figure; with several tasks task/metric. Texts are written to model_dir/evaluations."""
@@ -113,31 +130,46 @@ class TextEvaluation:
 
 
 def figures_of(
-    part: seqio.Task, metrics: Sequence[Any], examples: Sequence[Mapping[str, Any]], outputs: Mapping[Any, Any]
+    part: seqio.Task,
+    metrics: Sequence[Any],
+    examples: Sequence[Mapping[str, Any]],
+    outputs: Mapping[Any, Any],
+    only_finite: bool = True,
 ) -> Figures:
     """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.
 
     The task's `postprocess_fn` is applied. Metrics of a kind that the outputs lack are left out, and so are values
-    that are not finite numbers: texts, pictures.
+    that are not numbers (texts, pictures), or not finite ones if `only_finite`. Raises InputError, which names the
+    place, for a metric that raises an error.
     """
     figures: Figures = {}
     for metric in metrics if examples else ():
         if metric.model_output_type not in outputs:
             continue
         output = jax.tree.map(np.array, outputs[metric.model_output_type], is_leaf=lambda leaf: isinstance(leaf, list))
-        judged = metric.from_model_output(examples, output, part.output_features)
-        if isinstance(judged, CollectingMetric):
-            found, _ = judged.actual_compute(examples, part.output_features)
-        else:
-            found = judged.compute()
+        try:
+            found = _computed(part, metric, examples, output)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise InputError(
+                f"A metric of task {part.name} raises {type(error).__name__} ({reason_of(error)}) in {where.filename},"
+                f" line {where.lineno}; correct it, or set EvaluationConfig.num_examples to 0."
+            ) from error
         numbers = {name: getattr(value, "value", value) for name, value in found.items()}  # seqio's Scalar holds one
-        figures |= {name: float(number) for name, number in numbers.items() if np.ndim(number) == 0 and _finite(number)}
+        figures |= {name: float(value) for name, value in numbers.items() if _is_number(value, only_finite)}
     return figures
 
 
-def _finite(number: Any) -> bool:
+def _computed(part: seqio.Task, metric: Any, examples: Sequence[Mapping[str, Any]], output: Any) -> Mapping[str, Any]:
+    judged = metric.from_model_output(examples, output, part.output_features)
+    if isinstance(judged, CollectingMetric):
+        return judged.actual_compute(examples, part.output_features)[0]
+    return judged.compute()
+
+
+def _is_number(value: Any, only_finite: bool) -> bool:
     try:
-        return math.isfinite(number)
+        return np.ndim(value) == 0 and (math.isfinite(value) or not only_finite)
     except TypeError:
         return False
 

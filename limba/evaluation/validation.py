@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,12 +26,25 @@ from limba.training.losses import cross_entropy, weighted_sums
 from limba.training.step import microbatches
 
 Figures = dict[str, float]
+NAMES = ("loss", "cross_entropy", "accuracy", "perplexity", "bits_per_byte", "target_tokens")
+
+
+@dataclass(frozen=True)
+class LossEvaluation:
+    """A function from parameters to the figures of the validation split, and their names."""
+
+    names: tuple[str, ...]
+    figures_of: Callable[[Any], Figures]
+
+    def __call__(self, params: Any) -> Figures:
+        """Returns the figures."""
+        return self.figures_of(params)
 
 
 def loss_evaluation(
     config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, sharding: Any
-) -> Callable[[Any], Figures] | None:
-    """Returns a function from parameters to figures of the validation split, or None if the split is empty.
+) -> LossEvaluation | None:
+    """Returns the evaluation of the validation split, or None if the split is empty.
 
     Bits per byte is the targets' cross entropy divided by the UTF-8 bytes that they spell, so models with different
     vocabularies are comparable. By character set, a token's cross entropy is divided evenly among its bytes; that of a
@@ -67,10 +81,15 @@ def loss_evaluation(
         }
         for name, nats, count in by_set:
             if count:
-                figures |= {f"bits_per_byte/{name}": nats / math.log(2) / count, f"bytes/{name}": int(count)}
+                figures |= dict(zip(_names_of(name), (nats / math.log(2) / count, int(count)), strict=True))
         return {**figures, "seconds": time.monotonic() - began}
 
-    return evaluate
+    by_set = (name for set_, count in zip(SETS, num_bytes, strict=True) if count for name in _names_of(set_))
+    return LossEvaluation((*NAMES, *by_set, "seconds"), evaluate)
+
+
+def _names_of(character_set: str) -> tuple[str, str]:
+    return f"bits_per_byte/{character_set}", f"bytes/{character_set}"
 
 
 def jit_evaluation(model: Network, loss: LossConfig, num_microbatches: int) -> Callable[[Any, Batch], dict[str, Array]]:

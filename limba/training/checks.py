@@ -1,19 +1,46 @@
-"""Checks of a run before anything is compiled: its directory, its batch on the mesh, its reductions."""
+"""Checks of a run before anything is compiled: its processes, directory, batch, corpus and metrics; and its memory."""
 
 from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import ConfigError, RunConfig
+from limba.config import ConfigError, DataConfig, InputError, RunConfig
 from limba.config.errors import reason_of
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, parts_of
+from limba.data.vocabulary.load import content_name
+from limba.sharding.agreement import is_first, of_first, together
+
+SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
+MOST_SHARDS = 512  # on one process
+SAMPLED_BYTES = 1 << 16  # of the head and of the tail of a local file, which stand for its content
+GIB = 2**30
 
 
 def check_run(config: RunConfig, mesh: Mesh) -> None:
-    """Raises ConfigError for a model_dir that cannot be written, and for choices that do not fit the mesh."""
-    _check_writable(config.model_dir)
+    """Raises ConfigError for a directory that cannot be written, and choices that do not fit the mesh or memory."""
+    for directory in (config.model_dir, f"{config.model_dir.rstrip('/')}/checkpoints"):
+        _check_writable(directory, "RunConfig.model_dir", config.model_dir)
+    if fallback := config.checkpoint.fallback_dir:
+        _check_writable(fallback, "CheckpointConfig.fallback_dir", fallback)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
+    _check_memory(config)
+    if config.evaluation.prompts and not config.model.is_decoder_only:
+        raise ConfigError(
+            "EvaluationConfig.prompts",
+            f"has {len(config.evaluation.prompts)} prompts, and the model has an encoder, which continues none; remove"
+            " them, or set EvaluationConfig.num_examples to generate text for validation examples.",
+        )
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
             "RunConfig.gradient_reduce_dtype",
@@ -21,6 +48,149 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
             f" {mesh.shape['fsdp']} and MeshConfig.model {mesh.shape['model']}; set it to 'auto', or both of these"
             " to 1.",
         )
+
+
+def check_num_shards(shards: Sequence[int], config: RunConfig) -> None:
+    """Raises ConfigError for a new run with more data shards on a process than it can open in a minute or two."""
+    checkpoints = epath.Path(config.model_dir) / "checkpoints"
+    if len(shards) > MOST_SHARDS and not (checkpoints.exists() and any(checkpoints.iterdir())):
+        raise ConfigError(
+            "DataConfig.num_data_shards",
+            f"is {config.data.num_data_shards:,}, and this process would open {len(shards):,} pipelines, a fifth of a"
+            f" second each; give at most {MOST_SHARDS * jax.process_count():,}: as many as the hosts that the run may"
+            " ever have are enough, such as 16.",
+        )
+
+
+def check_shared(model_dir: str) -> None:
+    """Raises ConfigError, in all processes, if one does not see in model_dir what the first process writes there.
+
+    Each process writes its own part of a checkpoint, so all must write into one directory.
+    """
+    probe = epath.Path(model_dir) / f".seen-{of_first(secrets.token_hex(8))}"
+    try:
+        with together():
+            if is_first():
+                probe.write_text("")
+        with together():
+            deadline = time.monotonic() + SEEN_SECONDS
+            while not probe.exists():
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        "RunConfig.model_dir",
+                        f"is {model_dir}, where process {jax.process_index()} does not see what process 0 writes; give"
+                        " a directory that all processes share: a bucket (gs://…) or a network file system.",
+                    )
+                time.sleep(0.5)
+    finally:
+        if is_first():
+            probe.unlink(missing_ok=True)
+
+
+def facts_of_data(task: Provider, config: DataConfig) -> dict[str, str]:
+    """Returns what decides the rows: the content of each task's vocabularies, and the parts of its train split."""
+    facts = {}
+    for part in parts_of(task):
+        for name, feature in part.output_features.items():
+            facts[f"the vocabulary of {part.name}'s {name} with content"] = content_name(feature.vocabulary)
+        if isinstance(part.source, UnitSource):
+            names = list(part.source.list_shards(config.train_split))
+            facts |= {f"the corpus part {name} of {part.name}": "" for name in names}
+            paths = {unit.path for unit in part.source.units(config.train_split) if "://" not in unit.path}
+            with ThreadPoolExecutor(16) as pool:
+                contents = zip(sorted(paths), pool.map(_content_of, sorted(paths)), strict=True)
+                facts |= {f"the file {path} of {part.name} with content": content for path, content in contents}
+            facts[f"the order of the corpus of {part.name}"] = _digest("\n".join(names).encode())
+    return facts
+
+
+def _content_of(path: str) -> str:
+    """Returns a file's size, and a digest of its head and tail; "unreadable" for what is no single local file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(SAMPLED_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - SAMPLED_BYTES))
+            return f"{size:,} bytes {_digest(head + file.read())}"
+    except OSError:
+        return "unreadable"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
+
+
+def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
+    """Raises ConfigError for a best_metric that is none of `names`, the figures of the run's evaluations."""
+    wanted, known = config.checkpoint.best_metric, sorted(names)
+    if wanted is None or wanted in known:
+        return
+    if known:
+        advice = f"the evaluation gives {', '.join(known)}; name one of them"
+        if not config.evaluation.num_examples:
+            advice += ", or set EvaluationConfig.num_examples for the metrics of generated text"
+    else:
+        advice = "there is no validation text; give some, or raise DataConfig.validation_percent"
+    raise ConfigError("CheckpointConfig.best_metric", f"is {wanted!r}, and {advice}.")
+
+
+def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> None:
+    """Raises ConfigError if the checkpoint is after train_steps, or for a new run at it: no step is left then."""
+    if saved_step > config.train_steps or (is_new and saved_step == config.train_steps):
+        raise ConfigError(
+            "RunConfig.train_steps",
+            f"is {config.train_steps}, and the checkpoint is at step {saved_step}; give a larger number.",
+        )
+
+
+@contextlib.contextmanager
+def memory_advice(config: RunConfig) -> Iterator[None]:
+    """Raises InputError, which says what to lower, in place of an error of memory that does not suffice."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(memory_sentence(config, error)) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that the memory of the host or of a device does not suffice."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+
+
+def memory_sentence(config: RunConfig, error: BaseException) -> str:
+    """Returns what to change if a step does not fit the memory."""
+    remat = "" if config.model.remat != "none" else "set ModelConfig.remat to 'minimal' or 'full', "
+    auto = ", or set MeshConfig.auto to True, which shards the parameters" if jax.device_count() > 1 else ""
+    return (
+        f"A step does not fit the memory ({reason_of(error, 160)}). Raise RunConfig.num_microbatches, now"
+        f" {config.num_microbatches}, which keeps the numbers; {remat}lower DataConfig.batch_size, now"
+        f" {config.data.batch_size}{auto}."
+    )
+
+
+def _check_memory(config: RunConfig) -> None:
+    """Raises ConfigError if one layer's activations, or the batch itself, exceed the memory for certain."""
+    data, groups = config.data, jax.device_count()
+    tokens = data.batch_size * sum(data.task_feature_lengths.values())
+    device = jax.local_devices()[0]
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = (device.memory_stats() or {}).get("bytes_limit") or host
+    width = 2 if config.model.dtype == "bfloat16" else 4
+    parts = groups if limit != host else jax.process_count()  # the devices of a CPU share its memory
+    of_layer = tokens * config.model.emb_dim * width // (config.num_microbatches * parts)
+    for needed, has in ((4 * tokens // jax.process_count(), host), (of_layer, limit)):
+        if needed > has:
+            raise ConfigError(
+                "DataConfig.batch_size",
+                f"is {data.batch_size:,}, which needs at least {_gib(needed)} of memory, and there are {_gib(has)};"
+                " give a smaller one, or raise RunConfig.num_microbatches.",
+            )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes // GIB:,} GiB"
 
 
 def _check_microbatches(config: RunConfig, num_groups: int) -> None:
@@ -33,14 +203,13 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
         )
 
 
-def _check_writable(model_dir: str) -> None:
-    probe = epath.Path(model_dir) / f".writable-{jax.process_index()}"
+def _check_writable(directory: str, field: str, value: str) -> None:
+    probe = epath.Path(directory) / f".writable-{jax.process_index()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
     except Exception as error:  # a bucket's client has errors of its own
         raise ConfigError(
-            "RunConfig.model_dir",
-            f"is {model_dir}, which cannot be written ({reason_of(error)}); give a directory that can.",
+            field, f"is {value}, and {directory} cannot be written ({reason_of(error)}); give a directory that can."
         ) from error

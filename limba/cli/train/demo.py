@@ -10,7 +10,7 @@ from pathlib import Path
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
 from limba.cli.task_modules import ROOT
-from limba.config import DataConfig, InputError, environment
+from limba.config import DataConfig, InputError, RestartError, environment
 
 ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it for Hugging Face's transformers.
 
@@ -27,7 +27,7 @@ VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 def _vocabulary(data: DataConfig) -> None:
     """Trains the vocabulary on the training split of the corpus, unless it exists."""
     from limba.data.tasks import source_of_files
-    from limba.data.vocabulary.train import train_vocabulary
+    from limba.data.vocabulary.train import making, train_vocabulary
 
     corpus = data.data_files
     if corpus is None or data.vocabulary in (None, "byte") or Path(data.vocabulary).exists():
@@ -42,8 +42,8 @@ def _vocabulary(data: DataConfig) -> None:
             if letters > VOCABULARY_LETTERS:
                 return
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    count = train_vocabulary(texts(), NUM_PIECES, str(path))
+    with making(str(path)):
+        count = train_vocabulary(texts(), NUM_PIECES, str(path))
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
@@ -65,7 +65,7 @@ def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Runs the demo; raises InputError."""
+    """Runs the demo; raises the errors of `limba.cli.program.CODES`."""
     given = os.environ.get("CORPUS") or None
     name = "demo" if given is None else "demo-" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
     directory = os.environ.get("MODEL_DIR") or str((Path.cwd() if ROOT.name == "shipped" else ROOT) / "runs" / name)
@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> None:
     with names_said(names):
         result = train(config, text)
     if result["interrupted"]:
-        return
+        raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     print("\n" + report.summary(config))
     print(f"picture             {report.plot_loss(config)}\n")
     masked = []

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
 from limba.config import RestartError, environment
+from limba.sharding import preemption
 
 
 def run(argv: Sequence[str]) -> None:
     """Trains the run that the flags describe; raises the errors of `limba.cli.program.CODES`."""
-    with environment.quiet_imports():
-        given = parse_args(argv)
-        from limba.run import train  # imports JAX and TensorFlow
-    from limba.sharding import multihost
+    with preemption.listening():
+        with environment.quiet_imports():
+            given = parse_args(argv)
+            from limba.run import train  # imports JAX and TensorFlow
+        from limba.sharding import liveness, multihost
 
-    multihost.join_hosts()
-    with names_said(given.names):
-        result = train(given.config, given.text)
+        with liveness.ending_together(), names_said(given.names):
+            multihost.join_hosts(given.config)
+            result = train(given.config, given.text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")

@@ -7,6 +7,8 @@ row as t5's preprocessors draw them, so the rows are exactly t5's.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +19,9 @@ from limba.data.objectives import philox
 from limba.data.objectives.token_blocks import Features, check_targets, require_sentinels, row_seeds
 
 ROWS_PER_BLOCK = 32
+LONGEST_RAW = 200  # tokens of a row for each of its inputs; a higher density leaves nearly no text
+SHORTEST = 16  # inputs, with T5's choices
+TRIED = 8  # mean spans, to name one that fits
 
 
 def num_noise(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
@@ -44,32 +49,70 @@ def span_corruption_lengths(
     Raises ConfigError if no such row exists.
     """
 
-    def lengths(raw: int) -> tuple[int, int]:
-        noise = round(raw * noise_density)
-        spans = round(noise / mean_noise_span_length)
-        return raw - noise + spans + 1, noise + spans + 1
-
     if not (0 < noise_density < 1 and mean_noise_span_length >= 1):
         raise ConfigError(
             "DataConfig.noise_density",
             f"{noise_density} with DataConfig.mean_noise_span_length {mean_noise_span_length} is not possible; "
             "give a density between 0 and 1 and a mean span of 1 or more.",
         )
+    found = _fitting_lengths(inputs_length, noise_density, mean_noise_span_length)
+    if found is None:
+        raise _advice(inputs_length, noise_density, mean_noise_span_length)
+    return found
+
+
+def _fitting_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int] | None:
+    """Returns `span_corruption_lengths`; None if there is no such row."""
+
+    def lengths(raw: int) -> tuple[int, int]:
+        noise = round(raw * noise_density)
+        spans = round(noise / mean_noise_span_length)
+        return raw - noise + spans + 1, noise + spans + 1
+
     raw = inputs_length - 1
     while lengths(raw + 1)[0] <= inputs_length:
         raw += 1
+        if raw > LONGEST_RAW * inputs_length:
+            return None
     targets = lengths(raw)[1]
     if noise_density == 0.5 and targets > inputs_length:
         # t5 makes both sides equal here, since that is more likely a round number.
         raw, targets = raw - 1, targets - 1
     noise, spans = num_noise(raw, noise_density, mean_noise_span_length) if raw >= 2 else (0, 0)
     if not 0 < spans <= min(noise, raw - noise) or raw - noise + spans + 1 > inputs_length:
-        raise ConfigError(
-            "DataConfig.task_feature_lengths",
-            f"gives 'inputs' {inputs_length}, too short for span corruption with density "
-            f"{noise_density} and mean span {mean_noise_span_length}; give 16 or more.",
-        )
+        return None
     return raw, max(targets, noise + spans + 1)
+
+
+def _advice(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> ConfigError:
+    """Returns the error for choices without a row: which of the three has to change, and to what."""
+    choices = f"density {noise_density} and mean span {mean_noise_span_length}"
+    highest = 1 - 1 / (1 + mean_noise_span_length)  # a token of text between two spans
+    if noise_density > highest:
+        return ConfigError(
+            "DataConfig.noise_density",
+            f"is {noise_density}, and spans of DataConfig.mean_noise_span_length {mean_noise_span_length} tokens with a"
+            f" token of text between them allow at most {math.floor(100 * highest) / 100}; give a lower density.",
+        )
+    if inputs_length < SHORTEST and _fitting_lengths(SHORTEST, noise_density, mean_noise_span_length):
+        return ConfigError(
+            "DataConfig.task_feature_lengths",
+            f"gives 'inputs' {inputs_length}, too short for span corruption with {choices}; give {SHORTEST} or more.",
+        )
+    noise = int(min(inputs_length / (1 - noise_density), LONGEST_RAW * inputs_length) * noise_density)
+    means = range(min(noise, int(min(mean_noise_span_length, noise))), 0, -1)
+    for mean in itertools.islice(means, TRIED):
+        if _fitting_lengths(inputs_length, noise_density, mean):
+            return ConfigError(
+                "DataConfig.mean_noise_span_length",
+                f"is {mean_noise_span_length}, longer than all noise of a row of {inputs_length} inputs with density"
+                f" {noise_density}; give at most {mean}, or longer inputs in DataConfig.task_feature_lengths.",
+            )
+    return ConfigError(
+        "DataConfig.noise_density",
+        f"is {noise_density}, too high for span corruption of {inputs_length} inputs with DataConfig."
+        f"mean_noise_span_length {mean_noise_span_length}; give a lower density, such as 0.15.",
+    )
 
 
 def span_corruption(

@@ -1,0 +1,62 @@
+"""What a run makes before its first step: its task, its first state, and the description of itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from limba.config import RunConfig, plain
+from limba.config.secrets import without_credentials
+from limba.data.objectives import derive_lengths
+from limba.data.tasks import Provider, check_sources, needs_sentinels, pinned_for_run, resolve_task
+from limba.data.vocabulary.load import check_vocabulary
+from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
+from limba.model import Network
+from limba.sharding.agreement import check_alike, together
+from limba.storage.files import write_whole
+from limba.training.checkpoints.initial import check_initial, load_initial
+from limba.training.checks import check_steps, facts_of_data
+from limba.training.state import TrainState, create_state
+
+
+def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
+    """Returns the task and its lengths, the same in all processes; trains the vocabulary first if it is missing.
+
+    Raises InputError, in all processes alike, for a task, vocabulary or corpus that cannot be used.
+    """
+    first, data = jax.process_index() == 0, config.data
+    with together(HOURS_WAITED * 3600):  # the others wait here while the first process trains it, and for its errors
+        if first:
+            ensure_vocabulary(data, trains=True)
+    with together():
+        ensure_vocabulary(data, trains=first)
+        task = resolve_task(data)
+    task = pinned_for_run(task, config.model_dir)
+    with together():
+        lengths = derive_lengths(task, data.task_feature_lengths)
+        fills_gaps = needs_sentinels(task) and not config.model.is_decoder_only
+        vocabulary = task.output_features["targets"].vocabulary
+        check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
+        check_sources(task, data)
+    check_alike(lambda: facts_of_data(task, data))
+    return task, lengths
+
+
+def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: TrainState) -> TrainState:
+    """Returns a new state, initialized from an existing checkpoint if the run names one."""
+    assert model.mesh is not None
+    if config.initial_checkpoint_path:
+        check_initial(config.initial_checkpoint_path)
+    state = create_state(model, optimizer, model.mesh, config.random_seed, config.mesh.shard_update)
+    path, check = config.initial_checkpoint_path, functools.partial(check_steps, config)
+    return load_initial(path, abstract, config.model, state, config.reset_step, check) if path else state
+
+
+def write_config(config: RunConfig, gin_text: str) -> None:
+    """Writes what describes this run into model_dir: config.json, and config.gin where gin described it."""
+    directory = config.model_dir.rstrip("/")
+    write_whole(f"{directory}/{plain.FILE}", plain.to_text(config))
+    if gin_text:
+        write_whole(f"{directory}/config.gin", without_credentials(gin_text))

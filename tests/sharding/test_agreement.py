@@ -1,0 +1,378 @@
+"""What processes compare, and how an error of one ends all: with threads in the place of processes, then real ones."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from limba.config import (
+    DataConfig,
+    EvaluationConfig,
+    GenerationConfig,
+    InputError,
+    ModelConfig,
+    OptimizerConfig,
+    RestartError,
+    RunConfig,
+    ScheduleConfig,
+    StorageError,
+)
+from limba.sharding import agreement
+
+ROOT = Path(__file__).resolve().parents[2]
+GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
+RUN = RunConfig(
+    ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=128, num_encoder_layers=2, num_decoder_layers=2),
+    DataConfig("my_task", {"inputs": 512}, batch_size=16, vocabulary="/a/spiece.model"),
+    "/runs/mine",
+    train_steps=100,
+)
+
+
+class Service:
+    """The service of jax.distributed as far as the comparison needs it, for threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.counts: dict[str, int] = {}
+        self.changed = threading.Condition()
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        with self.changed:
+            assert key not in self.values, "the service does not overwrite"
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: timed out with key {key}")
+            return self.values[key]
+
+    def key_value_increment(self, key: str, by: int) -> int:
+        with self.changed:
+            self.counts[key] = self.counts.get(key, 0) + by
+            return self.counts[key]
+
+
+class Processes(threading.local):
+    """The state of jax.distributed: each thread is a process."""
+
+    client: Any = None
+    num_processes = None
+    process_id = 0
+
+
+@pytest.fixture
+def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Returns a function that calls `work(process)` in that many threads, and returns what each gives or raises."""
+    state = Processes()
+    monkeypatch.setattr(agreement.distributed, "global_state", state)
+
+    def run(num: int, work: Callable[[int], object]) -> list[object]:
+        service, found = Service(), [None] * num
+
+        def one(process: int) -> None:
+            state.client, state.num_processes, state.process_id = service, num, process
+            try:
+                found[process] = work(process)
+            except Exception as error:  # noqa: BLE001  compared by the test
+                found[process] = error
+
+        threads = [threading.Thread(target=one, args=(process,)) for process in range(num)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "nothing hangs"
+        return found
+
+    return run
+
+
+def test_a_field_is_named_with_both_values() -> None:
+    schedule = ScheduleConfig(base_learning_rate=0.1)
+    other = dataclasses.replace(RUN, optimizer=OptimizerConfig(schedule=schedule), train_steps=200)
+    first, own = (agreement.fields_of(config) for config in (RUN, other))
+    found = agreement.differing(own, first)
+    assert found == {
+        "ScheduleConfig.base_learning_rate": ("0.1", "1.0"),
+        "RunConfig.train_steps": ("200", "100"),
+    }
+    said = agreement.sentence([{}, found])
+    assert "process 1 has ScheduleConfig.base_learning_rate 0.1, process 0 has 1.0" in said
+    assert said.count("\n") == 0 and said.endswith("on every worker.")
+
+
+def test_each_field_has_one_name_and_those_that_are_free_have_none() -> None:
+    found = agreement.fields_of(RUN)
+    assert found["DataConfig.task_feature_lengths"] == "{'inputs': 512}"
+    assert found["GenerationConfig.max_tokens"] == "128"
+    assert found["EvaluationConfig.sampling.max_tokens"] == "64"  # a second GenerationConfig
+    data = dataclasses.replace(RUN.data, vocabulary="/b/spiece.model", num_reader_processes=4)
+    assert agreement.fields_of(dataclasses.replace(RUN, data=data, profile_steps=3)) == found
+
+    def leaves(part: Any) -> int:
+        values = [getattr(part, field.name) for field in dataclasses.fields(part)]
+        return sum(leaves(value) if dataclasses.is_dataclass(value) else 1 for value in values)
+
+    assert len(found) == leaves(RUN) - len(agreement.FREE_FIELDS)
+    sampling = EvaluationConfig(sampling=GenerationConfig(max_tokens=32))
+    changed = agreement.fields_of(dataclasses.replace(RUN, evaluation=sampling))
+    assert "EvaluationConfig.sampling.max_tokens" in agreement.differing(changed, found)
+    assert "GenerationConfig.max_tokens" not in agreement.differing(changed, found)
+
+
+def test_what_is_absent_and_who_it_is_are_said() -> None:
+    first = {"the corpus part a of t": "", "jax": "0.10.2", "x": "1", "y": "1"}
+    found = agreement.differing({"the corpus part b of t": "", "jax": "0.10.2", "x": "2", "y": "2"}, first)
+    said = agreement.sentence([{}, found, found, {"x": ("3", "1")}])
+    assert "processes 1 and 2 have the corpus part b of t, which process 0 does not have" in said
+    assert "processes 1 and 2 have x 2, process 0 has 1; process 3 has x 3, process 0 has 1" in said
+    assert "and 2 more differences" in said
+    assert "process 1 does not have a, which process 0 has" in agreement.sentence([{}, {"a": (None, "")}])
+    long = agreement.sentence([{}, {"a": ("x" * 500, "y" * 500)}])
+    assert len(long) < 500
+
+
+def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = agreement.code()
+    tracked = {f"{name} with content" for name in ("limba/run.py", "gin/demo.gin", "launch/train.py", "tasks/ro.py")}
+    assert tracked <= set(found)
+    assert not [name for name in found if "__pycache__" in name]
+    module = tmp_path / "mine_of_the_user.py"
+    module.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("mine_of_the_user")
+    before = agreement.code(["mine_of_the_user"])
+    module.write_text("x = 2\n")
+    assert list(agreement.differing(agreement.code(["mine_of_the_user"]), before)) == [
+        "the module mine_of_the_user with content"
+    ]
+    # An installed package has no git, and nothing beside it.
+    shutil.copytree(ROOT / "limba" / "sharding", tmp_path / "limba" / "sharding")
+    monkeypatch.setattr(agreement, "__file__", str(tmp_path / "limba" / "sharding" / "agreement.py"))
+    installed = agreement._own_code.__wrapped__()
+    assert {"limba/sharding/agreement.py", "limba/sharding/mesh.py"} <= set(installed)
+    assert all(name.startswith("limba/sharding/") and name.endswith(".py") for name in installed)
+    assert installed["limba/sharding/mesh.py"] == agreement.code()["limba/sharding/mesh.py with content"]
+
+
+def test_all_the_facts_of_a_run_take_under_a_second() -> None:
+    agreement._own_code.cache_clear()
+    began = time.perf_counter()
+    facts = agreement.facts_of_run(RUN, ("tests.tiny",))
+    assert time.perf_counter() - began < 1
+    assert {"RunConfig.model_dir", "Python", "jax", "jaxlib", "Limba"} <= set(facts)
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_all_processes_end_with_the_same_sentence(in_processes: Callable, num: int) -> None:
+    facts = {"a": "1", **{f"part {number:06}": "" for number in range(50_000)}}  # more than one message holds
+    assert in_processes(num, lambda process: agreement.check_alike(lambda: facts)) == [None] * num
+
+    def differing(process: int) -> None:
+        agreement.check_alike(lambda: {**facts, "a": "2"} if process == 1 else facts)
+
+    found = in_processes(num, differing)
+    assert all(isinstance(error, InputError) for error in found)
+    (said,) = {str(error) for error in found}
+    assert "process 1 has a 2, process 0 has 1;" in said
+
+
+def test_an_error_of_one_ends_all_with_its_exit_status(in_processes: Callable) -> None:
+    def work(error: Exception | None) -> Callable[[int], None]:
+        def one(process: int) -> None:
+            with agreement.together():
+                if process == 1 and error:
+                    raise error
+
+        return one
+
+    assert in_processes(3, work(None)) == [None] * 3
+    for raised, kind, part in (
+        (InputError("The file x is bad; mend it."), InputError, "Process 1 cannot go on: The file x is bad; mend it."),
+        (StorageError("Full."), StorageError, "Full."),
+        (KeyError("bug"), InputError, "Process 1 cannot go on: KeyError, 'bug'; its own output says more."),
+    ):
+        first, own, other = in_processes(3, work(raised))
+        assert own is raised
+        assert type(first) is type(other) is kind and part in str(first) and str(first) == str(other)
+
+
+def test_one_that_does_not_come_is_named(in_processes: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "GRACE_SECONDS", 2.0)
+    failed = ValueError("own")
+
+    def work(process: int) -> None:
+        if process == 2:
+            return
+        with agreement.together(0.3):
+            if process == 1:
+                raise failed
+
+    first, own, _ = in_processes(3, work)
+    assert isinstance(first, RestartError) and "Process 2 has not answered in time" in str(first)
+    assert own is failed  # its own error says more than that another is missing
+
+    def without_first(process: int) -> None:
+        if process:
+            agreement.of_first("x", 0.1)
+
+    _, other = in_processes(2, without_first)
+    assert isinstance(other, RestartError) and "Process 0 has not answered in time" in str(other)
+
+
+def test_the_first_process_says(in_processes: Callable) -> None:
+    assert in_processes(3, lambda process: agreement.of_first(f"of {process}")) == ["of 0"] * 3
+    assert in_processes(1, lambda process: agreement.of_first("alone")) == ["alone"]
+
+
+# Starts each run of a list, one after the other, and prints the exit statuses; without `ending_together`, which would
+# end the processes with the first run.
+SEVERAL = """
+import json, os, sys
+from limba.config import environment
+environment.set_variables()
+from limba.cli import program
+from limba.cli.flags import parse_args
+from limba.sharding import multihost
+with environment.quiet_imports():
+    from limba.run import train
+    from limba.training import checks
+def run(arguments):
+    given = parse_args(arguments)
+    with program.names_said(given.names):
+        train(given.config, given.text)
+multihost.join_hosts()
+checks.SEEN_SECONDS = 2.0
+codes = []
+for place, arguments in json.loads(sys.argv[1]):
+    os.chdir(place)
+    job = run if arguments[0].startswith("--") else lambda found: checks.check_shared(found[0])
+    codes.append(program.exit_code(job, arguments))
+    print("---", file=sys.stderr)
+print(json.dumps(codes))
+"""
+
+
+def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple[list[int], list[str]]]:
+    """Returns each process's exit statuses and what it said of each run; `runs` are (process 0's, process 1's)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = []
+    for index, root in enumerate(roots):
+        variables = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "PYTHONPATH": str(root),
+            "COORDINATOR_ADDRESS": address,
+            "NUM_PROCESSES": "2",
+            "PROCESS_ID": str(index),
+        }
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SEVERAL, json.dumps([pair[index] for pair in runs])],
+                env=variables,
+                cwd=root,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=300) for process in started]
+    return [
+        (json.loads(GIVEN.findall(printed)[-1]), [part.strip() for part in errors.split("---\n")[:-1]])
+        for printed, errors in outputs
+    ]
+
+
+# One path on all hosts, another folder on each: that of the process's current directory.
+HERE = "/proc/self/cwd/corpus"
+
+
+@pytest.fixture
+def arguments(vocabulary: Path, tmp_path: Path) -> list[str]:
+    return [
+        "--gin_file=gin/demo.gin",
+        f"--gin.VOCABULARY={vocabulary}",
+        f"--gin.CORPUS={HERE}/*.jsonl",
+        f"--gin.MODEL_DIR={tmp_path / 'run'}",
+        "--gin.VOCAB_SIZE=1024",
+        "--gin.BATCH_SIZE=8",
+        "--gin.TASK_FEATURE_LENGTHS={'inputs': 48}",
+        "--gin.TRAIN_STEPS=2",
+    ]
+
+
+@pytest.mark.slow
+def test_two_processes_that_differ_end_before_anything_is_compiled(
+    arguments: list[str], corpus: Path, vocabulary: Path, tmp_path: Path
+) -> None:
+    """Each run varies one thing; the other process has it right."""
+    places = {}
+    for name in ("right", "more", "other"):
+        places[name] = tmp_path / name
+        shutil.copytree(corpus.parent, places[name] / "corpus", ignore=lambda *_: {"vocabulary.model", "run"})
+    shutil.copy(corpus, places["more"] / "corpus" / "more.jsonl")
+    text = (places["other"] / "corpus" / corpus.name).read_bytes()
+    (places["other"] / "corpus" / corpus.name).write_bytes(text.replace(b"Python", b"python", 1))  # the same size
+    model = vocabulary.read_bytes()
+    (tmp_path / "same.model").write_bytes(model)
+    (tmp_path / "other.model").write_bytes(model.replace("▁the".encode(), "▁teh".encode(), 1))
+    right = (str(places["right"]), arguments)
+    runs = [
+        (right, (right[0], [*arguments, "--gin.LEARNING_RATE=0.1"])),
+        (right, (right[0], [*arguments, f"--gin.VOCABULARY={tmp_path / 'other.model'}"])),
+        (right, (str(places["more"]), arguments)),
+        (right, (str(places["other"]), arguments)),
+        (right, (right[0], [*arguments, f"--gin.VOCABULARY={tmp_path / 'absent.model'}"])),
+        ((right[0], [*arguments, f"--gin.MODEL_DIR={tmp_path / 'a'}"]), right),
+        ((right[0], [str(tmp_path / "a")]), (right[0], [str(places["right"])])),  # check_shared alone
+        (right, (right[0], [*arguments, f"--gin.VOCABULARY={tmp_path / 'same.model'}"])),  # another path, equal bytes
+    ]
+    (tmp_path / "a").mkdir()
+    first, second = two(runs)
+    assert first[0] == second[0] == [2] * 7 + [0], (first, second)
+    said = [
+        "process 1 has LEARNING_RATE 0.1, process 0 has 1.0",
+        "process 1 has the vocabulary of demo_span_corruption's inputs with content sentencepiece",
+        f"process 1 has the corpus part {HERE}/more.jsonl",
+        f"process 1 has the file {HERE}/corpus.jsonl of demo_span_corruption with content",
+        "The vocabulary " + str(tmp_path / "absent.model") + " does not exist",
+        f"process 1 has MODEL_DIR '{tmp_path / 'run'}', process 0 has '{tmp_path / 'a'}'",
+        "process 1 does not see what process 0 writes",
+    ]
+    for part, own, other in zip(said, first[1], second[1], strict=False):
+        assert part in own and part in other, (own, other)
+        assert own.count("\n") == 0
+    assert (tmp_path / "run" / "checkpoints" / "2").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_with_other_code_end_with_the_file_s_name(arguments: list[str], tmp_path: Path) -> None:
+    roots = (tmp_path / "one", tmp_path / "two")
+    for root in roots:
+        for folder in ("limba", "launch", "tasks", "gin"):
+            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    step = roots[1] / "limba" / "training" / "step.py"
+    step.write_text(step.read_text() + "# one line more\n")
+    (first, second) = two([tuple((str(root), arguments) for root in roots)], roots)
+    assert first[0] == second[0] == [2]
+    assert first[1] == second[1]
+    assert "process 1 has limba/training/step.py with content" in first[1][0]
+    assert not (tmp_path / "run" / "checkpoints").exists()
