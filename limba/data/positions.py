@@ -1,7 +1,8 @@
 """Data positions: how far each shard has read its corpus, as bytes that are saved with a checkpoint.
 
 A data position is a zip file. `about.json` names its data and counts the batches taken; the other files are
-tf.data's checkpoint of the shard's iterator and the prefetched rows.
+tf.data's checkpoint of the shard's iterator, the prefetched rows, and the shard's part of the table of the corpus's
+files (`sources/corpus.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import functools
 import hashlib
 import io
 import json
+import logging
+import math
+import re
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,51 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
-from limba.data.shard import Rows, Shard, source_errors
+from limba.config.errors import SentenceError, reason_of
+from limba.data.shard import FirstEpochs, Rows, Shard, source_errors
+from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
+from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, has_exact_positions, parts_of
 from limba.data.vocabulary.load import content_name
 
-FORMAT = 2  # format 1 has no entry "format", and leaves the prefetched rows to tf.data
-ROWS_FILE = "ahead.npz"  # the prefetched rows
+logger = logging.getLogger(__name__)
+
+# Format 1 has no entry "format", and leaves the prefetched rows to tf.data; it cannot be resumed any more. Format 2 has
+# no table of files: its "corpus" is a digest of the units' names, paths included.
+FORMAT = 3
+READABLE = (2, FORMAT)
+ABOUT_FILE, FILES_FILE, ROWS_FILE = "about.json", "files.json.zlib", "ahead.npz"
+ITERATOR = "position"  # the prefix of tf.data's files
+# Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
+MEMBER = re.compile(rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{ITERATOR}\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII)
+
+
+class PositionError(SentenceError, ValueError):
+    """A data position whose bytes are damaged."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An opened data position, of which every byte has been read and checked."""
+
+    about: Mapping[str, Any]
+    iterator: Mapping[str, bytes]  # file name -> content, of tf.data's checkpoint
+    rows: Rows  # prefetched
+    files: Mapping[str, Mapping[int, Mark]]  # the shard's part of the table: task -> place -> mark
+
+    @property
+    def first_epochs(self) -> FirstEpochs:
+        return self.about.get("first_epochs", {})
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How to resume from data positions."""
+
+    saved: Mapping[int, Saved]
+    new_pass: FirstEpochs | None  # the epochs with which a new pass over a changed corpus begins
+    notes: Sequence[str]  # sentences for the log
 
 
 class DataPositions:
@@ -35,61 +78,175 @@ class DataPositions:
     def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig):
         self._task, self._lengths, self._config = task, lengths, config
         self.is_exact = has_exact_positions(task)
-        self._sources = [part.source for part in parts_of(task) if isinstance(part.source, UnitSource)]
+        self._sources = _unit_sources(task)
+        self._packed: dict[int, bytes] = {}
+
+    @functools.cached_property
+    def corpora(self) -> Corpora:
+        """The files as this run has found them."""
+        return self._corpora({})
+
+    def _corpora(self, end_bytes: Mapping[str, int]) -> Corpora:
+        split = self._config.train_split
+        return Corpora(
+            {name: source.marks(split, end_bytes.get(name) or None) for name, source in self._sources.items()}
+        )
+
+    def look(self, shards: Sequence[int]) -> None:
+        """Prepares what the positions of these shards say of the corpus; `save` does it otherwise.
+
+        Raises InputError for a file that changes or cannot be read.
+        """
+        corpora = self.corpora
+        _ = (corpora.digest, corpora.num_files, corpora.end_bytes, self._layout)
+        for shard in set(shards) - set(self._packed):
+            self._packed[shard] = corpora.packed(shard, self._num_shards)
 
     def save(self, shard: Shard) -> bytes:
         """Returns the shard's position after the batches taken so far."""
+        self.look([shard.index])
+        split, corpora = self._config.train_split, self.corpora
         about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self.is_exact}
-        about["epochs"] = [source.progress(self._config.train_split, shard.index) for source in self._sources]
+        about["epochs"] = [source.progress(split, shard.index) for source in self._sources.values()]
+        about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
+        about |= {"end_bytes": corpora.end_bytes, "tensorflow": tf.__version__}
+        about |= {"first_epochs": shard.first_epochs, "batches_before": shard.batches_before}
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
-            archive.writestr("about.json", json.dumps(about))
+            archive.writestr(ABOUT_FILE, json.dumps(about))
+            archive.writestr(FILES_FILE, self._packed[shard.index], zipfile.ZIP_STORED)
             if self.is_exact:
                 with shard.prefetch.paused() as made:
-                    tf.train.Checkpoint(iterator=shard.iterator).write(f"{directory}/position")
+                    tf.train.Checkpoint(iterator=shard.iterator).write(f"{directory}/{ITERATOR}")
                 rows: dict[str, Any] = _concatenated([batch for batch in made if batch is not None])
                 np.savez(f"{directory}/{ROWS_FILE}", **rows)
                 for path in sorted(Path(directory).iterdir()):
                     archive.write(path, path.name)
         return packed.getvalue()
 
-    def check(self, shard: Shard, position: bytes) -> dict[str, Any]:
-        """Returns a position's `about.json`; InputError if it belongs to the data of another stream."""
-        with zipfile.ZipFile(io.BytesIO(position)) as archive:
-            about = json.loads(archive.read("about.json"))
-        about.setdefault("format", 1)
-        for name, now in {**self._identity(shard.index), "exact": self.is_exact}.items():
-            if name in about and about[name] != now:  # earlier versions did not write every entry
+    def check(self, positions: Mapping[int, bytes]) -> Resumption:
+        """Opens the positions fully, and returns how to resume from them.
+
+        Give those of all shards: together they name all files of the corpus. Raises InputError for positions of other
+        data, or of a corpus that has changed with `on_changed_corpus` 'refuse'; PositionError for damaged ones.
+        """
+        saved = {shard: opened(position, shard) for shard, position in positions.items()}
+        for shard, each in saved.items():
+            self._check_identity(shard, each.about)
+        if not saved:
+            return Resumption(saved, None, ())
+        step = max(each.about["num_batches"] for each in saved.values())
+        sentence, notes = self._compared(saved, step)
+        if not sentence:
+            return Resumption(saved, None, notes)
+        if self._config.on_changed_corpus == "refuse":
+            raise InputError(
+                f"{sentence}. Restore the files of then, set DataConfig.on_changed_corpus to 'new_epoch' to start a new"
+                " pass over those of now, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path."
+            )
+        none = [0.0] * len(self._sources)  # the earliest positions of format 2 do not say it
+        read = np.array([each.about.get("epochs", none) for each in saved.values()], float).max(axis=0)
+        first = {name: math.floor(epochs) + 1 for name, epochs in zip(self._sources, read, strict=True)}
+        numbers = ", ".join(sorted({f"{epoch:,}" for epoch in first.values()}))
+        return Resumption(
+            saved, first, (f"{sentence}. A new pass over the files of now begins, with epoch {numbers}.",)
+        )
+
+    def restore(self, shard: Shard, saved: Saved) -> None:
+        """Sets a newly opened shard to its position.
+
+        If a source cannot save its position, the shard is read again from its beginning.
+        """
+        about, split = saved.about, self._config.train_split
+        for source, epochs in zip(self._sources.values(), about.get("epochs", ()), strict=False):
+            source.note_progress(split, shard.index, epochs)
+        shard.num_batches = about["num_batches"]
+        if not self.is_exact:
+            shard.skip(shard.num_batches)
+            return
+        try:
+            with tempfile.TemporaryDirectory() as directory, source_errors(self._task):
+                for name, content in saved.iterator.items():
+                    (Path(directory) / name).write_bytes(content)
+                tf.train.Checkpoint(iterator=shard.iterator).read(f"{directory}/{ITERATOR}").assert_consumed()
+        except (AssertionError, tf.errors.OpError) as error:
+            raise InputError(
+                f"The data position of shard {shard.index} cannot be restored by TensorFlow {tf.__version__}"
+                f" ({reason_of(error)}); it was saved by {about.get('tensorflow', 'an unknown version')}: install that."
+            ) from error
+        shard.prefetch.start_with(shard.cut(saved.rows))
+
+    def note_pass(self, shard: Shard) -> None:
+        """Records that a shard begins a new pass."""
+        for name, source in self._sources.items():
+            source.note_progress(self._config.train_split, shard.index, shard.first_epochs[name])
+
+    def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
+        """Raises InputError if a position belongs to the data of another stream."""
+        found = about.get("format", 1)
+        if found not in READABLE:
+            advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
+            raise InputError(
+                f"The data position has format {found}, and this version of Limba reads 2 and 3; {advice}."
+            )
+        for name, now in {**self._identity(shard), "exact": self.is_exact}.items():
+            if name != "format" and name in about and about[name] != now:  # earlier versions left entries out
                 raise InputError(
                     f"The data position was saved with {name} {about[name]!r} and this run has {now!r}; change it "
                     "back, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path to read "
                     "the data from the beginning."
                 )
-        return about
 
-    def restore(self, shard: Shard, about: Mapping[str, Any], position: bytes) -> None:
-        """Sets a newly opened shard to its position; `about` is the result of `check`.
+    def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
+        """Returns (what has changed in the corpus since the step, sentences for the log)."""
+        about = next(iter(saved.values())).about
+        if about["format"] < FORMAT:
+            if about["corpus"] != self._names:
+                return (
+                    f"The corpus is not the one of step {step:,}: a path or a size differs, and the data position,"
+                    " saved by an earlier version, does not say of which file"
+                ), []
+            return "", [
+                f"The data position of step {step:,} was saved by an earlier version, which noted no sizes or contents"
+                " of files: changes of the corpus since then cannot all be noticed."
+            ]
+        now, found, notes = self._corpora(about["end_bytes"]), Changes(), list[str]()
+        for name, num_files in about["num_files"].items():
+            then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
+            some = changes(then, num_files, now.files.get(name, ()))
+            found.touched += some.touched
+            if about["files"] != now.digest:
+                found.changed += some.changed
+                found.appeared += some.appeared
+                found.vanished += some.vanished
+        if found or about["corpus"] != self._layout:
+            return found.sentence(
+                step
+            ) or f"The corpus has changed since step {step:,}: it has other files or units", []
+        if about["files"] != now.digest:
+            notes.append(
+                f"The content of the corpus's files at step {step:,} is not known here: they are taken as unchanged,"
+                " since their names and sizes are."
+            )
+        if found.touched:
+            first = found.touched[0].path
+            notes.append(
+                f"{len(found.touched):,} file(s) of the corpus have another time of change than at step {step:,}, such"
+                f" as {first}: they are taken as unchanged, since size, beginning and end are the same."
+            )
+        return "", notes
 
-        If a source cannot save its position, the shard is read again from its beginning.
-        """
-        for source, epochs in zip(self._sources, about.get("epochs", ()), strict=False):
-            source.note_progress(self._config.train_split, shard.index, epochs)
-        shard.num_batches = about["num_batches"]
-        if not self.is_exact:
-            shard.skip(shard.num_batches)
-            return
-        with tempfile.TemporaryDirectory() as directory, source_errors(self._task):
-            zipfile.ZipFile(io.BytesIO(position)).extractall(directory)
-            tf.train.Checkpoint(iterator=shard.iterator).read(f"{directory}/position").assert_consumed()
-            with np.load(f"{directory}/{ROWS_FILE}") as rows:
-                shard.prefetch.start_with(shard.cut(dict(rows)))
+    @property
+    def _num_shards(self) -> int:
+        return self._config.batch_size // self._config.rows_per_shard
 
     def _identity(self, shard: int) -> dict[str, Any]:
-        """Returns all that a position depends on: with another choice the run would silently read other text.
+        """Returns all that a position depends on but the corpus: with another choice the run would read other text.
 
         Names and values are a format on disk.
         """
         config, vocabulary = self._config, self._task.output_features["targets"].vocabulary
+        sources = self._sources.values()
         return {
             "format": FORMAT,
             "task": self._task.name,
@@ -109,19 +266,80 @@ class DataPositions:
             "train_split": config.train_split,
             "vocabulary size": vocabulary.vocab_size,
             "vocabulary": content_name(vocabulary),
-            "column": [source.column for source in self._sources],
-            "validation_percent": [source.carved_percent(config.train_split) for source in self._sources],
-            "corpus": self._corpus,
+            "column": [source.column for source in sources],
+            "validation_percent": [source.carved_percent(config.train_split) for source in sources],
         }
 
     @functools.cached_property
-    def _corpus(self) -> str:
-        """A digest of the files and of how they are cut into units."""
+    def _layout(self) -> str:
+        """A digest of how the files are cut into units: a corpus that has moved has the same."""
+        split, layout = self._config.train_split, []
+        for name, source in self._sources.items():
+            places = {mark.path: place for place, mark in enumerate(source.marks(split))}
+            layout.append((name, [(places[unit.path], unit.start, unit.stop) for unit in source.units(split)]))
+        others = [part.name for part in parts_of(self._task) if part.name not in self._sources]
+        return _digest((layout, others))
+
+    @functools.cached_property
+    def _names(self) -> str:
+        """Format 2's digest of the files and of how they are cut into units."""
+        split = self._config.train_split
         units = [
-            part.source.list_shards(self._config.train_split) if isinstance(part.source, UnitSource) else part.name
+            [
+                unit.path if unit.stop is None else f"{unit.path}[{unit.start}:{unit.stop}]"
+                for unit in self._sources[part.name].units(split)
+            ]
+            if part.name in self._sources
+            else part.name
             for part in parts_of(self._task)
         ]
-        return hashlib.blake2b(repr(units).encode(), digest_size=8).hexdigest()
+        return _digest(units)
+
+
+def corpus_table(task: Provider, split: str) -> dict[str, tuple[int | None, str | None]]:
+    """Returns file -> (size, mark of its content) of a task's or mixture's corpora, without credentials in the names.
+
+    A local file's mark is checksums of its ends, a remote one's what its server lists; each file is read once in a
+    process. Raises InputError for a file that cannot be read.
+    """
+    corpora = Corpora({name: source.marks(split) for name, source in _unit_sources(task).items()})
+    return corpora.table()
+
+
+def opened(position: bytes, shard: int) -> Saved:
+    """Returns the content of a data position; PositionError if any byte of it is damaged."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(position)) as archive:
+            strange = [name for name in archive.namelist() if not MEMBER.fullmatch(name)]
+            if strange:
+                raise ValueError(f"it holds {strange[0]!r}")
+            contents = {name: archive.read(name) for name in archive.namelist()}  # compares checksums
+        about = json.loads(contents[ABOUT_FILE])
+        about.setdefault("format", 1)
+        if not isinstance(about["num_batches"], int):
+            raise ValueError("its number of batches is missing")
+        rows: Rows = {}
+        if ROWS_FILE in contents:
+            with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
+                rows = dict(arrays)
+        files = unpacked_table(contents[FILES_FILE]) if about["format"] >= FORMAT else {}
+        iterator = {name: content for name, content in contents.items() if name.startswith(f"{ITERATOR}.")}
+        needed = (
+            {f"{ITERATOR}.index", f"{ITERATOR}.data-00000-of-00001", ROWS_FILE} if about.get("exact", True) else set()
+        )
+        if about["format"] > 1 and needed - set(contents):
+            raise ValueError(f"it lacks {min(needed - set(contents))}")
+    except Exception as error:  # each of these libraries has its own errors for damage
+        raise PositionError(f"The data position of shard {shard} cannot be read ({reason_of(error)}).") from error
+    return Saved(about, iterator, rows, files)
+
+
+def _unit_sources(task: Provider) -> dict[str, UnitSource]:
+    return {part.name: part.source for part in parts_of(task) if isinstance(part.source, UnitSource)}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
 def _concatenated(batches: Sequence[Rows]) -> Rows:

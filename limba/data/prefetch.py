@@ -36,6 +36,7 @@ class Prefetch(Generic[Batch]):
         self._lock = threading.Lock()  # locked while batches are made
         self._made: deque[Batch] = deque()
         self._making: Future[None] | None = None  # the last call
+        self._failure: BaseException | None = None  # of the last call
 
     def request(self) -> None:
         """Requests more batches, unless the queue is full, a request is running, or the last one failed."""
@@ -45,7 +46,11 @@ class Prefetch(Generic[Batch]):
 
     def _make_some(self) -> None:
         with self._lock:
-            self._made.extend(self._make())
+            try:
+                self._made.extend(self._make())
+            except BaseException as error:
+                self._failure = error
+                raise
 
     def take(self) -> Batch:
         """Returns the next batch; waits until it is ready."""
@@ -57,8 +62,14 @@ class Prefetch(Generic[Batch]):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[list[Batch]]:
-        """Yields the batches in the queue; no batches are made inside the context."""
+        """Yields the batches in the queue; no batches are made inside the context.
+
+        Raises the error of `make` if it has failed: what it had taken from its source by then is lost, so the source
+        and the queue no longer fit together.
+        """
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             yield list(self._made)
 
     def start_with(self, batches: Sequence[Batch]) -> None:

@@ -9,6 +9,7 @@ if __name__ == "__main__":
     # The process that started this one handles these signals: it saves first, and then ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     environment.set_variables()
     environment.set_logging()
     with environment.quiet_imports():

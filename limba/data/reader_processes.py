@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from limba.config import DataConfig, InputError
+from limba.config.environment import console
+from limba.data.positions import PositionError
 from limba.data.streams import TrainStream
 from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task
 
@@ -57,7 +59,10 @@ class ReaderProcesses:
             ours, theirs = Pipe()
             with theirs:
                 command = [sys.executable, "-m", "limba.data.reader", str(theirs.fileno())]
-                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+                # Its own session: Ctrl-C and a closed terminal reach the run only, which still needs what is read.
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
+                )
             self._processes.append(process)
             self._connections.append(ours)
             ours.send(recipe._replace(shards=recipe.shards[first :: recipe.num_processes]))
@@ -116,6 +121,9 @@ class ReaderProcesses:
 
     def positions(self) -> dict[int, bytes]:
         return self._in_order(self._call_all("positions"))
+
+    def check(self, positions: Mapping[int, bytes]) -> None:
+        self._call_all("check", dict(positions))
 
     def restore(self, positions: Mapping[int, bytes]) -> None:
         self._call_all("restore", dict(positions))
@@ -196,7 +204,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return call()
     except StopIteration:
         return None
-    except InputError as error:
+    except (InputError, PositionError) as error:
         return error
     except Exception as error:
         logger.exception("A process that reads text failed:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -20,6 +20,10 @@ from limba.data.tasks import Provider, parts_of
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
+# task -> the epoch with which its first pass over the files of now begins; empty unless the corpus has changed
+FirstEpochs = Mapping[str, int]
+# (task, lengths, documents, seed) -> examples
+Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
 
 FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
@@ -36,13 +40,21 @@ def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data
     return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
 
 
-def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
+def _train_examples(
+    task: seqio.Task,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    shard: int,
+    first_epoch: int,
+    follow: Follow | None,
+) -> tf.data.Dataset:
     """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
     All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
     for the random choices of its preprocessors, such as masks.
     """
-    shared_seed, own_seed = _seed(config.seed, task.name), _seed(config.seed, task.name, shard)
+    begun = (first_epoch,) if first_epoch else ()
+    shared_seed, own_seed = _seed(config.seed, task.name), _seed(config.seed, task.name, shard, *begun)
     split, num_shards = config.train_split, config.batch_size // config.rows_per_shard
     if isinstance(task.source, UnitSource):
         documents = task.source.documents(
@@ -52,13 +64,15 @@ def _train_examples(task: seqio.Task, lengths: Mapping[str, int], config: DataCo
             seed=shared_seed,
             shuffle=config.shuffle,
             num_epochs=config.num_epochs,
+            **({"first_epoch": first_epoch} if first_epoch else {}),
+            **({"traced": True} if follow else {}),
         )
         buffered = config.shuffle_buffer
     else:
         documents = _seqio_documents(task, split, config.shuffle, shared_seed, seqio.ShardInfo(shard, num_shards))
         documents = documents.repeat(config.num_epochs)
         buffered = config.shuffle_buffer or task.shuffle_buffer_size
-    examples = examples_of(task, lengths, documents, own_seed)
+    examples = (follow or examples_of)(task, lengths, documents, own_seed)
     return examples.shuffle(buffered, seed=own_seed) if config.shuffle and buffered else examples
 
 
@@ -85,18 +99,39 @@ def single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def shard_dataset(task: Provider, lengths: Mapping[str, int], config: DataConfig, shard: int) -> tf.data.Dataset:
-    """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows."""
-    parts = [_train_examples(part, lengths, config, shard) for part in parts_of(task)]
+def shard_dataset(
+    task: Provider,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    shard: int,
+    first_epochs: FirstEpochs | None = None,
+    follow: Follow | None = None,
+) -> tf.data.Dataset:
+    """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows.
+
+    A new pass over a changed corpus begins with `first_epochs`, and draws other masks. `follow` is called in place of
+    `examples_of`, with traced documents.
+    """
+    first_epochs = first_epochs or {}
+    parts = [
+        _train_examples(part, lengths, config, shard, first_epochs.get(part.name, 0), follow) for part in parts_of(task)
+    ]
     dataset = parts[0]
     if isinstance(task, seqio.Mixture):
         same_features = [part.map(lambda example: {name: example[name] for name in lengths}) for part in parts]
         rates = np.array([task.get_rate(part) for part in parts_of(task)])
         dataset = tf.data.Dataset.sample_from_datasets(
-            same_features, (rates / rates.sum()).tolist(), seed=_seed(config.seed, task.name, "mix", shard)
+            same_features,
+            (rates / rates.sum()).tolist(),
+            seed=_seed(config.seed, task.name, "mix", shard, *first_epochs.values()),
         )
-    rows = config.rows_per_shard * max(1, FETCHED_ROWS // config.rows_per_shard)
+    rows = rows_per_fetch(config)
     return single_threaded(batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack))
+
+
+def rows_per_fetch(config: DataConfig) -> int:
+    """Returns the rows of one element of `shard_dataset`: those of whole batches."""
+    return config.rows_per_shard * max(1, FETCHED_ROWS // config.rows_per_shard)
 
 
 def row_shapes(dataset: tf.data.Dataset) -> dict[str, list[int]]:
@@ -128,8 +163,8 @@ def source_errors(task: Provider) -> Iterator[None]:
 class Shard:
     """One logical shard: `take` returns its rows of the next batch, which the pool's threads prefetch.
 
-    `num_batches` counts the batches taken. A data position saves the state of `iterator` (tf.data's) and the
-    prefetched batches. Call `start` first.
+    `num_batches` counts the batches taken, `batches_before` those of passes over other files. A data position saves the
+    state of `iterator` (tf.data's) and the prefetched batches. Call `start` first.
     """
 
     def __init__(
@@ -140,7 +175,17 @@ class Shard:
         self.iterator: Any = None
         self._num_rows = config.rows_per_shard
         self.index, self.num_batches = index, 0
+        self.batches_before, self.first_epochs = 0, dict[str, int]()
         self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, max(1, PREFETCHED_ROWS // self._num_rows))
+
+    def begin_pass(self, first_epochs: FirstEpochs, batches_before: int) -> None:
+        """Reads from these epochs on, after `batches_before` batches of other files; call `start` again.
+
+        Do not call it for several shards at once: seqio hands out seeds through a global.
+        """
+        self.first_epochs, self.batches_before = dict(first_epochs), batches_before
+        self.num_batches = batches_before
+        self.iterator, self._dataset = None, shard_dataset(*self._recipe, self.first_epochs)
 
     def start(self) -> None:
         """Opens the iterator; several shards may do so at once."""
@@ -177,8 +222,8 @@ class Shard:
         Do not call it for several shards at once: seqio hands out seeds through a global.
         """
         # A data set shuffles differently when it is read a second time, so a new one is made.
-        self.iterator = iter(shard_dataset(*self._recipe))
-        left = self.num_batches = num_batches
+        self.iterator = iter(shard_dataset(*self._recipe, self.first_epochs))
+        self.num_batches, left = num_batches, num_batches - self.batches_before
         while left > 0 and (made := self._make()) != [None]:
             self.prefetch.start_with(made[left:])
             left -= len(made)

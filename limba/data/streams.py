@@ -7,18 +7,25 @@ shards whose rows are on its devices (`placement.py`), and saves their data posi
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from limba.config import ConfigError, DataConfig
+from limba.config import ConfigError, DataConfig, InputError
 from limba.data.packing import model_features
-from limba.data.positions import DataPositions
+from limba.data.positions import DataPositions, Resumption
 from limba.data.prefetch import num_threads
 from limba.data.shard import Rows, Shard, row_shapes, shard_dataset, source_errors
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_END = 10
 
 
 class TrainStream:
@@ -39,6 +46,9 @@ class TrainStream:
     ):
         self._task, self._train_split = task, config.train_split
         self._positions = DataPositions(task, dict(lengths), config)
+        # The files as they are now, for the data positions: read beside the first batches.
+        self._looking = threading.Thread(target=self._look_at_files, args=[list(shards)], daemon=True)
+        self._looking.start()
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
         self.shards = [Shard(task, dict(lengths), config, index, self._pool) for index in shards]
         list(self._pool.map(Shard.start, self.shards))
@@ -78,30 +88,64 @@ class TrainStream:
             for name, source in sources.items()
         }
 
+    def _look_at_files(self, shards: list[int]) -> None:
+        with contextlib.suppress(InputError, RuntimeError):  # the first data position raises it again
+            self._positions.look(shards)
+
     def positions(self) -> dict[int, bytes]:
-        """Returns each shard's data position after the batches returned so far."""
-        indices = [shard.index for shard in self.shards]
-        return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
+        """Returns each shard's data position after the batches returned so far.
 
-    def restore(self, positions: Mapping[int, bytes]) -> None:
-        """Resumes from the data positions; InputError if one is missing or belongs to other data.
-
-        Call it on a new stream.
+        Raises InputError if prefetching has failed: the position that belongs to the batches so far is then not known.
         """
+        indices = [shard.index for shard in self.shards]
+        with source_errors(self._task):
+            return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
+
+    def check(self, positions: Mapping[int, bytes]) -> None:
+        """Opens all data positions fully, and changes nothing.
+
+        Raises InputError as `restore` does, and PositionError, a ValueError, for damaged ones.
+        """
+        self._resumption(positions)
+
+    def _resumption(self, positions: Mapping[int, bytes]) -> Resumption:
         missing = sorted({shard.index for shard in self.shards} - set(positions))
         if missing:
             raise ConfigError(
                 "DataConfig.num_data_shards",
                 f"has changed: the checkpoint has no data position for shard {missing[0]}; set the earlier value.",
             )
-        saved = [positions[shard.index] for shard in self.shards]
-        about = [self._positions.check(shard, position) for shard, position in zip(self.shards, saved, strict=True)]
+        return self._positions.check(positions)
+
+    def restore(self, positions: Mapping[int, bytes]) -> None:
+        """Resumes from the data positions of all shards, of which this host's are applied.
+
+        Call it on a new stream. Raises InputError if one is missing or belongs to other data, and if the corpus has
+        changed with `on_changed_corpus` 'refuse'; with 'new_epoch' a new pass over the files of now begins.
+        """
+        resumption = self._resumption(positions)
+        if self.shards and self.shards[0].index == 0:  # one host's one process logs them
+            for note in resumption.notes:
+                logger.warning(note)
+        saved = [resumption.saved[shard.index] for shard in self.shards]
+        if resumption.new_pass is not None:
+            for shard, each in zip(self.shards, saved, strict=True):
+                shard.begin_pass(resumption.new_pass, each.about["num_batches"])
+                self._positions.note_pass(shard)
+            list(self._pool.map(Shard.start, self.shards))
+            return
+        begun = [shard for shard, each in zip(self.shards, saved, strict=True) if each.first_epochs]
+        for shard in begun:
+            about = resumption.saved[shard.index].about
+            shard.begin_pass(about["first_epochs"], about["batches_before"])
+        list(self._pool.map(Shard.start, begun))
         map_shards = self._pool.map if self._positions.is_exact else map  # such shards are read again one by one
-        list(map_shards(self._positions.restore, self.shards, about, saved))
+        list(map_shards(self._positions.restore, self.shards, saved))
 
     def close(self) -> None:
         """Drops the iterators and their threads."""
         self._pool.shutdown(wait=True)
+        self._looking.join(SECONDS_TO_END)
         for shard in self.shards:
             shard.close()
 

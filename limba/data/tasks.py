@@ -20,7 +20,8 @@ from limba.data.sources.hub import HubSource
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Column, UnitSource
 from limba.data.vocabulary.load import load_vocabulary
-from limba.sharding.multihost import write_once
+from limba.sharding.agreement import is_first, together
+from limba.storage.files import write_whole
 
 Provider = seqio.Task | seqio.Mixture
 
@@ -176,10 +177,11 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
     Otherwise a saved data position would be wrong once the data set changes.
     """
     path = epath.Path(model_dir) / "data_revisions.json"
-    if not path.exists():
-        found = revisions(task)  # in all processes, so that all of them fail if the hub cannot be reached
-        write_once(lambda: path.write_text(json.dumps(found, indent=1) + "\n") if found else None)
-    return pinned(task, json.loads(path.read_text())) if path.exists() else task
+    with together():
+        if is_first() and not path.exists() and (found := revisions(task)):
+            write_whole(path, json.dumps(found, indent=1) + "\n")
+    with together():
+        return pinned(task, json.loads(path.read_text())) if path.exists() else task
 
 
 def has_exact_positions(task: Provider) -> bool:
@@ -196,10 +198,14 @@ def pinned_revisions(task: Provider) -> dict[str, str]:
 
 
 def check_sources(task: Provider, config: DataConfig) -> None:
-    """Reads the beginning of every corpus, to find a wrong path, column or file early; raises InputError."""
+    """Reads the beginning of every corpus, to find a wrong path, column or file early; raises InputError.
+
+    An endless run also needs a document for each data shard.
+    """
+    num_shards = config.batch_size // config.rows_per_shard if config.num_epochs is None else 1
     for part in parts_of(task):
         if isinstance(part.source, UnitSource):
-            part.source.check(config.train_split)
+            part.source.check(config.train_split, num_shards=num_shards)
             part.source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
             raise ConfigError(
@@ -211,6 +217,12 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 def needs_sentinels(task: Provider) -> bool:
     """Returns whether any task has an objective with sentinels; supervised tasks have none."""
     return not all(is_supervised(part) for part in parts_of(task))
+
+
+def hub_datasets(task: Provider) -> tuple[str, ...]:
+    """Returns the names of the hub's data sets that a task reads."""
+    sources = (part.source for part in parts_of(task))
+    return tuple(dict.fromkeys(source.path for source in sources if isinstance(source, HubSource)))
 
 
 def parts_of(task: Provider) -> list[seqio.Task]:

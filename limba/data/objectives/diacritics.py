@@ -6,52 +6,94 @@ below; old keyboards had only the cedilla, which is read as a comma.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
 from limba.config import InputError
+from limba.data.objectives import transliteration
 from limba.data.sources.units import call_numpy
 
 LETTERS = {
-    "ro": "ăâîșț",
-    "fr": "àâçéèêëîïôùûüÿ",
-    "es": "áéíñóúü",
-    "pt": "áâãàçéêíóôõú",
-    "pl": "ąćęłńóśźż",
+    "az": "çəğıöşü",
+    "ca": "àçèéíïòóúü",
     "cs": "áčďéěíňóřšťúůýž",
-    "sk": "áäčďéíĺľňóôŕšťúýž",
-    "hu": "áéíóöőúüű",
+    "cy": "âêîôûŵŷ",
+    "da": "æøå",
+    "de": "äöüß",
+    "eo": "ĉĝĥĵŝŭ",
+    "es": "áéíñóúü",
+    "et": "äõöüšž",
+    "fi": "äöå",
+    "fo": "áðíóúýæø",
+    "fr": "àâçéèêëîïôùûüÿ",
+    "ga": "áéíóú",
     "hr": "čćđšž",
+    "hu": "áéíóöőúüű",
+    "is": "áðéíóúýþæö",
+    "it": "àèéìíîòóùú",
+    "lt": "ąčęėįšųūž",
+    "lv": "āčēģīķļņšūž",
+    "mt": "ċġħż",
+    "nb": "æøå",
+    "nl": "áéëïíóöúü",
+    "nn": "æøå",
+    "no": "æøå",
+    "pl": "ąćęłńóśźż",
+    "pt": "áâãàçéêíóôõú",
+    "ro": "ăâîșț",
+    "sk": "áäčďéíĺľňóôŕšťúýž",
+    "sl": "čšž",
+    "sq": "çë",
+    "sv": "åäö",
     "tr": "çğıöşü",
+    "vi": "àáảãạăằắẳẵặâầấẩẫậđèéẻẽẹêềếểễệìíỉĩịòóỏõọôồốổỗộơờớởỡợùúủũụưừứửữựỳýỷỹỵ",
 }
 COMMAS = str.maketrans("ŞşŢţ", "ȘșȚț")  # cedilla to comma
-PLAIN = {"ł": "l", "đ": "d", "ı": "i"}  # letters that Unicode does not decompose
+DOTTED_I = {"tr", "az"}  # their small i has the capital İ
 WORD = re.compile(r"\w+")
-
-
-def _plain(letter: str) -> str:
-    return PLAIN.get(letter) or unicodedata.normalize("NFD", letter)[0]
 
 
 def letters_of(language: str) -> str:
     """Returns a language's small letters with diacritics; InputError for an unknown language."""
     if language not in LETTERS:
-        raise InputError(f"The diacritics of language {language!r} are not known; choose one of {', '.join(LETTERS)}.")
+        raise InputError(
+            f"The diacritics of language {language!r} are not known; choose one of {', '.join(LETTERS)}, or add its"
+            " letters to limba.data.objectives.diacritics.LETTERS."
+        )
     return LETTERS[language]
 
 
+@functools.cache
 def table(language: str) -> dict[int, str]:
-    """Returns a table for `str.translate` from letters with diacritics to plain ones, capitals included."""
-    small = {letter: _plain(letter) for letter in letters_of(language)}
-    # A letter whose capital is two characters has no entry for it.
-    capitals = {letter.upper(): plain.upper() for letter, plain in small.items() if len(letter.upper()) == 1}
-    return str.maketrans({**capitals, **small})
+    """Returns a table for `str.translate` from letters with diacritics to plain ones, capitals included.
+
+    Raises InputError for a letter that cannot be written without its diacritics.
+    """
+    found = transliteration.plain_letters(letters_of(language))
+    return str.maketrans({**found, **({"İ": "I"} if language in DOTTED_I else {})})
+
+
+def stripper(language: str, transliterate: str = "letters") -> Callable[[str], str]:
+    """Returns the function that strips a text: only the language's letters, or all letters, quotes and dashes.
+
+    `transliterate` is 'letters', 'ascii' (by Unicode's data) or 'unidecode' (that package, which is not installed by
+    Limba). Raises InputError for another choice, a missing package or an unknown language.
+    """
+    if transliterate not in transliteration.TRANSLITERATIONS:
+        choices = ", ".join(transliteration.TRANSLITERATIONS)
+        raise InputError(f"transliterate is {transliterate!r}; choose one of {choices}.")
+    if transliterate == "letters":
+        letters = table(language)
+        return lambda text: transliteration.translated(text, letters)
+    return transliteration.to_ascii() if transliterate == "ascii" else transliteration.unidecode()
 
 
 def normalized(text: str, language: str) -> str:
@@ -60,19 +102,21 @@ def normalized(text: str, language: str) -> str:
     return text.translate(COMMAS) if language == "ro" else text
 
 
-def stripped(text: str, language: str, share: float = 1.0) -> str:
+def stripped(text: str, language: str, share: float = 1.0, transliterate: str = "letters") -> str:
     """Returns the text without diacritics, or without those of a random share of its words.
 
     The choice of words depends only on the text, so that a stream can be resumed.
 
     >>> stripped("Țara mea și învățătura ei", "ro")
     'Tara mea si invatatura ei'
+    >>> stripped("Größe – „Übermaß“", "de"), stripped("Größe – „Übermaß“", "de", transliterate="ascii")
+    ('Grosse – „Ubermass“', 'Grosse - "Ubermass"')
     """
-    letters = table(language)
+    strip = stripper(language, transliterate)
     if share >= 1.0:
-        return text.translate(letters)
+        return strip(text)
     draws = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
-    return WORD.sub(lambda word: word[0].translate(letters) if draws.random() < share else word[0], text)
+    return WORD.sub(lambda word: strip(word[0]) if draws.random() < share else word[0], text)
 
 
 def segments(text: str, num_bytes: int) -> Iterator[str]:
@@ -92,31 +136,58 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
 
 
 def restore_diacritics(
-    language: str = "ro", share: float = 1.0, bytes_per_token: float = 2.5, capitals: bool = False
+    language: str = "ro",
+    share: float = 1.0,
+    bytes_per_token: float | None = 2.5,
+    capitals: bool = False,
+    transliterate: str = "letters",
 ) -> Callable[..., tf.data.Dataset]:
     """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and with.
 
-    With `capitals` the inputs are in capital letters, as old records and telegrams are.
-    Documents are cut at spaces into segments of at most `bytes_per_token` times the shorter length (1 for bytes).
+    With `capitals` the inputs are in capital letters, as old records and telegrams are. `transliterate` as in
+    `stripper`: 'ascii' also strips letters of other languages, quotes and dashes from the inputs.
+    Documents are cut at spaces into segments of at most `bytes_per_token` times the shorter length (1 for bytes); with
+    None, of as many bytes as the task's vocabulary spells in that length, counted for each document.
     Segments without a letter that can have a diacritic are skipped. Raises InputError for an unknown language.
     """
-    bases = re.compile(f"[{''.join({_plain(letter) for letter in letters_of(language)})}]", re.IGNORECASE)
+    strip = stripper(language, transliterate)
+    bases = re.compile("|".join(sorted(set(table(language).values()))), re.IGNORECASE)
 
-    def restore(dataset: tf.data.Dataset, sequence_length: dict[str, int] | None = None) -> tf.data.Dataset:
+    def restore(
+        dataset: tf.data.Dataset,
+        sequence_length: Mapping[str, int] | None = None,
+        output_features: Mapping[str, Any] | None = None,
+    ) -> tf.data.Dataset:
         limit = min(sequence_length.values()) - 1 if sequence_length else 512
-        num_bytes = max(8, int(limit * bytes_per_token))
+        vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
 
         def pairs(text: bytes) -> np.ndarray:
             whole = normalized(text.decode(), language)
-            parts = [part for part in segments(whole, num_bytes) if bases.search(part.translate(table(language)))]
-            plain = [stripped(part, language, share) for part in parts]
+            ratio = _bytes_per_token(whole, strip, vocabulary) if bytes_per_token is None else bytes_per_token
+            parts = segments(whole, max(8, int(limit * ratio)))
+            parts = [part for part in parts if bases.search(strip(part))]
+            plain = [stripped(part, language, share, transliterate) for part in parts]
             inputs = [text.upper() for text in plain] if capitals else plain
             rows = [[given.encode(), part.encode()] for given, part in zip(inputs, parts, strict=True)]
             return np.array(rows, object).reshape(-1, 2)
 
-        rows = dataset.flat_map(
-            lambda example: tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
-        )
-        return rows.map(lambda row: {"inputs": row[0], "targets": row[1]})
+        def rows_of(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
+            rows = tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
+            others = {name: value for name, value in example.items() if name != "text"}
+            return tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(others).repeat())) if others else rows
+
+        if set(cast(Mapping[str, Any], dataset.element_spec)) == {"text"}:
+            return dataset.flat_map(rows_of).map(lambda row: {"inputs": row[0], "targets": row[1]})
+        return dataset.flat_map(rows_of).map(lambda row, others: {**others, "inputs": row[0], "targets": row[1]})
 
     return restore
+
+
+def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: Any) -> float:
+    """Returns the bytes of text that a token spells, of the text or of its stripped form, whichever takes more tokens.
+
+    A tenth is left free, since a segment may have longer spellings than its document.
+    """
+    if vocabulary is None or not text.strip():
+        return 1.0
+    return 0.9 * len(text.encode()) / max(len(vocabulary.encode(text)), len(vocabulary.encode(strip(text))), 1)

@@ -119,15 +119,20 @@ def causal_lm(
     if whole_documents:
         end = output_features["targets"].vocabulary.eos_id
         assert end is not None  # every supported vocabulary has one
-        return tokens.flat_map(functools.partial(_documents, length, end))
+        return cut_documents(tokens, length, lambda tokens: tokens == end)
     return tokens.rebatch(length).map(lambda row: {"targets": row})
 
 
-def _documents(length: int, end: int, tokens: tf.Tensor) -> tf.data.Dataset:
+def cut_documents(vectors: tf.data.Dataset, length: int, is_end: Callable[[np.ndarray], np.ndarray]) -> tf.data.Dataset:
+    """Returns the documents of vectors of tokens, each up to an end that `is_end` finds, cut to parts of `length`."""
+    return vectors.flat_map(functools.partial(_documents, length, is_end))
+
+
+def _documents(length: int, is_end: Callable[[np.ndarray], np.ndarray], tokens: tf.Tensor) -> tf.data.Dataset:
     """Returns the documents of a vector of tokens, each with its end; longer ones in parts of `length`."""
 
     def cut(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        stops = np.flatnonzero(tokens == end) + 1
+        stops = np.flatnonzero(is_end(tokens)) + 1
         stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
         starts = [np.arange(start, stop, length) for start, stop in zip(np.append(0, stops[:-1]), stops, strict=True)]
         starts = np.concatenate(starts)

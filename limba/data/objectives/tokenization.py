@@ -26,11 +26,18 @@ def tokenize_documents(
     documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it.
     Empty documents give no token.
     """
+    name, tokenize = tokenizer_of(dataset, output_features, append_eos)
+    return dataset.batch(DOCUMENTS_PER_BATCH).map(lambda batch: {"targets": tokenize(batch[name])})
+
+
+def tokenizer_of(
+    dataset: tf.data.Dataset, output_features: Features, append_eos: bool
+) -> tuple[str, Callable[[tf.Tensor], tf.Tensor]]:
+    """Returns the name of the documents' feature, and the function from many of them [n] to all their tokens [m]."""
     vocabulary = output_features["targets"].vocabulary
     end = vocabulary.eos_id if append_eos else None
     is_tokenized = "tokens" in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-    name, tokenize = ("tokens", _decoder(end)) if is_tokenized else ("text", _tokenizer(vocabulary, end))
-    return dataset.batch(DOCUMENTS_PER_BATCH).map(lambda batch: {"targets": tokenize(batch[name])})
+    return ("tokens", _decoder(end)) if is_tokenized else ("text", _tokenizer(vocabulary, end))
 
 
 def _decoder(end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:

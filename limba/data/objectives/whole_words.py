@@ -17,6 +17,8 @@ from limba.data.objectives.spans import span_corruption_lengths
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
 
+Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
+
 ROWS_PER_BLOCK = 32
 LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) count as several words
 
@@ -55,6 +57,21 @@ def whole_word_span_corruption(
     that do not mark words.
     """
     choices = (noise_density, mean_noise_span_length)
+    return corrupt_words(dataset, sequence_length, output_features, choices, append_eos)
+
+
+def corrupt_words(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int],
+    output_features: Features,
+    choices: tuple[float, float],
+    append_eos: bool,
+    begins: Begins | None = None,
+) -> tf.data.Dataset:
+    """Returns what `whole_word_span_corruption` does; `begins` says which tokens begin a word, if it is not their ids.
+
+    `choices` are the density and the mean span.
+    """
     needed = whole_word_lengths(sequence_length, *choices)
     check_targets("whole-word span corruption", sequence_length, needed["targets"])
     vocabulary = output_features["targets"].vocabulary
@@ -67,7 +84,8 @@ def whole_word_span_corruption(
     limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
     end = vocabulary.eos_id if append_eos else None
     window = span_corruption_lengths(needed["inputs"], *choices)[0]
-    rows_of = _block_function(begins_word(vocabulary), *choices, window, limits, vocabulary.vocab_size - 1, end)
+    begins = begins or begins_word(vocabulary).__getitem__
+    rows_of = _block_function(begins, *choices, window, limits, vocabulary.vocab_size - 1, end)
     return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)
 
 
@@ -93,7 +111,7 @@ def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 
 def _block_function(
-    begins: np.ndarray,
+    begins: Begins,
     noise_density: float,
     mean_noise_span_length: float,
     window: int,
@@ -102,7 +120,7 @@ def _block_function(
     end: int | None,
 ) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
     def rows(tokens: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, ...]:
-        edges = word_edges(begins[tokens])
+        edges = word_edges(begins(tokens))
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
         pairs = [
             _row(tokens[start:stop], mask[start:stop], top_sentinel, end)

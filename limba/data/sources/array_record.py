@@ -16,9 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
+from limba.config.secrets import without_credentials
 from limba.data.sources.files import DataFiles, corpus_of
-from limba.data.sources.readers import Unit, joined, list_files
-from limba.data.sources.units import ENDLESS, Column, UnitSource, call_numpy, random_generator
+from limba.data.sources.order import Reading, random_generator
+from limba.data.sources.readers import Unit, joined
+from limba.data.sources.units import Column, UnitSource, call_numpy, with_names
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -78,6 +80,11 @@ class _Records:
         self._ends = np.cumsum(self.counts)
         self.total = int(self._ends[-1]) if self.counts else 0
 
+    def place(self, number: int) -> tuple[str, int]:
+        """Returns the file of a record, and its number there."""
+        file = int(np.searchsorted(self._ends, number, side="right"))
+        return without_credentials(self.paths[file]), int(number - self._ends[file] + self.counts[file])
+
     def __getitem__(self, numbers: np.ndarray) -> list[bytes | None]:
         """Returns the documents of these records, None or b"" for one without a value in a column."""
         files = np.searchsorted(self._ends, numbers, side="right")
@@ -125,8 +132,7 @@ class ArrayRecordSource(UnitSource):
         self._records_of = functools.lru_cache(maxsize=None)(self._open_records)
 
     def _open_records(self, split: str) -> _Records:
-        with self._lock:
-            paths = [file.path for file in list_files(self.patterns_of_split(split))]
+        paths = [file.path for file in self._listed(self.patterns_of_split(split))]
         other = next((path for path in paths if not path.endswith(SUFFIX)), None)
         remote = next((path for path in paths if "://" in path), None)
         if other or remote:
@@ -155,24 +161,17 @@ class ArrayRecordSource(UnitSource):
         numbers = first + np.arange(unit.start, unit.stop)
         return [text for text in records[numbers] if text]
 
-    def num_bytes(self, split: str) -> int:
-        return sum(file.size or 0 for file in list_files(self.patterns_of_split(split)))
+    def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
+        records, number = self._records_of(split), int(name)
+        (text,) = records[np.array([number])]
+        return *records.place(number), text or b""
 
-    def documents(
-        self,
-        split: str,
-        *,
-        shard: int = 0,
-        num_shards: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        num_epochs: int | None = None,
-    ) -> tf.data.Dataset:
+    def read_in_order(self, reading: Reading) -> tf.data.Dataset:
         """Returns the documents of one shard: every `num_shards`-th record of an epoch's order."""
-        self.begin(split, shard)
+        split, shard, num_shards, traced = reading.split, reading.shard, reading.num_shards, reading.traced
         total = self._records_of(split).total
         count = len(range(shard, total, num_shards))
-        if count == 0 and num_epochs is None:
+        if count == 0 and reading.is_endless:
             raise InputError(
                 f"{self.name} has {total} records in split {split!r}, none for data shard {shard} of {num_shards}; "
                 "set DataConfig.num_data_shards lower, or give more documents."
@@ -184,15 +183,20 @@ class ArrayRecordSource(UnitSource):
                 self.note_progress(split, shard, int(epoch) + int(block) * RECORDS_PER_READ / count)
                 first = int(block) * RECORDS_PER_READ
                 places = shard + num_shards * np.arange(first, min(first + RECORDS_PER_READ, count))
-                numbers = permuted(places, total, seed, int(epoch)) if shuffle else places
-                rows = self.filtered(split, [text for text in self._records_of(split)[numbers] if text])
+                numbers = permuted(places, total, reading.seed, int(epoch)) if reading.shuffle else places
+                found = zip(numbers, self._records_of(split)[numbers], strict=True)
+                rows = [(number, text) for number, text in found if text and self.filtered(split, [text])]
                 num_empty[0] = 0 if rows else num_empty[0] + 1
-                if num_epochs is None and num_empty[0] > -(-count // RECORDS_PER_READ):
+                if reading.is_endless and num_empty[0] > -(-count // RECORDS_PER_READ):
                     raise InputError(f"{self.name} holds no document in split {split!r}; give files with text.")
-                return np.array(list(itertools.chain.from_iterable(map(self.pieces, rows))), dtype=object)
+                if traced:
+                    return with_names(self, (text for _, text in rows), (b"%d" % number for number, _ in rows))
+                pieces = itertools.chain.from_iterable(self.pieces(text) for _, text in rows)
+                return np.array(list(pieces), dtype=object)
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             blocks = tf.data.Dataset.range(-(-count // RECORDS_PER_READ))
-            return blocks.flat_map(lambda block: self.elements(call_numpy(texts, tf.string, [None], epoch, block)))
+            shape, elements = ([None, 2], self.traced_elements) if traced else ([None], self.elements)
+            return blocks.flat_map(lambda block: elements(call_numpy(texts, tf.string, shape, epoch, block)))
 
-        return tf.data.Dataset.range(ENDLESS if num_epochs is None else num_epochs).flat_map(of_epoch)
+        return reading.epochs().flat_map(of_epoch)

@@ -21,7 +21,9 @@ import zstandard
 
 from limba.config import InputError
 from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
+from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
 
@@ -47,14 +49,6 @@ FORMATS = {
 PATIENT = ReadPolicy()
 
 
-@dataclass(frozen=True)
-class File:
-    """A file that was listed: its address for fsspec, and its size where the file system gives one."""
-
-    path: str
-    size: int | None
-
-
 @dataclass(frozen=True, order=True)
 class Unit:
     """Part of a file: bytes [start, stop) of lines, row group `start` of parquet, or all of it (stop None)."""
@@ -65,7 +59,8 @@ class Unit:
 
     @property
     def name(self) -> str:
-        return self.path if self.stop is None else f"{self.path}[{self.start}:{self.stop}]"
+        path = without_credentials(self.path)
+        return path if self.stop is None else f"{path}[{self.start}:{self.stop}]"
 
     @property
     def place(self) -> str:
@@ -102,7 +97,8 @@ def file_format(path: str) -> tuple[str, str]:
 def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[File]:
     """Returns the files of all patterns, sorted by path, each once; InputError for a pattern that matches nothing.
 
-    A listing that fails is never skipped: a different list of files would be a different corpus.
+    Credentials in addresses do not change the order. A listing that fails is never skipped: a different list of files
+    would be a different corpus.
     """
     found: dict[str, File] = {}
     for pattern in patterns:
@@ -120,7 +116,7 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
         found |= {file.path: file for file in matches}
     for path in found:
         file_format(path)
-    return [found[path] for path in sorted(found)]
+    return [found[path] for path in sorted(found, key=lambda path: (without_credentials(path), path))]
 
 
 def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
@@ -170,8 +166,14 @@ def _remote_matches(pattern: str, system: Any, path: str, policy: ReadPolicy) ->
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             found = list(pool.map(lambda entry: answer("info", entry["name"]) or {}, entries))
         entries = [entry | {"name": listed["name"]} for listed, entry in zip(entries, found, strict=True)]
-    ranged = [entry.get("size") if entry.get("partial", True) else None for entry in entries]
-    return [File(system.unstrip_protocol(entry["name"]), size) for entry, size in zip(entries, ranged, strict=True)]
+    return [
+        File(
+            system.unstrip_protocol(entry["name"]),
+            entry.get("size") if entry.get("partial", True) else None,
+            version_of(entry),
+        )
+        for entry in entries
+    ]
 
 
 def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Footers | None = None) -> list[Unit]:
@@ -348,7 +350,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             continue
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is not JSON"

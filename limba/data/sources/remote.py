@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import io
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +23,9 @@ from fsspec.implementations.http import HTTPStreamFile
 from limba.config import InputError
 from limba.config.data import READ_FAILURES
 from limba.config.errors import reason_of
+from limba.storage.files import is_local
 
 logger = logging.getLogger(__name__)
-
-# Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every read.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 BLOCK_BYTES = 1 << 19  # of one request: 256 open files hold at most 128 MiB
 BUFFER_BYTES = 1 << 16  # of an open file; each refill lets another thread take the interpreter
@@ -68,10 +65,6 @@ class ReadError(OSError):
     def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False):
         super().__init__(reason)
         self.is_temporary, self.missing = is_temporary, missing
-
-
-def is_local(system: Any) -> bool:
-    return "file" in _protocols(system)
 
 
 def _protocols(system: Any) -> tuple[str, ...]:

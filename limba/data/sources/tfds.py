@@ -11,6 +11,7 @@ import tensorflow as tf
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.data.sources.chunks import ChunkReader
+from limba.data.sources.fingerprints import File
 from limba.data.sources.readers import Unit, in_chunks
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Rewrite, UnitSource
@@ -87,6 +88,10 @@ class TfdsSource(UnitSource):
             )
         return found
 
+    def list_files(self, patterns: Sequence[str]) -> list[File]:
+        paths = sorted({unit.path for unit in self.list_units(patterns)})
+        return [_file(path) for path in paths]
+
     def list_units(self, patterns: Sequence[str]) -> list[Unit]:
         try:
             parts = self.builder.info.splits[patterns[0]].file_instructions
@@ -127,3 +132,10 @@ class TfdsSource(UnitSource):
                 yield from cast(Iterator[bytes], records.as_numpy_iterator())
         except (OSError, RuntimeError, tf.errors.OpError) as error:
             raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); prepare the data set again.") from error
+
+
+def _file(path: str) -> File:
+    if "://" not in path:
+        return File(path, None)
+    status: Any = tf.io.gfile.stat(path)
+    return File(path, status.length, f"mtime:{status.mtime_nsec}")

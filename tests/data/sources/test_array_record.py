@@ -194,6 +194,13 @@ def test_tfds_position_is_restored(prepared, tmp_path):
     assert [next(again)["text"].numpy() for _ in range(300)] == expected
 
 
+def test_tfds_files_are_marked(prepared):
+    source = TfdsSource("documents", {"train": "train[:90%]"}, data_dir=prepared)
+    marks = source.marks("train")
+    assert {mark.path for mark in marks} == {unit.path for unit in source.units("train")}
+    assert all(mark.size > 0 and mark.content.startswith("65536:") for mark in marks)
+
+
 def test_bad_tfds_choices_are_refused(prepared):
     with pytest.raises(InputError, match="not known to TFDS"):
         TfdsSource("documants", data_dir=prepared).check("train")

@@ -1,14 +1,18 @@
 """In an epoch every document comes once, in one shard; the order is a function of the seed; positions are exact."""
 
+import contextlib
 import itertools
+import time
 from collections import Counter
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.data.sources import FileSource, HubSource, readers
+from limba.data.sources import FileSource, HubSource, readers, units
 from tests.data.sources.test_readers import TEXTS, write
 
 NO_VALIDATION = 0.0
@@ -153,3 +157,57 @@ def test_a_shard_without_documents_says_so_instead_of_searching_for_ever(tmp_pat
     with pytest.raises(tf.errors.OpError):
         next(iter(dataset))
     assert "num_data_shards" in str(source.failure)
+
+
+def _cut_by_copies(text: bytes, most: int) -> list[bytes]:
+    """The pieces of a text as they were cut first, in a time that grows with the square of the text's length."""
+    pieces = []
+    while len(text) > most:
+        stop = most
+        space = max(text.rfind(b" ", 1, stop + 1), text.rfind(b"\n", 1, stop + 1))
+        while space < 0 and text[stop] & 0xC0 == 0x80:
+            stop -= 1
+        stop = space if space > 0 else stop
+        pieces.append(text[:stop])
+        text = text[stop:].lstrip()
+    return [*pieces, text] if text else pieces
+
+
+@hypothesis.given(st.text(st.sampled_from("ab \n\t\r\x0b日é"), max_size=200), st.integers(4, 30))
+@hypothesis.settings(deadline=None, max_examples=400)
+def test_pieces_of_long_documents_are_the_same_as_ever(text, most):
+    source = FileSource("nothing.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "PIECE_BYTES", most)
+        assert source.pieces(text.encode()) == _cut_by_copies(text.encode(), most)
+
+
+@pytest.mark.parametrize("separator", [" ", ""])
+def test_a_document_of_50_megabytes_is_cut_in_less_than_a_second(separator):
+    text = separator.join(["w" * 9] * (50_000_000 // (9 + len(separator)))).encode()
+    start = time.process_time()
+    pieces = FileSource("nothing.txt").pieces(text)
+    assert time.process_time() - start < 1
+    assert len(pieces) > 3000 and separator.encode().join(pieces) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "num_shards", "message"), [(3, 4, "3 document.* none for data shard 3 of 4"), (4, 4, "")]
+)
+def test_fewer_documents_than_shards_are_found_before_a_run(tmp_path, count, num_shards, message):
+    source = FileSource(str(write(tmp_path / "c.txt", TEXTS[:count])), validation_percent=NO_VALIDATION)
+    source.check("train")
+    with pytest.raises(InputError, match=message) if message else contextlib.nullcontext():
+        source.check("train", num_shards=num_shards)
+
+
+def test_a_file_that_grows_while_it_is_listed_is_named(tmp_path):
+    path = write(tmp_path / "c.txt", TEXTS)
+    source = FileSource(str(path))
+    source.units("train")
+    with path.open("a") as file:
+        file.write("more")
+    with pytest.raises(
+        InputError, match=r"c.txt has changed since it was listed: [\d,]+ bytes then, [\d,]+ now; start"
+    ):
+        source.marks("train")

@@ -1,0 +1,365 @@
+"""Which documents gave the tokens of some rows: found afterwards, at no cost in a normal step.
+
+A shard is read once more from its beginning, by the same pipeline, but with every token replaced by the number of its
+document. Masks, cuts, packing, shuffles and mixtures depend only on seeds and on numbers of tokens, so that each row
+then names its documents.
+"""
+
+from __future__ import annotations
+
+import functools
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import DataConfig, InputError
+from limba.data.objectives.choice import OBJECTIVE_LENGTHS
+from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
+from limba.data.objectives.token_blocks import Features
+from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
+from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
+from limba.data.packing import FEATURES
+from limba.data.positions import DataPositions
+from limba.data.shard import Follow, examples_of, rows_per_fetch, shard_dataset, source_errors
+from limba.data.sources.parquet import TOKENS
+from limba.data.sources.readers import FIELD_SEPARATOR
+from limba.data.sources.units import DOCUMENT, UnitSource
+from limba.data.tasks import Provider, parts_of
+
+LARGEST = np.iinfo(np.int32).max
+Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
+Found = dict[tuple[int, int], list[tuple[int, int]]]  # (batch, row) -> (part of the mixture, number of the document)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document that gave tokens of a row. A long one is read in pieces: `text` has those that gave tokens.
+
+    `row` is its number in its unit, from 0. Where a preprocessor cannot be followed, `is_exact` is False: the document
+    was read shortly before the row was made, and may have given none of its tokens.
+    """
+
+    source: str  # the task that reads it
+    unit: str  # a file, a range of its bytes, or a row group
+    row: int
+    text: str
+    is_exact: bool = True
+
+
+def documents_of(
+    task: Provider,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    shard: int,
+    batch: int,
+    rows: Sequence[int],
+    position: bytes | None = None,
+) -> list[Document]:
+    """Returns the documents that gave the tokens of these rows of a batch, in the order in which they were read.
+
+    The arguments and errors are those of `documents_by_row`, which finds those of many batches at once.
+    """
+    by_row = documents_by_row(task, lengths, config, shard, {batch: rows}, position)
+    return list(dict.fromkeys(document for documents in by_row.values() for document in documents))
+
+
+def documents_by_row(
+    task: Provider,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    shard: int,
+    rows: Mapping[int, Sequence[int]],
+    position: bytes | None = None,
+) -> dict[tuple[int, int], list[Document]]:
+    """Returns (batch, row) -> the documents that gave its tokens, for some rows of some batches; reads the shard once.
+
+    `rows` maps a batch, counted from 1 as the steps are, to rows of the shard in it, counted from 0. The corpus must be
+    the one of then. A data position of the shard, saved at one of these batches or later, lets changes be noticed; a
+    run that began a new pass over a changed corpus needs it.
+
+    Raises InputError for a batch or row that does not exist, for a corpus that has changed, and for a task whose source
+    is not one of limba.data.sources.
+    """
+    others = [row for several in rows.values() for row in several if not 0 <= row < config.rows_per_shard]
+    if others or not 0 <= shard < config.batch_size // config.rows_per_shard:
+        raise InputError(
+            f"There is no row {others[0] if others else 0} of data shard {shard}; a batch has"
+            f" {config.batch_size // config.rows_per_shard} shards of {config.rows_per_shard} rows, counted from 0."
+        )
+    if not rows:
+        return {}
+    first_epochs, before = _pass(task, lengths, config, shard, min(rows), position)
+    per_fetch = rows_per_fetch(config) // config.rows_per_shard
+    wanted: dict[int, list[tuple[int, int, int]]] = {}
+    for batch, several in sorted(rows.items()):
+        fetch, place = divmod(batch - 1 - before, per_fetch)
+        wanted.setdefault(fetch, []).extend((batch, row, place * config.rows_per_shard + row) for row in several)
+    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs)
+    with source_errors(task):
+        names, is_exact = _Names(task), True
+        try:
+            found = _followed_rows(names, replay(_following(names, lengths)), wanted)
+        except _NotFollowedError:
+            names, is_exact = _Names(task), False
+            found = _read_recently(names, replay(_counting(names)), wanted)
+        return {row: list(_documents(config.train_split, names, numbers, is_exact)) for row, numbers in found.items()}
+
+
+class _NotFollowedError(Exception):
+    """A preprocessor does not pass on which document its result comes from."""
+
+
+class _Names:
+    """Numbers the documents of all tasks as they are read; a number stands for a token in the replayed pipeline."""
+
+    def __init__(self, task: Provider):
+        self.parts = parts_of(task)
+        for part in self.parts:
+            if not isinstance(part.source, UnitSource):
+                raise InputError(
+                    f"The documents of task {part.name} have no names, since its source is not one of"
+                    " limba.data.sources; set DataConfig.data_files to its files."
+                )
+        self._names = [array("q") for _ in self.parts]  # the numbers of each document's name, one after another
+        self._widths = [1] * len(self.parts)
+        vocabularies = [feature.vocabulary for part in self.parts for feature in part.output_features.values()]
+        self._base = 2 * max(vocabulary.vocab_size for vocabulary in vocabularies)
+
+    def place_of(self, part: seqio.Task) -> int:
+        return [each.name for each in self.parts].index(part.name)
+
+    def counts(self) -> list[int]:
+        return [len(names) // width for names, width in zip(self._names, self._widths, strict=True)]
+
+    def name(self, part: int, number: int) -> bytes | None:
+        """Returns the name of a document; None if the number is none."""
+        width = self._widths[part]
+        numbers = self._names[part][number * width : (number + 1) * width] if number >= 0 else ()
+        return b" ".join(b"%d" % each for each in numbers) if numbers else None
+
+    def numbered(self, part: int, documents: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the documents with their number, int64, as their feature DOCUMENT, in place of their name."""
+
+        def number(name: bytes) -> np.int64:
+            numbers = [int(each) for each in name.split()]
+            self._widths[part] = len(numbers)
+            self._names[part].extend(numbers)
+            found = self.counts()[part] - 1
+            if self._base + 2 * (found + 1) * len(self.parts) > LARGEST:
+                raise InputError("The batch comes after too many documents to be followed; give an earlier one.")
+            return np.int64(found)
+
+        def with_number(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            # Declared stateful, so that TensorFlow calls it in order.
+            found = tf.numpy_function(number, [example[DOCUMENT]], tf.int64, stateful=True)
+            return {**example, DOCUMENT: tf.ensure_shape(found, [])}
+
+        return documents.map(with_number)
+
+    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: Any = False) -> tf.Tensor:
+        """Returns the document's number and a mark, one int32, in place of each token but zeros, which are padding."""
+        code = self._base + 2 * (tf.cast(number, tf.int32) * len(self.parts) + part)
+        return tf.where(tokens == 0, 0, code + tf.cast(marks, tf.int32))
+
+    def in_row(self, element: Mapping[str, np.ndarray], place: int) -> list[tuple[int, int]]:
+        """Returns (part, number) of the documents in a row of the replayed pipeline."""
+        values = np.concatenate([element[name][place] for name in FEATURES if name in element])
+        numbers = np.unique((values[values >= self._base] - self._base) // 2)
+        return [(int(each % len(self.parts)), int(each // len(self.parts))) for each in numbers]
+
+
+def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
+    """Returns a function from a task's traced documents to its examples, with marked numbers in place of tokens."""
+
+    def follow(
+        part: seqio.Task, sequence_length: Mapping[str, int], documents: tf.data.Dataset, seed: int
+    ) -> tf.data.Dataset:
+        place = names.place_of(part)
+        followed = part.replace(preprocessors=[_followed(names, place, part, step) for step in part.preprocessors])
+        try:
+            examples = examples_of(followed, sequence_length, names.numbered(place, documents), seed)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise _NotFollowedError from error  # a preprocessor that takes no further feature
+        if DOCUMENT not in _spec(examples):
+            if any(_function(step) in OBJECTIVE_LENGTHS for step in part.preprocessors):
+                return examples
+            raise _NotFollowedError
+        return examples.map(
+            lambda example: {name: names.marked(place, example[name], example[DOCUMENT]) for name in lengths}
+        )
+
+    return follow
+
+
+def _counting(names: _Names) -> Follow:
+    """Returns a function that makes a task's own examples, and only numbers the documents as they are read."""
+
+    def follow(part: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+        numbered = names.numbered(names.place_of(part), documents)
+        # The number must have been asked for before the text is passed on.
+        plain = numbered.map(lambda example: {name: value for name, value in example.items() if name != DOCUMENT})
+        return examples_of(part, lengths, plain, seed)
+
+    return follow
+
+
+def _followed(
+    names: _Names, place: int, part: seqio.Task, step: Callable[..., tf.data.Dataset]
+) -> Callable[..., tf.data.Dataset]:
+    """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
+    function, choices, marks = _function(step), getattr(step, "keywords", {}), _marks(part)
+
+    def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
+        _require_number(dataset)
+        name, tokens_of = tokenizer_of(dataset, output_features, choices.get("append_eos", False))
+
+        def marked(example: dict[str, tf.Tensor]) -> tf.Tensor:
+            tokens = tokens_of(example[name][None])
+            return names.marked(place, tokens, example[DOCUMENT], marks(tokens))
+
+        vectors = dataset.map(marked).ragged_batch(DOCUMENTS_PER_BATCH)
+        return vectors.map(lambda vectors: {"targets": vectors.flat_values})
+
+    def objective(
+        dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
+    ) -> tf.data.Dataset:
+        if tokenize_documents not in map(_function, part.preprocessors):  # tokens of another preprocessor
+            _require_number(dataset)
+            dataset = dataset.map(
+                lambda example: {
+                    "targets": names.marked(place, example["targets"], example[DOCUMENT], marks(example["targets"]))
+                }
+            )
+        if function is whole_word_span_corruption:
+            shares = (choices.get("noise_density", 0.15), choices.get("mean_noise_span_length", 3.0))
+            append = choices.get("append_eos", True)
+            return corrupt_words(dataset, sequence_length, output_features, shares, append, _is_marked)
+        if function is causal_lm and choices.get("whole_documents"):
+            length = causal_lm_lengths(sequence_length)["targets"]
+            return cut_documents(dataset.map(lambda example: example["targets"]), length, _is_marked)
+        return step(dataset, sequence_length=sequence_length, output_features=output_features)
+
+    if function is tokenize_documents:
+        return tokenize
+    return objective if function in OBJECTIVE_LENGTHS else step
+
+
+def _marks(part: seqio.Task) -> Callable[[tf.Tensor], Any]:
+    """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
+    vocabulary = part.output_features["targets"].vocabulary
+    for step in part.preprocessors:
+        if _function(step) is whole_word_span_corruption:
+            begins = tf.constant(begins_word(vocabulary))
+            return lambda tokens: tf.gather(begins, tokens)
+        if _function(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
+            return lambda tokens: tokens == vocabulary.eos_id
+    return lambda tokens: False
+
+
+def _is_marked(values: np.ndarray) -> np.ndarray:
+    return values % 2 == 1
+
+
+def _require_number(dataset: tf.data.Dataset) -> None:
+    if DOCUMENT not in _spec(dataset):
+        raise _NotFollowedError
+
+
+def _spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
+    return cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
+
+
+def _function(step: Any) -> Any:
+    return getattr(step, "func", step)
+
+
+def _followed_rows(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:
+    """Returns the documents of the wanted rows, from the replayed pipeline."""
+    found: Found = {}
+    for fetch, element in _elements(dataset, wanted):
+        for batch, row, place in wanted.get(fetch, ()):
+            found[batch, row] = names.in_row(element, place)
+    return found
+
+
+def _read_recently(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:
+    """Returns the documents read since the last but one time before the wanted rows were made."""
+    found: Found = {}
+    counts = [[0] * len(names.parts)] * 2  # after each fetch for which documents were read
+    options = tf.data.Options()  # nothing is read ahead: documents are counted as they are needed
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_optimization.inject_prefetch = False
+    for fetch, _ in _elements(dataset.with_options(options), wanted):
+        if names.counts() != counts[-1]:
+            counts = [*counts[-2:], names.counts()]
+        for batch, row, _ in wanted.get(fetch, ()):
+            ranges = enumerate(map(range, counts[0], counts[-1]))
+            found[batch, row] = [(part, number) for part, numbers in ranges for number in numbers]
+    return found
+
+
+def _elements(dataset: tf.data.Dataset, wanted: Wanted) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+    """Yields the numbered elements up to the last wanted one; InputError if the data set ends before it."""
+    number, last = -1, max(wanted)
+    for number, element in enumerate(dataset.take(last + 1).as_numpy_iterator()):
+        yield number, cast(Mapping[str, np.ndarray], element)
+    if number < last:
+        raise _no_batch(wanted[last][-1][0])
+
+
+def _no_batch(batch: int) -> InputError:
+    return InputError(f"There is no batch {batch}: batches count from 1 up to the end of the data shard.")
+
+
+def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is_exact: bool) -> Iterator[Document]:
+    """Yields the documents with these (part, number), the pieces of one document together."""
+    pieces: dict[tuple[int, int], list[int]] = {}  # (part, number of the first piece) -> numbers of pieces
+    for part, number in numbers:
+        first = number
+        while names.name(part, first - 1) == names.name(part, number):
+            first -= 1
+        pieces.setdefault((part, first), []).append(number - first)
+    for (part, first), read in pieces.items():
+        source, name = names.parts[part].source, names.name(part, first)
+        assert isinstance(source, UnitSource) and name is not None  # as `_Names` has checked
+        unit, row, document = source.named(split, name)
+        parts = source.pieces(document)
+        text = b" ".join(parts[each % len(parts)] for each in read)
+        vocabulary = names.parts[part].output_features["targets"].vocabulary
+        yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary), is_exact)
+
+
+def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> str:
+    if source.keys == (TOKENS,):
+        return vocabulary.decode(np.frombuffer(document, "<i4").tolist())
+    return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")
+
+
+def _pass(
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, shard: int, batch: int, position: bytes | None
+) -> tuple[Mapping[str, int], int]:
+    """Returns (first epochs, batches before them) of the pass that the batch is part of."""
+    if position is None:
+        first_epochs, before = {}, 0
+    else:
+        resumption = DataPositions(task, dict(lengths), config).check({shard: position})
+        saved = resumption.saved[shard]
+        first_epochs, before = saved.first_epochs, saved.about.get("batches_before", 0)
+        if resumption.new_pass is not None:
+            raise InputError(resumption.notes[0].partition(". A new pass")[0] + "; restore the files of then.")
+    if batch < 1:
+        raise _no_batch(batch)
+    if batch <= before:
+        raise InputError(
+            f"Batch {batch} was read from a corpus that changed after batch {before}: its documents cannot be found"
+            " any more."
+        )
+    return first_epochs, before

@@ -1,0 +1,175 @@
+"""The files of a run's corpora as a table in its data positions, and what has changed in them since.
+
+Each shard's data position holds the rows of every num_data_shards-th file, so that a checkpoint holds the table once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from limba.config import InputError
+from limba.config.secrets import without_credentials
+from limba.data.sources.fingerprints import Mark
+from limba.data.sources.readers import file_format
+
+NAMED_FILES = 3  # in one sentence
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The marks of each task's files, in the order in which the task reads them."""
+
+    files: Mapping[str, Sequence[Mark]]
+
+    @functools.cached_property
+    def num_files(self) -> dict[str, int]:
+        return {task: len(marks) for task, marks in self.files.items()}
+
+    @functools.cached_property
+    def end_bytes(self) -> dict[str, int]:
+        """Task -> the bytes at each end of a local file that its mark covers; 0 where there is no local file."""
+        kinds = {task: [(mark.content or "").partition(":")[0] for mark in marks] for task, marks in self.files.items()}
+        return {task: next((int(kind) for kind in each if kind.isdigit()), 0) for task, each in kinds.items()}
+
+    def table(self) -> dict[str, tuple[int | None, str | None]]:
+        """Returns path -> (size, content), without credentials."""
+        marks = [mark for each in self.files.values() for mark in each]
+        return {without_credentials(mark.path): (mark.size, mark.content) for mark in marks}
+
+    @functools.cached_property
+    def _names(self) -> dict[str, tuple[str, list[str]]]:
+        return {task: _relative(marks) for task, marks in self.files.items()}
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Returns a digest of formats, sizes and contents in order: no folder and, where content is known, no name."""
+        rows = [
+            (task, _kind(mark.path), mark.size, mark.content or name)
+            for task, marks in self.files.items()
+            for mark, name in zip(marks, self._names[task][1], strict=True)
+        ]
+        return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
+
+    def packed(self, shard: int, num_shards: int) -> bytes:
+        """Returns the rows of the table that one shard's data position holds, compressed."""
+        table, first = {}, 0
+        for task, marks in self.files.items():
+            folder, names = self._names[task]
+            rows = [
+                [place, name, mark.size, mark.content, mark.time]
+                for place, (mark, name) in enumerate(zip(marks, names, strict=True))
+                if (first + place) % num_shards == shard
+            ]
+            table[task] = {"folder": folder, "files": rows}
+            first += len(marks)
+        return zlib.compress(json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def unpacked_table(data: bytes) -> dict[str, dict[int, Mark]]:
+    """Returns task -> place -> mark of what `Corpora.packed` wrote; ValueError, KeyError or zlib.error for damage."""
+    table = json.loads(zlib.decompress(data))
+    return {
+        task: {
+            int(place): Mark(_joined(part["folder"], name), size, content, time)
+            for place, name, size, content, time in part["files"]
+        }
+        for task, part in table.items()
+    }
+
+
+@dataclass
+class Changes:
+    """The files that are not as they were; pairs are (then, now)."""
+
+    changed: list[tuple[Mark, Mark]] = field(default_factory=list)
+    appeared: list[Mark] = field(default_factory=list)
+    vanished: list[Mark] = field(default_factory=list)
+    touched: list[Mark] = field(default_factory=list)  # another time, and what is known of the content is the same
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.appeared or self.vanished)
+
+    def sentence(self, step: int) -> str:
+        """Returns what has changed since a step, file by file; without a period.
+
+        >>> then, now = Mark("corpus/a.jsonl.gz", 1234, "65536:ab"), Mark("corpus/a.jsonl.gz", 2345, "65536:cd")
+        >>> Changes([(then, now)], appeared=[Mark("corpus/b.jsonl.gz", 5, None)]).sentence(110)
+        'corpus/a.jsonl.gz has changed since step 110: 1,234 bytes then, 2,345 now; 1 file appeared: corpus/b.jsonl.gz'
+        """
+        parts = [_change(then, now, step) for then, now in self.changed[:NAMED_FILES]]
+        if len(self.changed) > NAMED_FILES:
+            parts.append(f"{len(self.changed) - NAMED_FILES:,} more files have changed")
+        for marks, verb in ((self.appeared, "appeared"), (self.vanished, "vanished")):
+            if marks:
+                names = ", ".join(without_credentials(mark.path) for mark in marks[:NAMED_FILES])
+                more = ", …" if len(marks) > NAMED_FILES else ""
+                parts.append(f"{len(marks):,} file{'s' if len(marks) > 1 else ''} {verb}: {names}{more}")
+        if not self.changed and parts:
+            parts[0] = f"The corpus has changed since step {step:,}: {parts[0]}"
+        return "; ".join(parts)
+
+
+def _change(then: Mark, now: Mark, step: int) -> str:
+    sizes = (
+        f"{then.size:,} bytes as then, with other content"
+        if then.size == now.size and then.size is not None
+        else f"{_bytes(then.size)} then, {_bytes(now.size).removesuffix(' bytes')} now"
+    )
+    return f"{without_credentials(now.path)} has changed since step {step:,}: {sizes}"
+
+
+def _bytes(size: int | None) -> str:
+    return "an unknown size" if size is None else f"{size:,} bytes"
+
+
+def changes(then: Mapping[int, Mark], num_files: int, now: Sequence[Mark]) -> Changes:
+    """Returns what has changed in one task's files; `then` may lack some of the `num_files`.
+
+    Files are paired by path or, if no path is the same, by the path below their common folder: the corpus may have
+    moved.
+    """
+    places = sorted(then)
+    paths = [without_credentials(mark.path) for mark in now]
+    is_same_place = not {then[place].path for place in places}.isdisjoint(paths)
+    old_names = (
+        [then[place].path for place in places] if is_same_place else _relative(then[place] for place in places)[1]
+    )
+    new_names = paths if is_same_place else _relative(now)[1]
+    by_name, found = dict(zip(new_names, now, strict=True)), Changes()
+    for name, place in zip(old_names, places, strict=True):
+        mark, other = then[place], by_name.get(name)
+        if other is None:
+            found.vanished.append(mark)
+        elif mark.differs(other):
+            found.changed.append((mark, other))
+        elif None not in (mark.time, other.time) and mark.time != other.time and other.has_unread_middle:
+            found.touched.append(other)
+    if len(then) == num_files:
+        known = set(old_names)
+        found.appeared = [mark for name, mark in by_name.items() if name not in known]
+    return found
+
+
+def _kind(path: str) -> tuple[str, str]:
+    try:
+        return file_format(path)
+    except InputError:  # a data set of TFDS, whose builder knows the format
+        return ("", "")
+
+
+def _relative(marks: Iterable[Mark]) -> tuple[str, list[str]]:
+    """Returns (the folder that has all files, their paths below it), without credentials."""
+    parts = [without_credentials(mark.path).split("/") for mark in marks]
+    shared = 0
+    while parts and all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
+        shared += 1
+    return "/".join(parts[0][:shared]) if parts else "", ["/".join(each[shared:]) for each in parts]
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

@@ -1,0 +1,110 @@
+"""What a file is known by, so that a resumed run notices another one: its size and a mark of its content.
+
+A local file's mark is the checksums of its first and last bytes. A remote file's is what its server lists: a
+checksum, an ETag, a generation or a time. No file is read whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+
+from limba.config import InputError
+from limba.config.errors import reason_of
+
+END_BYTES = 1 << 16  # read of a local file at its head, and as many at its tail
+# A corpus of many files: less is read of each, so that 100,000 files take seconds and not minutes on a slow disk.
+MANY_FILES, SHORT_END_BYTES = 20_000, 1 << 12
+FILES_AT_ONCE = 16
+# In a server's listing, the best first: checksums stay when a file is copied elsewhere, the others do not.
+VERSIONS = ("sha256", "crc32c", "md5Hash", "Content-MD5", "blob_id", "ETag", "etag", "generation", "versionId")
+TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modified", "created")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was listed: its address for fsspec, its size and its version, where the file system gives one.
+
+    The version is "kind:value", of a remote file only.
+    """
+
+    path: str
+    size: int | None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a file is known by: its size, the mark of its content as "kind:value", and a local file's time of change.
+
+    The time is in milliseconds and only a hint: copying a file changes it, and an edit may not.
+    """
+
+    path: str
+    size: int | None
+    content: str | None
+    time: int | None = None
+
+    @property
+    def has_unread_middle(self) -> bool:
+        """True if an edit of the same length in the middle of this file would change no mark."""
+        kind, _, _ = (self.content or "").partition(":")
+        # gzip ends with a checksum of all content.
+        return kind.isdigit() and (self.size or 0) > 2 * int(kind) and not self.path.lower().endswith(".gz")
+
+    def differs(self, other: Mark) -> bool:
+        """Returns whether the two are certainly not the same file; marks of different kinds cannot be compared."""
+        if None not in (self.size, other.size) and self.size != other.size:
+            return True
+        mine, others = ((mark.content or "").partition(":") for mark in (self, other))
+        return bool(mine[0] == others[0] and mine[2] != others[2])
+
+
+def version_of(entry: Mapping[str, Any]) -> str | None:
+    """Returns the version of a file in a server's listing.
+
+    >>> version_of({"size": 3, "ETag": '"5-a"', "mtime": 1}), version_of({"size": 3})
+    ('ETag:"5-a"', None)
+    """
+    name = next((name for name in (*VERSIONS, *TIMES) if entry.get(name)), None)
+    return None if name is None else f"{name}:{entry[name]}"
+
+
+def end_bytes_for(num_files: int) -> int:
+    """Returns the number of bytes at each end of a local file that count, in a corpus of so many files."""
+    return END_BYTES if num_files <= MANY_FILES else SHORT_END_BYTES
+
+
+def marks_of(files: Sequence[File], end_bytes: int) -> list[Mark]:
+    """Returns the files' marks, in their order; InputError for a local file that changes or cannot be read."""
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return list(pool.map(lambda file: _mark(file, end_bytes), files))
+
+
+def _mark(file: File, end_bytes: int) -> Mark:
+    if "://" in file.path:
+        return Mark(file.path, file.size, file.version)
+    try:
+        number = os.open(file.path, os.O_RDONLY)
+        try:
+            status = os.fstat(number)
+            head = os.pread(number, end_bytes, 0)
+            tail = os.pread(number, end_bytes, max(status.st_size - end_bytes, len(head)))
+        finally:
+            os.close(number)
+    except OSError as error:
+        raise InputError(
+            f"{file.path} cannot be read ({reason_of(error)}); check the file and its permissions."
+        ) from error
+    if file.size is not None and file.size != status.st_size:
+        raise InputError(
+            f"{file.path} has changed since it was listed: {file.size:,} bytes then, {status.st_size:,} now; start"
+            " again when nothing writes to the corpus any more."
+        )
+    checksums = f"{google_crc32c.value(head):08x}{google_crc32c.value(tail):08x}"
+    return Mark(file.path, status.st_size, f"{end_bytes}:{checksums}", status.st_mtime_ns // 1_000_000)

@@ -1,0 +1,74 @@
+"""Text without diacritics in many languages: ASCII, the same when stripped again, in segments that a model can hold."""
+
+import unicodedata
+
+import pytest
+import seqio
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limba.config import InputError
+from limba.data.objectives import diacritics, restore_diacritics, transliteration
+
+pytestmark = pytest.mark.fast
+SENTENCES = {
+    "de": ("Größe, Übermaß und „schöne“ Äcker – Straße", 'Grosse, Ubermass und "schone" Acker - Strasse'),
+    "nb": ("Blåbærsyltetøy på Ålesund. Ærlig, ÆRLIG «Øl»", 'Blabaersyltetoy pa Alesund. Aerlig, AERLIG "Ol"'),
+    "pl": ("Zażółć gęślą jaźń, Łódź", "Zazolc gesla jazn, Lodz"),
+    "vi": ("Đặng Thị Ngọc Thịnh, quốc ngữ", "Dang Thi Ngoc Thinh, quoc ngu"),
+    "tr": ("İstanbul'da ılık bir ŞÖLEN, ağır ağır", "Istanbul'da ilik bir SOLEN, agir agir"),
+    "ro": ("Știința și învățătura Țării, façade…", "Stiinta si invatatura Tarii, facade..."),
+}
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_latin_text_becomes_ascii_in_every_language(language: str) -> None:
+    text, expected = SENTENCES[language]
+    strip = diacritics.stripper(language, "ascii")
+    assert strip(text) == expected
+    assert strip(expected) == expected
+
+
+@pytest.mark.parametrize("language", diacritics.LETTERS)
+def test_every_listed_letter_is_stripped_to_ascii(language: str) -> None:
+    letters = diacritics.letters_of(language)
+    once = diacritics.stripped(f"{letters} {letters.upper()}", language)
+    assert once.isascii() and diacritics.stripped(once, language) == once
+    assert not set(letters) & set(once)
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x17F)))
+def test_stripping_twice_is_stripping_once(text: str) -> None:
+    strip = transliteration.to_ascii()
+    once = strip(text)
+    assert strip(once) == once
+    assert not [letter for letter in once if not letter.isascii() and unicodedata.name(letter, "").startswith("LATIN")]
+
+
+def test_a_letter_without_a_plain_form_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(diacritics.LETTERS, "xx", "éʘ")
+    with pytest.raises(InputError, match="The letter 'ʘ' has no plain form"):
+        restore_diacritics("xx")
+    with pytest.raises(InputError, match="transliterate is 'latin'; choose one of letters, ascii, unidecode"):
+        diacritics.stripper("ro", "latin")
+
+
+def test_letters_of_other_languages_stay_unless_all_are_stripped() -> None:
+    text = "Un café în Zürich – „bun”"
+    assert diacritics.stripped(text, "ro") == "Un café in Zürich – „bun”"
+    assert diacritics.stripped(text, "ro", transliterate="ascii") == 'Un cafe in Zurich - "bun"'
+
+
+def test_segments_hold_as_many_bytes_as_the_vocabulary_spells(vocabulary: str) -> None:
+    """With `bytes_per_token=None`, rows are as long as the model takes, and hardly one is cut."""
+    pieces = seqio.SentencePieceVocabulary(str(vocabulary))
+    feature = seqio.Feature(pieces, dtype=tf.int32)
+    text = "Toate ființele umane se nasc libere și egale în demnitate și în drepturi, zice legea. " * 40
+    documents = tf.data.Dataset.from_tensor_slices({"text": [text]})
+    step, lengths = restore_diacritics("ro", bytes_per_token=None), {"inputs": 64, "targets": 64}
+    features = {"inputs": feature, "targets": feature}
+    rows = list(step(documents, lengths, features).as_numpy_iterator())
+    longest = [max(len(pieces.encode(row[name].decode())) for name in lengths) for row in rows]
+    assert " ".join(row["targets"].decode() for row in rows) == text.strip()
+    assert max(longest) <= 63 and sum(longest) / len(longest) > 0.75 * 63

@@ -1,0 +1,356 @@
+"""A data position belongs to the corpus it was saved on: what has changed is named by file, or begins a new pass."""
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import seqio
+import tensorflow as tf
+import zstandard
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import tasks.demo  # noqa: F401  registers demo_span_corruption
+from limba.config import ConfigError, DataConfig, InputError
+from limba.data import positions, streams
+from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.positions import PositionError, corpus_table
+from limba.data.reader_processes import ReaderProcesses, Recipe
+from limba.data.sources import FileSource
+from limba.data.sources.order import random_generator
+from limba.data.tasks import resolve_task
+
+TEXTS = [f"{number} " + "old words " * 8 for number in range(300)]
+CONFIG = DataConfig("demo_span_corruption", {"inputs": 32}, batch_size=4, num_data_shards=2, vocabulary="byte", seed=3)
+CHECKPOINT_STEP = 3
+
+
+def write(path: Path, texts: list[str] = TEXTS) -> Path:
+    """Writes the texts in the format that the suffix names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.name
+    if name.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=50)
+    elif name.endswith(".array_record"):
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        for text in texts:
+            feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+            example = tf.train.Example(features=tf.train.Features(feature={"text": feature}))
+            writer.write(example.SerializeToString())
+        writer.close()
+    else:
+        lines = [json.dumps({"text": text}) if ".json" in name else text for text in texts]
+        content = "\n".join(["text", *lines] if ".csv" in name else lines).encode() + b"\n"
+        packs: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+        path.write_bytes(packs.get(path.suffix, bytes)(content))
+    return path
+
+
+@contextlib.contextmanager
+def stream_of(files: object, shards: Sequence[int] = (0, 1), **changes: Any) -> Iterator[streams.TrainStream]:
+    config = dataclasses.replace(CONFIG, data_files=None if files is None else str(files), **changes)
+    task = resolve_task(config)
+    stream = streams.TrainStream(task, derive_lengths(task, config.task_feature_lengths), config, shards)
+    with contextlib.closing(stream):
+        yield stream
+
+
+def taken(stream: streams.TrainStream, count: int) -> np.ndarray:
+    return np.stack(
+        [np.concatenate([part["inputs"] for _, part in sorted(next(stream).items())]) for _ in range(count)]
+    )
+
+
+def saved(files: object, **changes: Any) -> tuple[dict[int, bytes], np.ndarray]:
+    """Returns the positions after CHECKPOINT_STEP batches, and the 4 batches that follow."""
+    with stream_of(files, **changes) as stream:
+        taken(stream, CHECKPOINT_STEP)
+        return stream.positions(), taken(stream, 4)
+
+
+FORMATS = ("a.txt", "a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "a.txt.zst", "a.csv.gz", "a.array_record")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_text_in_a_file_of_any_format_is_named(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name)
+    before, rest = saved(path)
+    with stream_of(path) as stream:
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 4), rest)
+    then = path.stat().st_size
+    write(path, [text.replace("old", "new") for text in TEXTS])
+    now = path.stat().st_size
+    sizes = f"{then:,} bytes as then, with other content" if now == then else f"{then:,} bytes then, {now:,} now"
+    with stream_of(path) as stream:
+        for method in (stream.check, stream.restore):
+            with pytest.raises(InputError) as refusal:
+                method(before)
+            sentence = str(refusal.value)
+            assert sentence.startswith(f"{path} has changed since step 3: {sizes}. Restore the files of then"), sentence
+            assert "DataConfig.on_changed_corpus" in sentence and "\n" not in sentence
+
+
+def test_files_that_appear_and_vanish_are_named_and_order_decides(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / f"{number}.txt", TEXTS[60 * number : 60 * number + 60])
+    before, rest = saved(f"{tmp_path}/*.txt")
+    for name in ("7.txt", "8.txt"):
+        write(tmp_path / name)
+    (tmp_path / "2.txt").rename(tmp_path.parent / "2.away")
+    with (
+        stream_of(f"{tmp_path}/*.txt") as stream,
+        pytest.raises(
+            InputError, match=r"since step 3: 2 files appeared: \S+/7.txt, \S+/8.txt; 1 file vanished: \S+/2.txt\."
+        ),
+    ):
+        stream.check(before)
+    (tmp_path / "7.txt").unlink()
+    (tmp_path / "8.txt").unlink()
+    (tmp_path.parent / "2.away").rename(tmp_path / "22.txt")  # the same place in the order: the same run
+    with stream_of(f"{tmp_path}/*.txt") as stream:
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 4), rest)
+    (tmp_path / "22.txt").rename(tmp_path / "9.txt")
+    with (
+        stream_of(f"{tmp_path}/*.txt") as stream,
+        pytest.raises(InputError, match="1 file appeared: .*/9.txt; 1 file v"),
+    ):
+        stream.check(before)
+
+
+def test_a_corpus_that_has_moved_resumes_and_says_what_changed_on_the_way(tmp_path: Path) -> None:
+    for name in ("web/1.txt", "web/2.txt.gz", "books/a.txt"):
+        write(tmp_path / "here" / name, [f"{name} {text}" for text in TEXTS])
+    before, rest = saved(f"{tmp_path}/here/**/*.txt*")
+    shutil.move(tmp_path / "here", tmp_path / "elsewhere")
+    with stream_of(f"{tmp_path}/elsewhere/**/*.txt*") as stream:
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 4), rest)
+        again = stream.positions()
+    write(tmp_path / "elsewhere/web/2.txt.gz", TEXTS[:9])
+    for position in (before, again):  # by its path below the common folder, and by its path
+        with (
+            stream_of(f"{tmp_path}/elsewhere/**/*.txt*") as stream,
+            pytest.raises(InputError, match=r"^\S+/elsewhere/web/2.txt.gz has changed since step [37]: "),
+        ):
+            stream.check(position)
+
+
+def test_a_time_alone_is_no_change_and_a_middle_that_nobody_reads_is_said(tmp_path: Path, caplog) -> None:
+    path = write(tmp_path / "a.txt", TEXTS * 10)
+    assert path.stat().st_size > 2 * 65536
+    before, rest = saved(path)
+    os.utime(path, (1, 1))
+    with stream_of(path) as stream:
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 4), rest)
+    assert [record.message for record in caplog.records if "another time of change" in record.message]
+    caplog.clear()
+    small = write(tmp_path / "b.txt")  # all of it is read
+    before, _ = saved(small)
+    os.utime(small, (1, 1))
+    with stream_of(small) as stream:
+        stream.restore(before)
+    assert "another time" not in caplog.text
+
+
+def test_a_changed_corpus_may_begin_a_new_pass_which_resumes_bit_for_bit(tmp_path: Path, caplog) -> None:
+    path = write(tmp_path / "a.txt")
+    before, rest = saved(path)
+    write(path, [text.replace("old", "new") for text in TEXTS] + ["more"])
+    new = {"on_changed_corpus": "new_epoch"}
+    with stream_of(path, **new) as stream:
+        stream.check(before)
+        stream.restore(before)
+        assert stream.epochs() == {"demo_span_corruption": 1.0}
+        first = taken(stream, 2)
+        assert not np.array_equal(first, rest[:2])
+        middle, expected = stream.positions(), taken(stream, 4)
+    (sentence,) = [record.message for record in caplog.records if "new pass" in record.message]
+    assert "a.txt has changed since step 3: " in sentence and sentence.endswith("begins, with epoch 1.")
+    with stream_of(path) as stream:  # nothing has changed since: either choice resumes
+        stream.restore(middle)
+        np.testing.assert_array_equal(taken(stream, 4), expected)
+    with stream_of(path, (1,), **new) as stream:  # one of two hosts, both of which have all positions
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 2), first[:, 2:])
+    with stream_of(path) as stream:  # a run that was never stopped reads the new files in another order
+        assert not np.array_equal(taken(stream, 2), first)
+    write(path, ["third " + text for text in TEXTS])
+    with stream_of(path, **new) as stream:
+        stream.restore(middle)
+        assert stream.epochs() == {"demo_span_corruption": 2.0}
+
+
+def test_a_new_pass_of_a_run_with_an_end_is_read_once_more(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt")
+    ends = {"num_epochs": 1, "on_changed_corpus": "new_epoch", "validation_percent": 0.0}
+    before, _ = saved(path, **ends)
+    texts = [f"new {number:03}" + "x" * 60 for number in range(40)]
+    write(path, texts)
+    with stream_of(path, **ends) as stream:
+        stream.restore(before)
+        rows = np.concatenate(
+            [np.concatenate([part[n] for part in rows.values() for n in part], None) for rows in stream]
+        )
+    letters = rows[(rows > 2) & (rows < 259)]
+    assert len(letters) == sum(map(len, texts))  # every byte once: neither the old text nor a second pass
+
+
+def _mixture(tmp_path: Path) -> DataConfig:
+    features = {name: seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32) for name in ("inputs", "targets")}
+    for name in ("a", "b"):
+        write(tmp_path / name / f"{name}.txt", [f"{name} {text}" for text in TEXTS])
+        seqio.TaskRegistry.add(
+            f"position_{name}",
+            source=FileSource(f"{tmp_path}/{name}/*.txt"),
+            preprocessors=[tokenize_documents, span_corruption],
+            output_features=features,
+        )
+    seqio.MixtureRegistry.add("positions_mixed", [("position_a", 3.0), ("position_b", 1.0)])
+    return dataclasses.replace(CONFIG, mixture_or_task_name="positions_mixed")
+
+
+def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path, monkeypatch) -> None:
+    mixed = {"mixture_or_task_name": _mixture(tmp_path).mixture_or_task_name}
+    before, rest = saved(None, **mixed)
+    for _ in range(2):
+        for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
+            task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()  # as a new process
+        with stream_of(None, **mixed) as stream:
+            stream.restore(before)
+            np.testing.assert_array_equal(taken(stream, 4), rest)
+    table = corpus_table(seqio.MixtureRegistry.get("positions_mixed"), "train")
+    assert sorted(table) == [f"{tmp_path}/a/a.txt", f"{tmp_path}/b/b.txt"]
+    write(tmp_path / "b" / "b.txt", TEXTS[:200])
+    for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
+        task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()
+    with stream_of(None, **mixed) as stream, pytest.raises(InputError, match="/b/b.txt has changed since step 3"):
+        stream.check(before)
+    with stream_of(None, **mixed, on_changed_corpus="new_epoch") as stream:
+        stream.restore(before)
+        assert stream.epochs() == {"position_a": 1.0, "position_b": 1.0}
+        taken(stream, 2)
+
+
+def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt")
+    before, _ = saved(path)
+    write(path, TEXTS[::-1])
+    choices = {"data_files": str(path), "task_modules": ("tasks.demo",), "num_reader_processes": 2}
+    with stream_of(path, on_changed_corpus="new_epoch") as stream:
+        stream.restore(before)
+        expected = taken(stream, 2)
+    config = dataclasses.replace(CONFIG, **choices, on_changed_corpus="new_epoch")
+    lengths = derive_lengths(resolve_task(config), config.task_feature_lengths)
+    with contextlib.closing(ReaderProcesses(Recipe(config, lengths, {}, (0, 1), 2))) as apart:
+        apart.check(before)
+        with pytest.raises(PositionError, match="data position of shard 1 cannot be read"):
+            apart.check({**before, 1: before[1][:-30]})
+        apart.restore(before)
+        np.testing.assert_array_equal(taken(apart, 2), expected)
+
+
+def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt")
+    before, _ = saved(path)
+    whole = before[0]
+    with stream_of(path) as stream:
+        for damaged in (b"", whole[:-1], whole[: len(whole) // 2], b"junk" * 99):
+            with pytest.raises(PositionError, match=r"^The data position of shard 0 cannot be read \(.*\)\.$"):
+                stream.check({**before, 0: damaged})
+        with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+            members = [(entry.filename, entry.header_offset + 30 + len(entry.filename)) for entry in archive.infolist()]
+            contents = {name: archive.read(name) for name, _ in members}
+        for place in random_generator("flips").randint(0, 8, len(members)) + [start for _, start in members]:
+            flipped = bytearray(whole)
+            flipped[place] ^= 16  # one bit of each member's content
+            with pytest.raises(PositionError):
+                stream.check({**before, 0: bytes(flipped)})
+        for name in contents:  # a member is missing
+            with pytest.raises(PositionError):
+                stream.check({**before, 0: _zip({key: value for key, value in contents.items() if key != name})})
+        for name in ("../outside", "/tmp/outside", "position.data-00000-of-00001/../x", "a\\b"):
+            with pytest.raises(PositionError, match="it holds"):
+                stream.check({**before, 0: _zip({**contents, name: b"x"})})
+        about = {**json.loads(contents["about.json"]), "format": 9}
+        with pytest.raises(InputError, match="format 9.* newer version"):
+            stream.check({**before, 0: _zip({**contents, "about.json": json.dumps(about).encode()})})
+        with pytest.raises(ConfigError, match="no data position for shard 1"):
+            stream.check({0: whole})
+        stream.check(before)
+        stream.restore(before)
+
+
+def _zip(contents: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return packed.getvalue()
+
+
+def as_format_2(stream: streams.TrainStream, position: bytes) -> bytes:
+    """Returns the position as the version before the table of files wrote it."""
+    with zipfile.ZipFile(io.BytesIO(position)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist() if name != "files.json.zlib"}
+    about = json.loads(contents["about.json"])
+    for name in ("files", "num_files", "end_bytes", "tensorflow", "first_epochs", "batches_before"):
+        del about[name]
+    about |= {"format": 2, "corpus": stream._positions._names}
+    return _zip({**contents, "about.json": json.dumps(about).encode()})
+
+
+def test_positions_of_the_version_before_resume_and_say_what_they_cannot_notice(tmp_path: Path, caplog) -> None:
+    path = write(tmp_path / "a.txt")
+    with stream_of(path) as stream:
+        taken(stream, 3)
+        before = {shard: as_format_2(stream, position) for shard, position in stream.positions().items()}
+        rest = taken(stream, 4)
+    with stream_of(path) as stream:
+        stream.check(before)
+        stream.restore(before)
+        np.testing.assert_array_equal(taken(stream, 4), rest)
+    (sentence,) = [record.message for record in caplog.records if "data position" in record.message]
+    assert "saved by an earlier version" in sentence and "cannot all be noticed" in sentence
+    write(path, TEXTS[:-1])
+    with stream_of(path) as stream, pytest.raises(InputError, match="is not the one of step 3.*does not say of which"):
+        stream.check(before)
+    with stream_of(path, on_changed_corpus="new_epoch") as stream:
+        stream.restore(before)
+        taken(stream, 1)
+
+
+def test_the_table_is_divided_among_the_shards_and_holds_no_credentials(tmp_path: Path, monkeypatch) -> None:
+    for number in range(2000):
+        (tmp_path / f"part-{number:05}.txt").write_text(f"{number} words\n" * 3)
+    before, _ = saved(f"{tmp_path}/*.txt", shards=(0, 1, 2, 3), num_data_shards=4)
+    opened = [positions.opened(position, shard) for shard, position in before.items()]
+    places = sorted(place for each in opened for place in each.files["demo_span_corruption"])
+    assert places == list(range(2000)) and max(map(len, before.values())) < 60_000
+    path = write(tmp_path / "secret.txt")
+    from limba.data.sources import fingerprints, units
+
+    address = "https://ana:hidden1@example.org/web/a.txt?lang=ro&sig=hidden2"
+    listed = [
+        fingerprints.File(address, 7, "ETag:1"),
+        fingerprints.File(address.replace("a.txt", "b.txt"), 8, "ETag:2"),
+    ]
+    monkeypatch.setattr(units.UnitSource, "list_files", lambda self, patterns: listed)
+    source = resolve_task(dataclasses.replace(CONFIG, data_files=str(path))).source
+    table = positions.Corpora({"task": source.marks("train")})
+    assert list(table.table()) == [f"https://***@example.org/web/{name}.txt?lang=ro&sig=***" for name in "ab"]
+    texts = [repr(table.table()), repr(positions.unpacked_table(table.packed(0, 1))), *source.list_shards("train")]
+    assert not any("hidden" in text for text in texts)

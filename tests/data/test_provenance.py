@@ -1,0 +1,291 @@
+"""The rows that hold a poisoned document's token are those whose documents name it, for every objective."""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import seqio
+import tensorflow as tf
+
+import tasks.demo  # noqa: F401  registers demo_span_corruption
+from limba.config import DataConfig, InputError
+from limba.data import provenance, streams
+from limba.data.objectives import (
+    SUPERVISED,
+    add_prefix,
+    derive_lengths,
+    restore_diacritics,
+    span_corruption,
+    tokenize_documents,
+)
+from limba.data.provenance import Document, documents_by_row, documents_of
+from limba.data.sources import ArrayRecordSource, FileSource, readers
+from limba.data.tasks import resolve_task
+from limba.data.vocabulary.load import load_vocabulary
+from tests.data.test_positions import write
+
+# Each poisoned document consists of a byte of its own, so that each of its tokens says where it is from.
+POISONS = [byte for byte in range(1, 32) if byte not in b"\t\n\v\f\r\x1c\x1d\x1e\x1f"]
+BATCHES = (1, 2, 3, 7, 12)  # with documents read ahead, several epochs, and one in the middle of a fetch
+NUM_SHARDS, ROWS = 2, 4
+
+
+def texts(seed: int = 0, count: int = 120) -> list[str]:
+    """Documents of 1 to 30 words; seven are poisoned, each with its own of the bytes of this seed."""
+    random = np.random.RandomState(seed)
+    found = []
+    for number in range(count):
+        words = ["w" * random.randint(1, 9) for _ in range(random.randint(1, 30))]
+        found.append(" ".join([f"{seed}-{number}", *words]))
+    for place, byte in enumerate(POISONS[7 * (seed % 3) : 7 * (seed % 3) + 7]):
+        number = (place * count // 7) + 3
+        found[number] = chr(byte) * len(found[number])
+    return found
+
+
+def poisons_in(text: str) -> set[int]:
+    return {byte for byte in POISONS if chr(byte) in text}
+
+
+FEATURES = {name: seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32) for name in ("inputs", "targets")}
+
+
+def register(name: str, source: seqio.DataSource, *steps: Any) -> str:
+    seqio.TaskRegistry.remove(name)
+    seqio.TaskRegistry.add(name, source=source, preprocessors=list(steps), output_features=FEATURES)
+    return name
+
+
+def config_of(name: str, **changes: Any) -> DataConfig:
+    choices = {"task_feature_lengths": {"inputs": 48}, "vocabulary": "byte", "seed": 5, "validation_percent": 0.0}
+    choices |= {"batch_size": NUM_SHARDS * ROWS, "num_data_shards": NUM_SHARDS, **changes}
+    return DataConfig(name, **choices)
+
+
+def check(config: DataConfig, batches: tuple[int, ...] = BATCHES, is_exact: bool = True) -> list[Document]:
+    """Compares each row's poisoned tokens with its documents; returns all documents found."""
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    with contextlib.closing(streams.TrainStream(task, lengths, config, range(NUM_SHARDS))) as stream:
+        taken = [next(stream) for _ in range(max(batches))]
+    found, seen = [], []
+    for shard in range(NUM_SHARDS):
+        by_row = documents_by_row(task, lengths, config, shard, dict.fromkeys(batches, range(ROWS)))
+        assert list(by_row) == [(batch, row) for batch in batches for row in range(ROWS)]
+        for (batch, row), documents in by_row.items():
+            tokens = np.concatenate([taken[batch - 1][shard][name][row] for name in lengths])
+            held = {byte for byte in POISONS if byte + 3 in tokens}
+            named = {byte for each in documents for byte in poisons_in(each.text)}
+            assert documents and all(each.is_exact == is_exact for each in documents)
+            if tokens[0] == 1:  # the row begins with the end of a text, whose document is named as well
+                named &= held | poisons_in(documents[0].text)
+                held |= poisons_in(documents[0].text)
+            assert named == held if is_exact else named >= held, (batch, shard, row)
+            found += documents
+            seen.append(bool(held))
+    assert len(set(seen)) == 2, seen  # the test can fail either way
+    batch, row = batches[-1], ROWS - 1
+    assert documents_of(task, lengths, config, NUM_SHARDS - 1, batch, [row]) == by_row[batch, row]
+    return found
+
+
+def check_texts(found: list[Document], paths: list[Path]) -> None:
+    """A document's row in its file is its text."""
+    lines = {line for path in paths for line in path.read_text().splitlines()}
+    assert {each.text for each in found} <= lines
+    assert len({(each.unit, each.row) for each in found}) == len({each.text for each in found}) > 10
+
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "span_corruption": {},
+    "whole_word_span_corruption": {},
+    "ul2": {},
+    "prefix_lm": {},
+    "lm_adaptation": {},
+    "packed": {"pack": True},
+    "buffered": {"shuffle_buffer": 20},
+    "in order": {"shuffle": False},
+    "two epochs": {"num_epochs": 3},
+    "causal_lm": {"task_feature_lengths": {"targets": 48}},
+    "causal_lm packed": {"task_feature_lengths": {"targets": 64}, "pack": True},
+    "prefix_lm of one sequence": {"task_feature_lengths": {"targets": 48}},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_poisoned_documents_are_found_by_every_objective(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 900)
+    paths = [write(tmp_path / f"{number}.txt", texts(number)) for number in range(3)]
+    task = register("poisoned", FileSource(str(tmp_path / "*.txt")), tokenize_documents, span_corruption)
+    objective = name.split()[0]
+    config = config_of(task, data_files=str(tmp_path / "*.txt"), **OBJECTIVES[name])
+    if objective in ("whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm"):
+        config = dataclasses.replace(config, objective=objective)
+    check_texts(check(config), paths)
+
+
+def pairs(path: Path, count: int = 90) -> Path:
+    sentences = texts(1, count)
+    rows = [{"en": text, "ro": text[:3]} for text in sentences]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_pairs_packed_or_one_a_row(pack: bool, tmp_path: Path) -> None:
+    source = FileSource(str(pairs(tmp_path / "pairs.jsonl")), {"inputs": "en", "targets": "ro"}, 0.0)
+    task = register("poisoned_pairs", source, seqio.map_over_dataset(_same), _prefixed, *SUPERVISED)
+    lengths = {"inputs": 400 if pack else 120, "targets": 40}
+    found = check(config_of(task, task_feature_lengths=lengths, vocabulary=None, pack=pack))
+    assert all("\t" in each.text and each.unit.startswith(str(tmp_path)) for each in found)
+    assert all(texts(1, 90)[each.row] == each.text.partition("\t")[0] for each in found)
+
+
+def _same(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """A preprocessor of a user that keeps what it does not know."""
+    return example
+
+
+def _prefixed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return add_prefix(dataset, "translate: ")
+
+
+def test_diacritics_make_several_examples_of_a_document(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", [text.replace("w", "ș") + (" ș" if poisons_in(text) else "") for text in texts(2)])
+    task = register(
+        "poisoned_ro", FileSource(str(tmp_path / "a.txt"), "text", 0.0), restore_diacritics("ro"), *SUPERVISED
+    )
+    check(config_of(task, task_feature_lengths={"inputs": 400, "targets": 400}, vocabulary=None))
+
+
+def test_mixtures_and_array_records(tmp_path: Path) -> None:
+    records = ArrayRecordSource(str(write(tmp_path / "a.array_record", texts(3))), "text", 0.0)
+    lines = FileSource(str(write(tmp_path / "b.jsonl.gz", texts(4))), "text", 0.0)
+    for name, source in (("poisoned_a", records), ("poisoned_b", lines)):
+        register(name, source, tokenize_documents, span_corruption)
+    seqio.MixtureRegistry.add("poisoned_mixture", [("poisoned_a", 2.0), ("poisoned_b", 1.0)])
+    found = check(config_of("poisoned_mixture", vocabulary=None))
+    assert {each.source for each in found} == {"poisoned_a", "poisoned_b"}
+    assert {Path(each.unit).name for each in found} == {"a.array_record", "b.jsonl.gz"}
+    for each in found:
+        assert texts(3 if each.source == "poisoned_a" else 4)[each.row] == each.text
+
+
+def test_a_long_document_is_named_once_with_the_pieces_that_were_read(tmp_path: Path, monkeypatch) -> None:
+    from limba.data.sources import units
+
+    monkeypatch.setattr(units, "PIECE_BYTES", 60)
+    long = [f"{number} " + " ".join(["w" * 8] * 40) for number in range(60)]
+    long[20:26] = [" ".join([chr(byte) * 8] * 40) for byte in POISONS[:6]]
+    write(tmp_path / "a.txt", long)
+    task = register(
+        "poisoned_long", FileSource(str(tmp_path / "a.txt"), "text", 0.0), tokenize_documents, span_corruption
+    )
+    found = check(config_of(task, vocabulary=None))
+    assert all(each.text in long[each.row] and len(each.text) < 300 for each in found)
+    assert max(len(each.text) for each in found) > 60  # several pieces
+
+
+def _unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A preprocessor that cannot be followed: it drops what it does not know."""
+    return dataset.map(lambda example: {"text": tf.strings.join([example["text"], " "])})
+
+
+def test_a_preprocessor_of_ones_own_gives_candidates(tmp_path: Path) -> None:
+    lines = texts(5, 2000)
+    lines[::15] = [chr(POISONS[number % len(POISONS)]) * 50 for number in range(len(lines[::15]))]
+    write(tmp_path / "a.txt", lines)
+    task = register(
+        "own", FileSource(str(tmp_path / "a.txt"), "text", 0.0), _unknown, tokenize_documents, span_corruption
+    )
+    found = check(config_of(task, vocabulary=None), (1, 2, 60), is_exact=False)
+    assert len({each.text for each in found}) < 1000  # those near the batch, not the corpus
+
+
+def test_after_a_new_pass_the_position_says_where_the_batch_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", texts(6))
+    task_name = register("again", FileSource(str(path)), tokenize_documents, span_corruption)
+    config = config_of(task_name, data_files=str(path), on_changed_corpus="new_epoch")
+    lengths = derive_lengths(resolve_task(config), config.task_feature_lengths)
+
+    def stream() -> contextlib.closing:
+        return contextlib.closing(streams.TrainStream(resolve_task(config), lengths, config, range(NUM_SHARDS)))
+
+    with stream() as opened:
+        for _ in range(4):
+            next(opened)
+        before = opened.positions()
+    write(path, texts(7))
+    with stream() as opened:
+        opened.restore(before)
+        taken = [next(opened) for _ in range(3)]
+        after = opened.positions()
+    task = resolve_task(config)
+    by_row = documents_by_row(task, lengths, config, 1, dict.fromkeys((5, 6, 7), range(ROWS)), after[1])
+    assert len(by_row) == 3 * ROWS
+    for (batch, row), found in by_row.items():
+        tokens = np.concatenate([taken[batch - 5][1][name][row] for name in lengths])
+        assert {byte for each in found for byte in poisons_in(each.text)} == {b for b in POISONS if b + 3 in tokens}
+    with pytest.raises(InputError, match="Batch 4 was read from a corpus that changed after batch 4"):
+        documents_of(task, lengths, config, 1, 4, [0], after[1])
+    with pytest.raises(InputError, match="has changed since step 4.*; restore the files of then"):
+        documents_of(task, lengths, config, 1, 4, [0], before[1])
+
+
+def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", texts(8))
+    task_name = register("few", FileSource(str(path)), tokenize_documents, span_corruption)
+    config = config_of(task_name, data_files=str(path), num_epochs=1)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    for shard, batch, row, message in (
+        (0, 0, 0, "no batch 0"),
+        (0, 10**6, 0, "no batch"),
+        (0, 1, 9, "no row 9"),
+        (7, 1, 0, "shard 7"),
+    ):
+        with pytest.raises(InputError, match=message):
+            documents_of(task, lengths, config, shard, batch, [row])
+
+    def nothing(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        raise AssertionError("it is not read")
+
+    other = seqio.FunctionDataSource(nothing, ["train"])
+    nameless = resolve_task(
+        config_of(register("nameless", other, tokenize_documents, span_corruption), vocabulary=None)
+    )
+    with pytest.raises(InputError, match="documents of task nameless have no names"):
+        provenance.documents_of(nameless, lengths, config, 0, 1, [0])
+
+
+@pytest.mark.parametrize("objective", [None, "whole_word_span_corruption"])
+def test_documents_tokenized_beforehand_with_sentencepiece(
+    objective: str | None, tmp_path: Path, vocabulary, corpus
+) -> None:
+    pieces = load_vocabulary(str(vocabulary), 100)
+    lines = [json.loads(line)["text"][:600] for line in corpus.read_text().splitlines()[:160]]
+    poisons = {number: 400 + place for place, number in enumerate(range(5, 160, 8))}  # document -> its only piece
+    ids = [[each for each in pieces.encode(line) if not 400 <= each < 420] for line in lines]
+    ids = [[poisons[number]] * len(each) if number in poisons else each for number, each in enumerate(ids)]
+    table = pyarrow.table({"tokens": [np.array(each, "<i4").tobytes() for each in ids]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    choices = {"data_files": str(tmp_path / "a.parquet"), "column": "tokens", "vocabulary": str(vocabulary)}
+    config = config_of("demo_span_corruption", **choices, objective=objective)
+    task = resolve_task(config)
+    lengths = derive_lengths(task, config.task_feature_lengths)
+    with contextlib.closing(streams.TrainStream(task, lengths, config, [1])) as stream:
+        taken = [next(stream)[1] for _ in range(40)]
+    by_row = documents_by_row(task, lengths, config, 1, dict.fromkeys((1, 20, 40), range(ROWS)))
+    seen = set()
+    for (batch, row), found in by_row.items():
+        tokens = np.concatenate([taken[batch - 1][name][row] for name in lengths])
+        numbers = {40 * int(each.unit.split("[")[1].split(":")[0]) + each.row for each in found}
+        assert numbers & set(poisons) == {number for number, piece in poisons.items() if piece in tokens}
+        seen.add(bool(numbers & set(poisons)))
+    assert seen == {True, False}
