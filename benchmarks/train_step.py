@@ -42,7 +42,8 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     optimizer, schedule = make_optimizer(choice, args.steps), make_schedule(choice.schedule, args.steps)
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
-    step = jit_train_step(model, optimizer, schedule, LossConfig(), args.microbatches, shardings)
+    parts, limits = args.microbatches, (np.full(2, np.inf, np.float32),) if args.drops else ()
+    step = jit_train_step(model, optimizer, schedule, LossConfig(), parts, shardings, drops=args.drops)
     random = np.random.default_rng(0)
     lengths = {"inputs": args.inputs, "targets": args.targets}
     rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}
@@ -50,12 +51,12 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     key = jax.random.key(0)
 
     began = time.perf_counter()
-    compiled = step.lower(state, batch, key).compile()
+    compiled = step.lower(state, batch, key, *limits).compile()
     compile_seconds = time.perf_counter() - began
     seconds = []
     for _ in range(args.steps + 1):
         began = time.perf_counter()
-        state, metrics = compiled(state, batch, key)
+        state, metrics = compiled(state, batch, key, *limits)
         jax.block_until_ready((state, metrics))
         seconds.append(time.perf_counter() - began)
     typical = statistics.median(seconds[1:])
@@ -88,6 +89,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--optimizer", default="adafactor")
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--scan", action="store_true", help="scan the layers instead of unrolling them")
+    parser.add_argument("--drops", action="store_true", help="the step of GuardConfig.action 'skip'")
     parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"])
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--json", action="store_true", help="print JSON only")

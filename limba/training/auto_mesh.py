@@ -20,6 +20,7 @@ from limba.config import InputError, MeshConfig, RunConfig
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.multihost import gather
+from limba.storage.files import write_whole
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
@@ -96,11 +97,12 @@ def _compiled(
     shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
-    step = jit_train_step(
-        model, optimizer, schedule, config.loss, config.num_microbatches, shardings, config.gradient_reduce_dtype
-    )
+    drops = config.guard.action == "skip"
+    parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
+    step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+    limits = (jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()
     try:
-        compiled = step.lower(state, batch, key).compile()
+        compiled = step.lower(state, batch, key, *limits).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -143,6 +145,7 @@ def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], lim
     """Returns all that the choice of the mesh depends on."""
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
+    trained += (config.guard.action,) if config.guard.action == "skip" else ()  # other actions compile the same step
     digest = hashlib.blake2b(repr(trained).encode(), digest_size=8).hexdigest()
     kind = jax.devices()[0].device_kind
     return {"devices": jax.device_count(), "kind": kind, "limit_gib": round(limit / 2**30, 3), "trained": digest}
@@ -166,7 +169,7 @@ def _saved(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
 def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:
     if jax.process_index() == 0:
         choice = {"fsdp": sizes.fsdp, "model": sizes.model, "live_gib": round(size / 2**30, 3), "about": about}
-        _path(model_dir).write_text(json.dumps(choice, indent=1) + "\n")
+        write_whole(_path(model_dir), json.dumps(choice, indent=1) + "\n")
 
 
 def _in_words(sizes: MeshConfig) -> str:

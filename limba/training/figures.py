@@ -45,6 +45,10 @@ class RecentSteps:
         """Adds a step; its metrics may still be computing on the devices."""
         self._steps.append((step, rows, metrics))
 
+    def forget(self, step: int) -> None:
+        """Leaves a step out of the figures."""
+        self._steps = [each for each in self._steps if each[0] != step]
+
     def __len__(self) -> int:
         return len(self._steps)
 

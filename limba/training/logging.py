@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 from tqdm import tqdm
+
+from limba.config.secrets import without_credentials
 
 # Where torch is installed, tensorboardX would import it for one annotation; that takes two seconds.
 _no_torch = "torch" not in sys.modules
@@ -90,7 +92,7 @@ class Metrics:
     def say(self, text: str) -> None:
         """Prints a sentence, above the progress bar if there is one."""
         if self.writes:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(without_credentials(text), file=sys.stdout)
             sys.stdout.flush()
 
     def advance(self, step: int) -> None:
@@ -105,6 +107,11 @@ class Metrics:
         for name, value in values.items():
             self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
         self._outputs.lines.append({"kind": kind, "step": step, "time": _now(), **values})
+
+    def event(self, step: int, values: Mapping[str, Any]) -> None:
+        """Records something that happened at a step, in metrics.jsonl only."""
+        if self._outputs is not None:
+            self._outputs.lines.append({"kind": "event", "step": step, "time": _now(), **values})
 
     def train_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the steps up to `step`."""
@@ -195,11 +202,19 @@ class _JsonLines:
 
 
 def read_metrics(model_dir: str) -> list[dict]:
-    """Returns all records of a run in the order of steps; of a repeated step, the last record."""
+    """Returns all records of a run in the order of steps; of a repeated step, the last record.
+
+    The guard's return to an earlier step takes back what was recorded after that step.
+    """
     records: dict[tuple[str, int], dict] = {}
     for path in sorted(epath.Path(model_dir).glob("metrics*.jsonl")):
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # empty, incomplete, no record
+        for line in path.read_bytes().splitlines():
+            # Skipped are lines that are empty, incomplete, not text, or no record.
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 record = json.loads(line)
+                if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
+                    continue
+                if record["kind"] == "event" and "returned_to" in record:
+                    records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
                 records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +12,31 @@ from typing import Any
 import jax
 from etils import epath
 
-from limba.config import RunConfig
+from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
+from limba.config.errors import NOT_WRITABLE, reason_of
 from limba.data.reader_processes import ReaderProcesses
 from limba.data.streams import Rows, TrainStream
 from limba.model import Network
+from limba.sharding import watchdog
+from limba.sharding.agreement import together
 from limba.sharding.multihost import any_process
 from limba.sharding.preemption import stop_requests
+from limba.storage.files import write_whole
 from limba.training.checkpoints.best import Best
-from limba.training.checkpoints.directory import Checkpoints
+from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.checks import is_out_of_memory, memory_sentence
 from limba.training.figures import RecentSteps, waiting_advice
+from limba.training.guard import LAG, Guard, Spike
 from limba.training.logging import Metrics
 from limba.training.state import TrainState, gather_parameters
+from limba.training.step import without_update
 from limba.training.tracing import Trace
 
 Figures = Mapping[str, float]
+Stream = TrainStream | ReaderProcesses
+Place = Callable[[Any], Any]  # from one process's rows of a batch to the global batch
+# From a function that restores a checkpoint to the state, a new stream there, and the checkpoint's notes.
+Begin = Callable[[Callable[..., Restored | None]], tuple[TrainState, Stream, Mapping[str, Any] | None]]
 
 
 @dataclass(frozen=True)
@@ -42,63 +55,107 @@ class Loop:
         self,
         config: RunConfig,
         model: Network,
-        stream: TrainStream | ReaderProcesses,
+        stream: Stream,
         checkpoints: Checkpoints,
         evaluations: Evaluations,
         metrics: Metrics,
         recent: RecentSteps,
+        guard: Guard,
+        check_lease: Callable[[], None] = lambda: None,
     ):
         self.config, self.model, self.stream, self.checkpoints = config, model, stream, checkpoints
         self.evaluations, self.metrics, self.recent, self.best = evaluations, metrics, recent, Best(config)
+        self.guard = guard
+        self.check_lease = check_lease  # RestartError if another run has taken over model_dir
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
         self.has_advised = False
 
-    def run(self, state: TrainState, train_step: Callable, place: Callable[[Any], Any]) -> Mapping[str, Any]:
+    def run(self, state: TrainState, train_step: Callable, place: Place, begin: Begin) -> Mapping[str, Any]:
         """Runs the steps up to `train_steps` and returns what `limba.run.train` returns.
 
-        `place` makes a global batch from one process's rows. A run ends early on SIGTERM, at the end of its corpus, or
-        by `EvaluationConfig.patience`.
+        `place` makes a global batch from one process's rows; `begin` is for the guard's rewind. A run ends early
+        on SIGTERM, at the end of its corpus, or by `EvaluationConfig.patience`.
         """
-        config, say, recent = self.config, self.metrics.say, self.recent
+        config, recent = self.config, self.recent
         key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
-        step = saved = start = int(state.step)
-        interrupted, trace = False, Trace(config, start, say)
+        step = turn = saved = start = int(state.step)  # a turn is one pass of the loop; a rewind changes only the step
+        interrupted, trace = False, Trace(config, start, self.metrics.say)
         with stop_requests() as stop_requested:
             recent.restart()
-            for step in range(start + 1, config.train_steps + 1):
+            while step < config.train_steps:
                 with recent.waiting():
                     rows = self._next_rows()
-                if rows is None:
-                    step -= 1
-                    say(f"The corpus has been read {config.data.num_epochs} time(s): the run ends at step {step:,}.")
-                    break
-                trace.before(step)
-                state, step_metrics = train_step(state, place(rows), key)
-                recent.add(step, rows, step_metrics)
-                self.metrics.advance(step)
-                interrupted = stop_requested(step)
-                is_last = interrupted or step == config.train_steps
-                trace.after(step, state, is_last)
-                saves = is_last or step % config.checkpoint.every_steps == 0
-                evaluates = not interrupted and (is_last or step % config.evaluation.every_steps == 0)
+                has_ended = rows is None
+                if rows is not None:
+                    step, turn = step + 1, turn + 1
+                    trace.before(turn)
+                    state = self._update(step, rows, state, train_step, place, key)
+                    self.check_lease()
+                    self.metrics.advance(step)
+                    self._report_saves()
+                    interrupted = stop_requested(turn)
+                is_last = has_ended or interrupted or step == config.train_steps
+                trace.after(turn, state, is_last)
+                saves = saved != step and (is_last or step % config.checkpoint.every_steps == 0)
+                evaluates = not interrupted and (saves if is_last else step % config.evaluation.every_steps == 0)
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
-                    self._log(step)
+                    spike = self._log(step, state, place)
+                    if spike is not None:
+                        del state  # makes room for the one that is restored
+                        state = self._rewind(spike, place, begin)
+                        step = saved = int(state.step)
+                        if not interrupted:
+                            continue
+                        saves = step not in self.checkpoints.steps()
                 ending = self._evaluate(step, state) if evaluates else ""
                 if saves or ending:
                     self._save(step, state)
                     saved = step
                 if interrupted:
+                    self._report_saves(wait=True)
                     ending = f"Asked to stop: step {step:,} is saved. The same command resumes from it."
+                elif has_ended:
+                    passes = config.data.num_epochs
+                    ending = f"The corpus has been read {passes} time(s): the run ends at step {step:,}."
                 if ending:
-                    say(ending)
+                    self.metrics.say(ending)
                     break
-        trace.close(step, state)
-        if saved != step:  # the corpus has ended
-            if len(recent):
-                self._log(step)
-            self._evaluate(step, state)
-            self._save(step, state)
+        trace.close(turn, state)
+        self._report_saves(wait=True)
         return {"step": step, "interrupted": interrupted, **self.figures}
+
+    def _update(
+        self, step: int, rows: Mapping[int, Rows], state: TrainState, train_step: Callable, place: Place, key: Any
+    ) -> TrainState:
+        """Returns the state after a step; for a batch of the guard's ledger only the step's number advances."""
+        if step in self.guard.ledger:
+            return without_update(state)
+        if self.guard.action == "skip":
+            self._drop(step - LAG, state, place)
+        limits = self.guard.arguments(step)
+        state, step_metrics = train_step(state, place(rows), key, *limits)
+        watchdog.beat(step, step_metrics["loss"])
+        self.recent.add(step, rows, step_metrics)
+        self.guard.add(step, rows, step_metrics, limits)
+        return state
+
+    def _drop(self, upto: int, state: TrainState, place: Place) -> None:
+        """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
+        for spike in self.guard.judge(upto):
+            self.recent.forget(spike.step)
+            self.guard.drop(spike, state, place)
+
+    def _rewind(self, spike: Spike, place: Place, begin: Begin) -> TrainState:
+        """Returns the state of the last good checkpoint, where the stream is then too; later ones are set aside."""
+        self._report_saves(wait=True)
+        target = self.guard.target(spike, self.checkpoints.steps())
+        self.stream.close()
+        restore = functools.partial(self.checkpoints.restore_step, target) if target is not None else lambda *_: None
+        state, self.stream, notes = begin(restore)
+        self.guard.begin(int(state.step), notes)
+        self.guard.rewound(spike, state, place)
+        self.recent.restart()
+        return state
 
     def _next_rows(self) -> Mapping[int, Rows] | None:
         """Returns this process's rows of the next batch, or None if the corpus of every process has ended."""
@@ -107,8 +164,17 @@ class Loop:
             return None
         return self.stream.empty() if rows is None else rows
 
-    def _log(self, step: int) -> None:
-        """Logs the steps since the last logged line."""
+    def _log(self, step: int, state: TrainState, place: Place) -> Spike | None:
+        """Logs the steps since the last logged line; returns a spike for which the run must rewind."""
+        if self.guard.action == "skip":
+            self._drop(step, state, place)
+        elif spikes := self.guard.judge(step):
+            if self.guard.action == "rewind":
+                return spikes[0]
+            self.guard.warn(spikes)
+        if not len(self.recent):  # all were dropped or passed over
+            self.recent.restart()
+            return None
         figures = self.recent.figures(self.stream.epochs(), self.checkpoints.steps())
         advice = waiting_advice(len(self.recent), figures["data_wait"], self.config.data.num_reader_processes)
         self.recent.restart()
@@ -117,8 +183,35 @@ class Loop:
         if advice and not self.has_advised:
             self.metrics.say(advice)
             self.has_advised = True
+        return None
 
+    @watchdog.phase("An evaluation")
     def _evaluate(self, step: int, state: TrainState) -> str:
+        """Evaluates; returns the reason to end the run, or "". What was trained is saved before an error of it."""
+        try:
+            with together():
+                return self._evaluated(step, state)
+        except (NonFiniteError, StorageError, RestartError):
+            raise
+        except Exception as error:
+            self._save(step, state)
+            self._report_saves(wait=True)
+            if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+                raise
+            raise InputError(f"{self._reason(error)} What was trained, up to step {step:,}, is saved.") from error
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, InputError):
+            return str(error)
+        if is_out_of_memory(error):
+            return memory_sentence(self.config, error)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"The evaluation raises {type(error).__name__} ({reason_of(error)}) in {where.filename}, line"
+            f" {where.lineno}; correct that."
+        )
+
+    def _evaluated(self, step: int, state: TrainState) -> str:
         """Evaluates, and saves the best step; returns the reason to end the run, or ""."""
         params = gather_parameters(self.model, state.params)
         evaluations, metrics, found = self.evaluations, self.metrics, self.figures
@@ -134,11 +227,19 @@ class Loop:
         self.recent.restart()
         return ending
 
+    @watchdog.phase("The saving of a checkpoint")
     def _save(self, step: int, state: TrainState) -> None:
-        """Starts saving the state and the data position, and lists what could not be read."""
+        """Starts saving the state and the data position, and lists what could not be read; see `_report_saves`."""
+        self.check_lease()
         if skipped := self.stream.skipped():
             path = epath.Path(self.config.model_dir) / f"skipped_units_process_{jax.process_index()}.json"
-            path.write_text(json.dumps(skipped, indent=1) + "\n")
-        self.checkpoints.save(step, state, self.stream.positions())
-        self.metrics.say(f"step {step:,} saved in {self.checkpoints.directory}")
+            write_whole(path, json.dumps(skipped, indent=1) + "\n")
+        self.checkpoints.save(step, state, self.stream.positions(), self.guard.notes())
         self.recent.restart()
+
+    def _report_saves(self, wait: bool = False) -> None:
+        """Says which saves are committed, in all processes; StorageError if one has failed for good."""
+        if wait:
+            self.checkpoints.wait()
+        for step in self.checkpoints.poll():
+            self.metrics.say(f"step {step:,} saved in {self.checkpoints.place(step)}")

@@ -31,7 +31,10 @@ def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientT
 
 
 def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
-    """Returns True at parameters whose name begins with a match of a pattern; ConfigError if a pattern has none."""
+    """Returns True at parameters whose name begins with a match of a pattern; ConfigError if a pattern has none.
+
+    Also raises ConfigError if all parameters are frozen.
+    """
     names = list(named_leaves(params))
     for pattern in patterns:
         if not any(re.match(pattern, name) for name in names):
@@ -41,6 +44,12 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
                 f" {names[0]} and {names[-1]}.",
             )
     marks = [any(re.match(pattern, name) for pattern in patterns) for name in names]
+    if all(marks):
+        raise ConfigError(
+            "OptimizerConfig.frozen",
+            f"is {patterns}, which all parameters' names begin with, so nothing would be trained; leave out those that"
+            " match too much.",
+        )
     return jax.tree.structure(params).unflatten(marks)
 
 

@@ -34,8 +34,11 @@ def train_step(
     num_microbatches: int,
     gradient_reduce_dtype: str = "auto",
     specs: Any = None,
+    limits: Float[Array, " 2"] | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Returns the next state and this step's metrics; `gradient_reduce_dtype` and `specs` as in `gradients`.
+
+    With `limits`, a step whose loss or gradient norm is above them, or not finite, is dropped: only `step` advances.
 
     The key is the run's own and is the same for all steps: the step's number is folded into it, so that a resumed run
     repeats exactly. The gradient of the summed loss is divided once, by the number of real target tokens.
@@ -58,6 +61,11 @@ def train_step(
         "parameter_norm": optax.tree.norm(state.params),
         "update_norm": optax.tree.norm(updates),
     }
+    if limits is not None:
+        checked = jnp.stack([metrics[name] for name in ("loss", "gradient_norm", "update_norm")])
+        ok = jnp.all(jnp.isfinite(checked)) & jnp.all(checked[:2] <= limits)
+        new, old = (params, opt_state), (state.params, state.opt_state)
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(ok, new, old), new, old)
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
@@ -69,8 +77,12 @@ def jit_train_step(
     num_microbatches: int,
     shardings: TrainState,
     gradient_reduce_dtype: str = "auto",
-) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
-    """Returns `train_step` jitted: the state is donated and keeps its `shardings`, metrics are replicated."""
+    drops: bool = False,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Returns `train_step` jitted: the state is donated and keeps its `shardings`, metrics are replicated.
+
+    It takes (state, batch, key), and with `drops` also `limits`.
+    """
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
     is_update_sharded = any("data" in spec for spec in jax.tree.leaves(specs))
     step = functools.partial(
@@ -84,7 +96,19 @@ def jit_train_step(
         specs=specs if is_update_sharded else None,
     )
     replicated = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
+    if not drops:
+        return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
+
+    def dropping(state: TrainState, batch: Batch, key: Array, limits: Array) -> tuple[TrainState, Metrics]:
+        return step(state, batch, key, limits=limits)
+
+    return jax.jit(dropping, donate_argnums=0, out_shardings=(shardings, replicated))
+
+
+def without_update(state: TrainState) -> TrainState:
+    """Returns the state with the next step's number, and otherwise unchanged."""
+    step = jax.jit(lambda step: step + 1, out_shardings=state.step.sharding)(state.step)
+    return TrainState(step, state.params, state.opt_state)
 
 
 def gradients(

@@ -8,6 +8,7 @@ from limba.cli.arguments import Parser
 from limba.cli.program import names_said
 from limba.cli.use.model import NAMES, add_gin_flags, run_of_gin_files, upgrade_once
 from limba.config import InputError, RunConfig, environment
+from limba.config.errors import reason_of
 
 ABOUT = """Prints the first and last figures of a run, bits per byte by character set, and its samples by step, from
 its metrics.jsonl, and draws MODEL_DIR/loss.png. The run may still be training.
@@ -40,7 +41,18 @@ def run(argv: Sequence[str]) -> None:
             config = upgrade_once(str(directory)) or source.read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    if not any(record["kind"] == "train" for record in read_metrics(config.model_dir)):
+    try:
+        records = read_metrics(config.model_dir)
+    except OSError as error:
+        raise InputError(f"{config.model_dir}/metrics.jsonl cannot be read ({reason_of(error)}); check it.") from error
+    if not any(record["kind"] == "train" for record in records):
         raise InputError(f"{config.model_dir} holds no figures of training yet; name the MODEL_DIR of a run.")
-    print(report.summary(config))
+    try:
+        text = report.summary(config)
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{config.model_dir}/metrics.jsonl has a record that no run writes ({type(error).__name__}:"
+            f" {reason_of(error)}); restore it from a copy."
+        ) from error
+    print(text)
     print(f"picture             {report.plot_loss(config)}")

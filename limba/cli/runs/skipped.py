@@ -1,0 +1,128 @@
+"""`limba skipped`: finds the documents in the batches that a run has dropped or passed over."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from limba.cli import task_modules
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.cli.use.model import NAMES, add_import_flag, upgrade_once
+from limba.config import InputError, RunConfig, environment
+from limba.config.errors import reason_of
+
+if TYPE_CHECKING:
+    from limba.inference.source import Source
+
+ABOUT = """Finds the documents in the batches that a run has dropped or passed over: those of the rows that stood out,
+as MODEL_DIR/skipped_batches.jsonl lists them. Reads the run's text again from its beginning up to these batches. Writes
+MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, beginning of the text.
+
+    limba skipped MODEL_DIR"""
+FILE = "skipped_documents.jsonl"
+SHOWN = 80  # characters of a document in the table
+
+
+def run(argv: Iterable[str]) -> None:
+    """Writes and prints the documents of the run that the flags name; raises InputError."""
+    parser = Parser("skipped", ABOUT)
+    parser.add_object("model", "MODEL_DIR", "a run directory")
+    parser.add_argument(
+        "--all_rows", action="store_true", help="the documents of all rows, not only of those that stood out"
+    )
+    add_import_flag(parser)
+    given = parser.parse(list(argv))
+    if given.model is None:
+        raise InputError("No run is given; write limba skipped MODEL_DIR.")
+    with environment.quiet_imports():
+        from limba.inference import imports, source
+        from limba.storage.files import resolved, write_whole
+        from limba.training import ledger
+    directory = resolved(given.model)
+    path = directory / ledger.FILE
+    if not path.exists():
+        raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
+    with names_said(NAMES):
+        config = upgrade_once(str(directory)) or source.read_config(directory)
+    if not isinstance(config, RunConfig):
+        raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
+    imports.check(config.data.task_modules, given.model, given.imports, str(directory))
+    for module in config.data.task_modules:
+        task_modules.check(module, f"{given.model} imports")  # also finds the modules that Limba ships
+    run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
+    entries = ledger.entries_of(path.read_text(), str(path))
+    found = list(_documents(run_of, entries, given.all_rows))
+    lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in found]
+    write_whole(str(directory / FILE), "".join(lines).encode())
+    print("\n".join([*_table(found), *_without_rows(entries, given.all_rows)]))
+    print(f"{len(found)} document(s), with their whole text: {directory / FILE}")
+
+
+def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[dict[str, Any]]:
+    """Yields the lines of the file; the rows of a shard in a batch are found together, since each search reads it."""
+    from limba.data.objectives import derive_lengths
+    from limba.data.provenance import documents_of
+    from limba.data.tasks import pinned_for_run
+    from limba.inference.source import task_of
+
+    assert run_of.run is not None
+    task, data = pinned_for_run(task_of(run_of), run_of.run.model_dir), run_of.run.data
+    lengths, (last, positions) = derive_lengths(task, data.task_feature_lengths), _last_positions(run_of.directory)
+    for entry in entries:
+        by_shard: dict[int, set[int]] = {}
+        if all_rows:
+            by_shard = {shard: set(range(data.rows_per_shard)) for shard in range(data.num_data_shards or 1)}
+        else:
+            for row in entry["rows"]:
+                by_shard.setdefault(row["shard"], set()).add(row["row"])
+        batch = entry.get("data_batch", entry["batch"])
+        for shard, rows in sorted(by_shard.items()):
+            position = positions.get(shard) if entry["batch"] <= last else None
+            for document in documents_of(task, lengths, data, shard, batch, sorted(rows), position):
+                yield {
+                    "batch": entry["batch"],
+                    "shard": shard,
+                    "rows": sorted(rows),
+                    "source": document.source,
+                    "unit": document.unit,
+                    "document": document.row,
+                    "text": document.text,
+                }
+
+
+def _last_positions(directory: Any) -> tuple[int, dict[int, bytes]]:
+    """Returns the newest checkpoint's step and data positions, by which a changed corpus is noticed."""
+    from limba.formats import limba_checkpoint
+
+    steps = limba_checkpoint.checkpoints_of(directory)
+    if not steps:
+        return 0, {}
+    step = max(steps)
+    try:
+        saved = limba_checkpoint.read_data(steps[step])["positions"]
+        return step, {int(shard): base64.b64decode(text) for shard, text in saved.items()}
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"The data position in {steps[step]} cannot be read ({reason_of(error)}); the run itself puts such a"
+            " checkpoint aside when it resumes."
+        ) from error
+
+
+def _table(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a Markdown table; a document of several rows has one line."""
+    yield from ("| batch | source | unit | row | text |", "| --- | --- | --- | --- | --- |")
+    seen = set()
+    for each in documents:
+        if (key := (each["batch"], each["source"], each["unit"], each["document"])) not in seen:
+            seen.add(key)
+            beginning = " ".join(each["text"].split())[:SHOWN].replace("|", "\\|")
+            yield f"| {each['batch']} | {each['source']} | {each['unit']} | {each['document']} | {beginning} |"
+
+
+def _without_rows(entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[str]:
+    batches = [str(entry["batch"]) for entry in entries if not entry["rows"]]
+    if batches and not all_rows:
+        yield f"No row stood out in the batches {', '.join(batches)}; --all_rows finds the documents of all their rows."

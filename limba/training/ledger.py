@@ -1,0 +1,102 @@
+"""The ledger of a run: the batches whose text it does not train on, and their rows that stood out.
+
+model_dir/skipped_batches.jsonl has one object a line: {"batch", "data_batch", "action", "reason", "loss",
+"gradient_norm", "rows": [{"shard", "row", "loss"}, …]}. Batch n is that of step n, and `data_batch` the same batch
+counted from the beginning of the data. Numbers that are not finite are null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+
+from limba.config import ConfigError, InputError, RunConfig
+from limba.config.errors import reason_of
+from limba.sharding.multihost import gather_bytes
+from limba.storage.files import resolved, write_whole
+
+FILE = "skipped_batches.jsonl"
+
+
+class Ledger:
+    """The batches that a run passes over: those of its own ledger, and those of `DataConfig.skip`.
+
+    All processes make it together, and have what the first one reads. Raises InputError if a ledger cannot be read.
+    """
+
+    def __init__(self, config: RunConfig):
+        self.path = epath.Path(config.model_dir) / FILE
+        self._lines = _from_first_process(lambda: self.path.read_text() if self.path.exists() else "")
+        self._batches = {entry["batch"] for entry in entries_of(self._lines, str(self.path))}
+        if config.data.skip is not None:
+            self._batches |= {entry["batch"] for entry in _of_other_run(config)}
+
+    def __contains__(self, batch: int) -> bool:
+        return batch in self._batches
+
+    def append(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Adds batches; the first process writes the whole file again, so that it is never torn."""
+        self._batches |= {entry["batch"] for entry in entries}
+        self._lines += "".join(json.dumps(entry) + "\n" for entry in entries)
+        if jax.process_index() == 0:
+            write_whole(str(self.path), self._lines.encode())
+
+
+def entries_of(text: str, path: str) -> list[dict[str, Any]]:
+    """Returns the entries of a ledger's text; InputError names a line that is none."""
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            entry = json.loads(line) if line.strip() else None
+            if entry is not None:
+                entries.append({**entry, "batch": int(entry["batch"]), "rows": list(entry.get("rows", ()))})
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"Line {number} of {path} is no batch of a ledger ({reason_of(error)}); correct or remove the line."
+            ) from error
+    return entries
+
+
+def _of_other_run(config: RunConfig) -> list[dict[str, Any]]:
+    given, data = str(config.data.skip), config.data
+
+    def read() -> str:
+        try:
+            return resolved(given).read_text()
+        except Exception as error:  # a bucket's client has errors of its own
+            raise ConfigError(
+                "DataConfig.skip",
+                f"is {given}, which cannot be read ({reason_of(error)}); give the {FILE} of a run.",
+            ) from error
+
+    entries = entries_of(_from_first_process(read), given)
+    for entry in entries:
+        for row in entry["rows"]:
+            if row["shard"] >= (data.num_data_shards or 1) or row["row"] >= data.rows_per_shard:
+                raise ConfigError(
+                    "DataConfig.skip",
+                    f"is {given}, whose batch {entry['batch']} has row {row['row']} of shard {row['shard']}, and this"
+                    f" run has {data.num_data_shards} shards of {data.rows_per_shard} rows: it is the ledger of other"
+                    " batches; set DataConfig.batch_size and DataConfig.num_data_shards as in that run.",
+                )
+    return entries
+
+
+def _from_first_process(read: Any) -> str:
+    """Returns what the first process reads; all raise its InputError."""
+    answer = b"-"
+    if jax.process_index() == 0:
+        try:
+            answer = b"+" + read().encode()
+        except InputError as error:
+            if jax.process_count() == 1:
+                raise
+            answer = b"!" + str(error).encode()
+    answer = gather_bytes({jax.process_index(): answer})[0]
+    if answer[:1] == b"!":
+        raise InputError(answer[1:].decode())
+    return answer[1:].decode()
