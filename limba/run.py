@@ -7,34 +7,43 @@ limba/training/step.py -> limba/model/t5.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from etils import epath
 
-from limba.config import ConfigError, RunConfig, plain
+from limba.config import RunConfig
 from limba.data import placement, streams, validation
-from limba.data.objectives import derive_lengths
 from limba.data.reader_processes import open_stream
-from limba.data.tasks import check_sources, needs_sentinels, pinned_for_run, resolve_task
-from limba.data.vocabulary.load import check_vocabulary
-from limba.data.vocabulary.train import ensure_vocabulary
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
 from limba.inference.generate import sampler
 from limba.model import Network
+from limba.sharding import multihost
+from limba.sharding.agreement import check_alike, facts_of_run, together
 from limba.sharding.mesh import batch_sharding, make_mesh
+from limba.sharding.watchdog import watching
+from limba.storage import lease
 from limba.training import auto_mesh
-from limba.training.checkpoints.directory import Checkpoints
-from limba.training.checkpoints.initial import load_initial
-from limba.training.checks import check_run
+from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.checks import (
+    check_best_metric,
+    check_num_shards,
+    check_run,
+    check_shared,
+    check_steps,
+    memory_advice,
+)
 from limba.training.figures import RecentSteps, introduction
+from limba.training.guard import Guard
+from limba.training.ledger import Ledger
 from limba.training.logging import Metrics
-from limba.training.loop import Evaluations, Loop
+from limba.training.loop import Evaluations, Loop, Stream
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
-from limba.training.state import abstract_state, count_parameters, create_state, state_shardings
+from limba.training.start import first_state, task_of_run, write_config
+from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
 from limba.training.step import jit_train_step
 
 
@@ -45,19 +54,23 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     model_dir/config.gin, beside config.json. Raises InputError for an invalid configuration, before anything is
     compiled, and NonFiniteError if the loss or the gradient is not finite. README.md has an example.
     """
-    # Check what needs no data.
-    mesh, train_step = make_mesh(config.mesh), None
-    check_run(config, mesh)
-    placement.shards_of_this_process(batch_sharding(mesh), config.data)
+    # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
+    check_alike(lambda: facts_of_run(config, config.data.task_modules))
+    with together():
+        mesh = make_mesh(config.mesh)
+        check_run(config, mesh)
+        check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
+    check_shared(config.model_dir)
+    # This run, with all its processes, is the only one in model_dir until it ends.
+    with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
+        return _train(config, gin_text, mine.check if mine else lambda: None)
 
-    # Resolve the vocabulary, the task and its lengths.
-    ensure_vocabulary(config.data, jax.process_index() == 0)
-    task = pinned_for_run(resolve_task(config.data), config.model_dir)
-    lengths = derive_lengths(task, config.data.task_feature_lengths)
-    vocabulary = task.output_features["targets"].vocabulary
-    fills_gaps = needs_sentinels(task) and not config.model.is_decoder_only
-    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
-    check_sources(task, config.data)
+
+def _train(config: RunConfig, gin_text: str, check_lease: Callable[[], None]) -> Mapping[str, Any]:
+    mesh, train_step = make_mesh(config.mesh), None
+    with together():
+        ledger = Ledger(config)
+    task, lengths = task_of_run(config)
 
     # The mesh: batches, parameters and optimizer state are sharded over it.
     if config.mesh.auto:
@@ -71,51 +84,51 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     abstract = abstract_state(model, optimizer, mesh, shard_update)
 
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
-    with checkpoints, contextlib.closing(open_stream(task, lengths, config.data, shards)) as stream:
-        # The state: resumed, initialized from an existing checkpoint, or new.
-        restored = checkpoints.restore_latest(abstract)
-        if restored is not None:
-            state, positions = restored
-            stream.restore({shard: positions[shard] for shard in shards})
-        else:
-            state = create_state(model, optimizer, mesh, config.random_seed, shard_update)
-            if config.initial_checkpoint_path:
-                path, reset = config.initial_checkpoint_path, config.reset_step
-                state = load_initial(path, abstract, config.model, state, reset)
-        start = int(state.step)
-        if start > config.train_steps or (restored is None and start == config.train_steps):
-            raise ConfigError(
-                "RunConfig.train_steps",
-                f"is {config.train_steps}, and the checkpoint is at step {start}; give a larger number.",
-            )
-
-        # The loop: a compiled step, evaluations, logging.
+    # What is evaluated.
+    with together():
         text = TextEvaluation(config, task, lengths, model, mesh)
         evaluations = Evaluations(
             loss=loss_evaluation(config, task, lengths, model, sharding),
-            samples=sampler(model, mesh, vocabulary, config.evaluation),
+            samples=sampler(model, mesh, task.output_features["targets"].vocabulary, config.evaluation),
             text=text if text.tasks else None,
         )
+        check_best_metric(config, (*getattr(evaluations.loss, "names", ()), *text.names))
+
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
+    with watching(config), checkpoints, contextlib.ExitStack() as streams_open:
+        check_steps(config, max(checkpoints.steps(), default=0))
+        checkpoints.check_space(abstract)
+
+        # The state: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
+        def begin(restore: Callable[..., Restored | None]) -> tuple[TrainState, Stream, Mapping[str, Any] | None]:
+            stream = open_stream(task, lengths, config.data, shards)
+            streams_open.enter_context(contextlib.closing(stream))
+            restored = restore(abstract, stream.check)
+            if restored is None:
+                return first_state(config, model, optimizer, abstract), stream, None
+            stream.restore(restored.positions)
+            return restored.state, stream, restored.notes
+
+        state, stream, notes = begin(checkpoints.restore_latest)
+        start = int(state.step)
+        check_steps(config, start, is_new=notes is None)
+
+        # The loop: a compiled step, logging.
         if train_step is None:
             shardings = state_shardings(model, optimizer, mesh, shard_update)
-            parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
-            train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype)
-        with Metrics(config.model_dir, start, config.train_steps, writes=jax.process_index() == 0) as metrics:
+            parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
+            train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+        writes = jax.process_index() == 0
+        with Metrics(config.model_dir, start, config.train_steps, writes) as metrics, memory_advice(config):
             if metrics.writes:
-                _write_config(config, gin_text)
+                write_config(config, gin_text)
                 for sentence in validation.truncation(task, lengths, config.data):
                     metrics.say(sentence)
             for sentence in introduction(config, count_parameters(abstract.params), lengths, start):
                 metrics.say(sentence)
             recent = RecentSteps(config, lengths, mesh.size)
-            loop = Loop(config, model, stream, checkpoints, evaluations, metrics, recent)
-            return loop.run(state, train_step, lambda rows: placement.global_batch(rows, sharding, config.data))
-
-
-def _write_config(config: RunConfig, gin_text: str) -> None:
-    """Writes what describes this run into model_dir: config.json, and config.gin where gin described it."""
-    directory = epath.Path(config.model_dir)
-    (directory / plain.FILE).write_text(plain.to_text(config))
-    if gin_text:
-        (directory / "config.gin").write_text(gin_text)
+            guard = Guard(config, model, ledger, metrics)
+            guard.begin(start, notes)
+            loop = Loop(config, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)
+            place = functools.partial(placement.global_batch, sharding=sharding, config=config.data)
+            return loop.run(state, train_step, place, begin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,10 @@ ABOUT = r"""Trains the run that gin files describe, and resumes it from its newe
 
 NAME in --gin.NAME=VALUE is one of the names below, or any field of limba/config/ (--gin.config.ModelConfig.emb_dim=64).
 VALUE is a number, True, False, None, a string with or without quotation marks, or a Python tuple or dictionary:
---gin.TASK_FEATURE_LENGTHS="{'inputs': 512}"."""
+--gin.TASK_FEATURE_LENGTHS="{'inputs': 512}".
+
+A gin file is code like a script: it imports the modules that it names. Train somebody else's only if you would run
+their scripts (docs/security.md)."""
 
 
 def _parser(command: str, about: str) -> Parser:
@@ -54,6 +58,15 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
     return "\n".join([*lines, "", f"Complete runs: {', '.join(runs)}", "Models: gin/models/FAMILY/SIZE.gin"])
 
 
+def search_folders(given: Sequence[str]) -> list[Path]:
+    """Returns the folders of --gin_search_paths flags, each a list with commas; InputError for one that is none."""
+    folders = [Path(os.path.expanduser(folder)) for paths in given for folder in paths.split(",") if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"--gin_search_paths names {folder}, which is not a folder; correct it, or leave it out.")
+    return folders
+
+
 def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) -> GinRun:
     """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
 
@@ -61,7 +74,7 @@ def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) 
     """
     parser = _parser(command, about)
     given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
-    folders = [Path(folder).expanduser() for paths in given.gin_search_paths for folder in paths.split(",") if folder]
+    folders = search_folders(given.gin_search_paths)
     if given.help:
         parser.epilog = _names_in(given.gin_file, given.gin, folders)
         parser.print_help()

@@ -7,6 +7,7 @@ An unknown key is an error, since the run would differ without it. docs/coming_f
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ from typing import Any
 from limba.cli.arguments import did_you_mean
 from limba.cli.gin import GinRun, read_run
 from limba.config import InputError, ModelConfig, plain
+from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
 
 # Keys without an effect: Limba has no such choice.
 WITHOUT_MEANING = (
     *("model_type", "cache_dir", "use_fast_tokenizer", "use_auth_token", "token", "hub_token", "trust_remote_code"),
     *("overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers", "report_to", "with_tracking"),
-    *("per_device_eval_batch_size", "do_train", "streaming", "remove_unused_columns", "ddp_find_unused_parameters"),
+    *("per_device_eval_batch_size", "streaming", "remove_unused_columns", "ddp_find_unused_parameters"),
 )
 # JSON key -> the gin name that gets its value unchanged, and the value's kind.
 PLAIN: Mapping[str, tuple[str, type]] = {
@@ -63,9 +66,11 @@ OTHERS: Mapping[str, type] = {
     **dict.fromkeys(("max_seq_length", "per_device_train_batch_size", "gradient_accumulation_steps"), int),
     **dict.fromkeys(("max_steps", "max_train_steps"), int),
     "num_train_epochs": float,
-    **dict.fromkeys(("adafactor", "do_eval", "bf16", "fp16", "overwrite_output_dir", "push_to_hub"), bool),
+    **dict.fromkeys(("adafactor", "do_train", "do_eval", "bf16", "fp16", "overwrite_output_dir", "push_to_hub"), bool),
     "gradient_checkpointing": bool,
 }
+# What cannot be 0; None and a key that is left out stand for the scripts' default.
+ABOVE_ZERO = ("max_seq_length", "per_device_train_batch_size", "gradient_accumulation_steps")
 KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 NO_EVALUATION = 10**9  # steps between two
 BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
@@ -139,8 +144,8 @@ def _translated(path: str) -> _Translation:
 def _values(path: str) -> dict[str, Any]:
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--json={path} cannot be read as JSON ({error}); give a JSON object.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--json={path} cannot be read as JSON ({reason_of(error)}); give a JSON object.") from error
     if not isinstance(values, dict):
         raise InputError(f"--json={path} holds no JSON object; give one of keys and values.")
     kinds = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS}
@@ -152,6 +157,12 @@ def _values(path: str) -> dict[str, Any]:
         kind = kinds[key]
         if not plain.fits(value, kind):
             raise InputError(f"{path} gives {key} {value!r}; give {KINDS[kind]}.")
+        if key in ABOVE_ZERO and value < 1:
+            raise InputError(f"{path} gives {key} {value!r}; give a whole number above 0.")
+        if value == "" or (isinstance(value, float) and not math.isfinite(value)):
+            raise InputError(f"{path} gives {key} {value!r}; give {KINDS[kind]}, or leave it out.")
+    if values.get("do_train") is False:
+        raise InputError(f"{path} gives do_train False, and this trains; set it to true, or run limba evaluate.")
     return values
 
 
@@ -159,7 +170,7 @@ def _folder(name: str, weights: bool) -> Path:
     """Returns a local folder, or the folder that a hub id is downloaded to."""
     from limba.formats import hub
 
-    local = Path(name).expanduser()
+    local = Path(os.path.expanduser(name))
     return local if local.exists() else hub.download(name, weights)
 
 
@@ -260,11 +271,11 @@ def _optimizer(translation: _Translation) -> None:
 def _batches(translation: _Translation, num_devices: int) -> None:
     rows, key = translation.get("per_device_train_batch_size")
     parts, parts_key = translation.get("gradient_accumulation_steps")
-    rows, parts = rows or 8, parts or 1
+    rows, parts = 8 if rows is None else rows, 1 if parts is None else parts
     translation.set("BATCH_SIZE", rows * parts * num_devices, f"{key} x {parts_key} x {num_devices} devices")
     translation.set("NUM_MICROBATCHES", parts, parts_key)
     length, key = translation.get("max_seq_length")
-    translation.set("TASK_FEATURE_LENGTHS", {"inputs": length or 512}, key)
+    translation.set("TASK_FEATURE_LENGTHS", {"inputs": 512 if length is None else length}, key)
 
 
 def _length_of_run(translation: _Translation) -> None:
@@ -323,12 +334,14 @@ def _written(translation: _Translation, output: str) -> str:
         *(f"{name} = {value!r}  # {key}" for name, (value, key) in translation.bindings.items()),
     ]
     text = "\n".join(lines) + "\n"
-    print(text, end="", flush=True)
-    folder = Path(tempfile.mkdtemp()) if "://" in output else Path(output).expanduser()
+    print(without_credentials(text), end="", flush=True)
+    from limba.storage.files import write_whole
+
+    folder = Path(tempfile.mkdtemp()) if "://" in output else Path(os.path.expanduser(output))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "from_json.gin"
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise InputError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
     return os.fspath(path.resolve())

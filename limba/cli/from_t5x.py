@@ -11,6 +11,7 @@ from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ModelConfig
 from limba.formats import t5x
 from limba.inference.source import VocabularyName, t5x_network
+from limba.storage import files
 
 _FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
 _TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
@@ -31,7 +32,7 @@ def read(place: epath.Path) -> tuple[ModelConfig, VocabularyName | None] | None:
     if file is None:
         return network, None
     source = Source()
-    read_text(source, file.read_text(), str(file))
+    read_text(source, files.read_text(file), str(file))
     fields = _fields(source, "T5Config")
     if fields:
         fields.setdefault("mlp_activations", ("relu",))  # T5X's own default

@@ -18,6 +18,8 @@ COMMANDS = {  # name: (module, what it does)
     "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
     "report": ("limba.cli.runs.report", "summarize a run and plot its loss"),
+    "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
+    "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.cli.data.inspect", "show the documents and examples of a task"),
     "prepare": ("limba.cli.data.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.cli.data.vocabulary", "train a SentencePiece vocabulary"),
@@ -44,8 +46,7 @@ def main(argv: Sequence[str]) -> int:
     environment.set_variables()
     environment.set_logging()
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(help_text())
-        return 0
+        return program.exit_code(lambda _: print(help_text()), argv)
     if argv[0] in ON_DEVICES:
         environment.use_large_pages()
     return program.exit_code(_run, argv)

@@ -4,58 +4,120 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import io
 import os
 import re
+import shlex
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from limba.config import InputError, NonFiniteError, RestartError, StorageError
+from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError, environment
+from limba.config.errors import NOT_WRITABLE, reason_of
 
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-
+NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
 # The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.
-CODES = {InputError: 2, NonFiniteError: 3, StorageError: 74, RestartError: 75}
+CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
+INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the number of SIGINT
+EXIT_SECONDS = 60.0  # for threads to end when the program is done; where processes have joined, for those too:
+EXIT_SECONDS_OF_SEVERAL = 280.0  # less than jax's own limit, which ends in a traceback
 
 
-def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str]) -> int:
-    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES."""
+def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str = "limba") -> int:
+    """Runs a program; returns 0, the program's own whole number, or after one sentence on stderr a status of CODES.
+
+    `name` is what the user typed before the arguments.
+    """
+    status = _status(program, argv, name)
+    _exits()[:] = [status]
+    return status
+
+
+def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str) -> int:
     try:
+        with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
+            sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         result = program(argv)
+        sys.stdout.flush()
+    except UntrustedModuleError as error:
+        command = shlex.join([*name.split(), *argv, *(f"--import={module}" for module in error.modules)])
+        return _ended(f"{error.fact}; if you trust who wrote it: {command}", CODES[InputError])
     except tuple(CODES) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return next(code for kind, code in CODES.items() if isinstance(error, kind))
+        return _ended(str(error), next(code for kind, code in CODES.items() if isinstance(error, kind)))
+    except KeyboardInterrupt:
+        return _ended("Ctrl-C ended the program.", INTERRUPTED)
     except BrokenPipeError:  # as in `limba … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return 1
     except OSError as error:
-        if error.errno not in NOT_WRITABLE or not error.filename:
+        if error.errno in NOT_WRITABLE:
+            place = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
+            return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
+        if error.errno in NOT_A_PATH and error.filename:
+            return _ended(f"{error.filename} cannot be used ({error.strerror}); check the path.", CODES[InputError])
+        raise
+    except Exception as error:
+        if not _is_out_of_memory(error):
             raise
-        print(
-            f"{error.filename} cannot be written ({error.strerror}); make room, or name a place that can.",
-            file=sys.stderr,
-        )
-        return CODES[StorageError]
+        return _ended(f"The memory does not suffice ({reason_of(error)}); give a smaller batch or model.", 2)
     return result if isinstance(result, int) else 0
 
 
+def _ended(sentence: str, code: int) -> int:
+    print(" ".join(sentence.split()), file=sys.stderr)
+    return code
+
+
+@functools.cache
+def _exits() -> list[int]:
+    """Returns the place for the exit status of this process, and limits the time that its exit may take."""
+    status: list[int] = []
+
+    def end() -> None:
+        threading.main_thread().join()  # Python now waits for other threads
+        jax = sys.modules.get("jax")
+        several = jax and jax.distributed.is_initialized()
+        seconds = EXIT_SECONDS_OF_SEVERAL if several else EXIT_SECONDS
+        time.sleep(seconds)
+        what = "a thread, or another process of the run," if several else "one of its threads"
+        environment.end_now(f"The program is done; {what} did not end within {seconds:.0f} s.", status[0])
+
+    threading.Thread(target=end, daemon=True, name="exit").start()
+    return status
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent."""
+    of_jax = type(error).__module__.startswith("jax") and "RESOURCE_EXHAUSTED" in str(error)
+    return of_jax or isinstance(error, MemoryError)
+
+
 def said(text: str, names: Mapping[str, str]) -> str:
-    """Returns the text with canonical fields replaced by the names that the user typed.
+    """Returns the text with canonical fields replaced by the names that the user typed; no clause comes twice.
 
     >>> said("DataConfig.batch_size 8 is below DataConfig.batch_size_x.", {"DataConfig.batch_size": "BATCH_SIZE"})
     'BATCH_SIZE 8 is below DataConfig.batch_size_x.'
+    >>> said("A.seed is 1; B.seed is 1; x", {"A.seed": "SEED", "B.seed": "SEED"})
+    'SEED is 1; x'
     """
     if not names:
         return text
     fields = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     text = re.sub(rf"(?<![\w./])({fields})(?!\w)", lambda match: names[match[1]], text)
-    return re.sub(r"(?<!\S)(\S+) or \1(?!\w)", r"\1", text)  # two fields that one flag sets
+    text = re.sub(r"(?<!\S)(\S+) or \1(?!\w)", r"\1", text)  # two fields that one flag sets
+    return "; ".join(dict.fromkeys(text.split("; ")))
 
 
 @contextlib.contextmanager
 def names_said(names: Mapping[str, str]) -> Iterator[None]:
-    """Re-raises an InputError or ConfigError, with its fields replaced by `said`."""
+    """Re-raises an InputError or StorageError, with its fields replaced by `said`."""
     try:
         yield
-    except InputError as error:
-        raise InputError(said(str(error), names)) from error
+    except UntrustedModuleError:  # holds no field
+        raise
+    except (InputError, StorageError) as error:
+        kind = StorageError if isinstance(error, StorageError) else InputError
+        raise kind(said(str(error), names)) from error

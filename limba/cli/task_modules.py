@@ -6,11 +6,13 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.arguments import did_you_mean
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
 # The folder that holds gin/ and tasks/: the repository, or in an installed package limba/shipped.
@@ -37,13 +39,23 @@ def import_all(modules: Sequence[str]) -> None:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise InputError(f"The module {module} imports {error.name}, which is not installed.") from error
+        except Exception as error:  # of the user's own code
+            raise InputError(f"The module {module} fails when it is imported: {_told(error)}; correct it.") from error
 
 
 def _is_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, ValueError):  # ValueError: a text that is no module's name
         return False
+
+
+def _told(error: Exception) -> str:
+    """Returns an error's type and message, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    has_place = frames and not isinstance(error, SyntaxError)  # whose message has the place
+    place = f" ({frames[-1].filename} line {frames[-1].lineno})" if has_place else ""
+    return f"{type(error).__name__}: {reason_of(error)}{place}"
 
 
 def _is_found_in_repository(module: str) -> bool:

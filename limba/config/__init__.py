@@ -4,7 +4,14 @@ Floor 0: imports the standard library only.
 """
 
 from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
-from limba.config.errors import ConfigError, InputError, NonFiniteError, RestartError, StorageError
+from limba.config.errors import (
+    ConfigError,
+    InputError,
+    NonFiniteError,
+    RestartError,
+    StorageError,
+    UntrustedModuleError,
+)
 from limba.config.generation import GenerationConfig
 from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
@@ -30,4 +37,5 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "StorageError",
+    "UntrustedModuleError",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from limba.config import kinds
 from limba.config.errors import one_of, positive, require
 
 OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
@@ -60,6 +62,7 @@ class DataConfig:
     task_modules: tuple[str, ...] = ()  # modules that register the tasks, for those processes; set by the front end
 
     def __post_init__(self) -> None:
+        kinds.check(self, of_64_bits=("seed", "new_vocabulary_bytes"), may_be_empty=("prefix",))
         require(
             isinstance(self.mixture_or_task_name, str) and bool(self.mixture_or_task_name),
             "DataConfig.mixture_or_task_name",
@@ -150,6 +153,11 @@ class DataConfig:
             "DataConfig.column",
             f"is {self.column!r}, and DataConfig.data_files, whose column it is, is not set; set that too.",
         )
+        require(
+            self.data_files is None or isinstance(self.data_files, os.PathLike) or len(self.data_files) > 0,
+            "DataConfig.data_files",
+            f"is {self.data_files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
+        )
         if self.num_epochs is not None:
             positive(self, "num_epochs")
         require(
@@ -165,6 +173,11 @@ class DataConfig:
         positive(self, "read_attempts")
         one_of(self, "on_read_failure", READ_FAILURES)
         one_of(self, "on_changed_corpus", CHANGED_CORPUS)
+        require(
+            self.skip is None or (isinstance(self.skip, str) and bool(self.skip)),
+            "DataConfig.skip",
+            f"is {self.skip!r}; give the skipped_batches.jsonl of a run, or None.",
+        )
 
     @property
     def sequence_length(self) -> int | None:

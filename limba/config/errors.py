@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 
-class InputError(ValueError):
+from limba.config.secrets import without_credentials
+
+# What the operating system reports where nothing can be written: no rights, a full disk, an ended quota.
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+class SentenceError(Exception):
+    """An error whose message goes to the console and into files: addresses in it are without their credentials."""
+
+    def __init__(self, *parts: object):
+        super().__init__(*(without_credentials(part) if isinstance(part, str) else part for part in parts))
+
+
+class InputError(SentenceError, ValueError):
     """An invalid input: one sentence that says what is wrong, where, and what to do."""
+
+    exit_status = 2
 
 
 class ConfigError(InputError):
@@ -17,22 +33,39 @@ class ConfigError(InputError):
 
     def __init__(self, field: str, sentence: str):
         super().__init__(field, sentence)
-        self.field, self.sentence = field, sentence
+        self.field, self.sentence = field, str(self.args[1])
 
     def __str__(self) -> str:
         return f"{self.field} {self.sentence}"
 
 
-class NonFiniteError(RuntimeError):
+class UntrustedModuleError(InputError):
+    """A model's configuration names `modules` that may not be imported without the caller's word; `fact` says which."""
+
+    def __init__(self, fact: str, modules: list[str]):
+        super().__init__(fact, modules)
+        self.fact, self.modules = fact, modules
+
+    def __str__(self) -> str:
+        return f"{self.fact}; if you trust who wrote it, give imports={self.modules!r}."
+
+
+class NonFiniteError(SentenceError, RuntimeError):
     """The loss or the gradient is not finite; the batch is written to a file, and no checkpoint is saved after it."""
 
+    exit_status = 3
 
-class StorageError(RuntimeError):
+
+class StorageError(SentenceError, RuntimeError):
     """A directory or bucket cannot be written or read any more: one sentence that says what failed and what is safe."""
 
+    exit_status = 74
 
-class RestartError(RuntimeError):
+
+class RestartError(SentenceError, RuntimeError):
     """The run cannot continue in this process, and the same command resumes it: one sentence that says why."""
+
+    exit_status = 75
 
 
 def reason_of(error: BaseException, limit: int = 200) -> str:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
+from limba.config import kinds
 from limba.config.errors import positive, require
 
 
@@ -54,10 +55,21 @@ class GenerationConfig:
     seed: int = 0  # of the samples; an input's samples do not depend on its batch
 
     def __post_init__(self) -> None:
+        require(
+            isinstance(self.temperature, int | float) and 0 <= self.temperature < math.inf,
+            "GenerationConfig.temperature",
+            f"is {self.temperature!r}; give a number above 0, or 0 for greedy.",
+        )
+        kinds.check(self, of_64_bits=("seed",))
         object.__setattr__(self, "banned_ids", tuple(self.banned_ids))
         if self.temperature == 0:
             for name, value in (("sample", False), ("temperature", 1.0), ("top_k", None), ("top_p", None)):
                 object.__setattr__(self, name, value)
+        require(
+            isinstance(self.temperature, int | float) and 0 < self.temperature < math.inf,
+            "GenerationConfig.temperature",
+            f"is {self.temperature!r}; give a number above 0, or 0 for greedy.",
+        )
         positive(self, "max_tokens", "num_beams", "num_samples")
         require(
             not (self.sample and self.num_beams > 1),
@@ -74,11 +86,6 @@ class GenerationConfig:
             self.early_stopping in (True, False, "never"),
             "GenerationConfig.early_stopping",
             f"is {self.early_stopping!r}; give True, False or 'never'.",
-        )
-        require(
-            isinstance(self.temperature, int | float) and 0 < self.temperature < math.inf,
-            "GenerationConfig.temperature",
-            f"is {self.temperature!r}; give a number above 0, or 0 for greedy.",
         )
         if self.top_k is not None:
             positive(self, "top_k")

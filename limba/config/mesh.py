@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from limba.config import kinds
 from limba.config.errors import positive, require
 
 
@@ -23,6 +24,7 @@ class MeshConfig:
     memory_gib: float | None = None  # memory per device, for auto; None: 95 % of the limit that the devices report
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         positive(self, "fsdp", "model")
         require(
             not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from limba.config.errors import one_of, positive, require
+from limba.config import kinds
+from limba.config.errors import above_zero, one_of, positive, require
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
 DTYPES = ("float32", "bfloat16")
@@ -57,6 +58,7 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "biases", tuple(self.biases))
         sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_decoder_layers", "max_length")
@@ -84,6 +86,7 @@ class ModelConfig:
             "ModelConfig.dropout_rate",
             f"is {self.dropout_rate!r}; give a number from 0 to below 1.",
         )
+        above_zero(self, "layer_norm_epsilon")
         one_of(self, "dtype", DTYPES)
         one_of(self, "remat", REMAT_POLICIES)
         one_of(self, "attention", ATTENTIONS)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from limba.config.errors import one_of, positive, require
+from limba.config import kinds
+from limba.config.errors import ConfigError, one_of, positive, require
 
 LOGITS = ("auto", "whole", "chunked")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
@@ -29,6 +31,7 @@ class LossConfig:
     logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         one_of(self, "logits", LOGITS)
         require(self.z_loss >= 0, "LossConfig.z_loss", f"is {self.z_loss!r}; give 0 or more.")
         require(
@@ -55,6 +58,7 @@ class ScheduleConfig:
     min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         one_of(self, "name", SCHEDULES)
         require(
             self.base_learning_rate > 0,
@@ -65,7 +69,7 @@ class ScheduleConfig:
         positive(self, "steps_per_decay", "steps_per_cycle")
         if self.decay_steps is not None:
             positive(self, "decay_steps")
-        for name in ("final_learning_rate", "min_learning_rate"):
+        for name in ("final_learning_rate", "min_learning_rate", "decay_factor"):
             require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
         for factor in self.factor_names:
             require(
@@ -106,9 +110,11 @@ class OptimizerConfig:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         object.__setattr__(self, "frozen", tuple(self.frozen))
+        self._check_frozen()
         one_of(self, "name", OPTIMIZERS)
-        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon"):
+        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon", "min_dim_size_to_factor"):
             value = getattr(self, name)
             require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
         for name in ("clip_global_norm", "clipping_threshold"):
@@ -123,3 +129,19 @@ class OptimizerConfig:
                 f"OptimizerConfig.{name}",
                 f"is {value!r}; give a number from 0 to below 1.",
             )
+        require(
+            0 <= self.decay_rate <= 1,
+            "OptimizerConfig.decay_rate",
+            f"is {self.decay_rate!r}; give a number from 0 to 1.",
+        )
+
+    def _check_frozen(self) -> None:
+        for pattern in self.frozen:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    "OptimizerConfig.frozen",
+                    f"holds {pattern!r}, which is not a regular expression ({error}); write the beginning of the names,"
+                    " such as 'encoder', or put a backslash before a sign that is meant as itself.",
+                ) from None

@@ -9,23 +9,25 @@ import dataclasses
 import difflib
 import json
 import os
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from limba.config.errors import InputError, reason_of
+from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
 from limba.config.run import RunConfig
+from limba.config.secrets import without_credentials
 
 FILE = "config.json"
 FORMAT = 1
 KINDS = {"run": RunConfig, "model": ModelConfig}
-WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 
 
 def to_text(config: RunConfig | ModelConfig) -> str:
     """Returns the text of config.json: every field of the configuration, with its resolved value.
+
+    Addresses are without their credentials.
 
     >>> to_text(ModelConfig(256, 32, 2, 16, 64, 2, 2)).split("\\n")[:4]
     ['{', ' "format": 1,', ' "model": {', '  "vocab_size": 256,']
@@ -42,7 +44,7 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place} is not JSON ({reason_of(error)}); restore it from a copy.") from None
     kinds = [kind for kind in KINDS if isinstance(document, dict) and kind in document]
     if len(kinds) != 1 or not isinstance(document.get("format"), int):
@@ -73,45 +75,13 @@ def moved(run: RunConfig, directory: str) -> RunConfig:
     return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
-def fits(value: object, hint: Any) -> bool:
-    """Returns whether a plain value has the type of a field's type hint.
-
-    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None)
-    (True, False, True)
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if origin is tuple:
-        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
-    if origin is not None:
-        key, item = arguments
-        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
-    kinds = (int, float) if hint is float else (hint,)
-    return isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
-
-
-def in_words(hint: Any) -> str:
-    """Returns a description of the values that a type hint allows.
-
-    >>> in_words(float | None), in_words(tuple[str, ...])
-    ('a number or None', 'a list, each a string')
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(in_words(argument) for argument in arguments)
-    if origin is tuple:
-        return f"a list, each {in_words(arguments[0])}"
-    if origin is not None:
-        return f"a mapping such as {{'inputs': {512 if arguments[1] is int else repr('a.txt')}}}"
-    return WORDS.get(hint) or hint.__name__
-
-
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return without_credentials(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

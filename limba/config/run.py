@@ -9,6 +9,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 
+from limba.config import kinds
 from limba.config.data import DataConfig
 from limba.config.errors import above_zero, one_of, positive, require
 from limba.config.generation import GenerationConfig
@@ -37,9 +38,12 @@ class CheckpointConfig:
     save_timeout_seconds: float = 1800.0  # of one save, with all its attempts; also of one restore
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         positive(self, "every_steps")
         one_of(self, "verify", VERIFIED)
         above_zero(self, "save_timeout_seconds")
+        if self.fallback_dir is not None:
+            kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir")
         one_of(self, "best_mode", ("max", "min"))
         require(
             self.keep is None or self.keep > 0,
@@ -65,7 +69,9 @@ class EvaluationConfig:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else tuple(self.prompts))
+        object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else self.prompts)
+        kinds.check(self)
+        object.__setattr__(self, "prompts", tuple(self.prompts))
         positive(self, "every_steps")
         if self.num_batches is not None:
             positive(self, "num_batches")
@@ -93,9 +99,20 @@ class GuardConfig:
     batches_around: int = 1  # 'rewind' also passes over this many batches before and after
 
     def __post_init__(self) -> None:
+        kinds.check(self)
         one_of(self, "action", GUARD_ACTIONS)
         positive(self, "window")
+        require(
+            self.batches_around >= 0,
+            "GuardConfig.batches_around",
+            f"is {self.batches_around!r}; give a whole number, 0 or more.",
+        )
         above_zero(self, "threshold")
+        require(
+            isinstance(self.batches_around, int) and self.batches_around >= 0,
+            "GuardConfig.batches_around",
+            f"is {self.batches_around!r}; give a whole number, 0 or more.",
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,7 @@ class RunConfig:
     profile_steps: int = 0  # number of steps to trace into model_dir/profile, from a start's third step on
 
     def __post_init__(self) -> None:
+        kinds.check(self, of_64_bits=("random_seed",))
         one_of(self, "random_bits", RANDOM_BITS)
         one_of(self, "gradient_reduce_dtype", REDUCTIONS)
         require(
@@ -145,6 +163,7 @@ class RunConfig:
             "RunConfig.model_dir",
             f"is {self.model_dir!r}; give a directory or a gs:// path.",
         )
+        kinds.check_address(self.model_dir, "RunConfig.model_dir")
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
         positive(self, "train_steps", "num_microbatches", "log_every_steps")

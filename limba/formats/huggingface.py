@@ -8,6 +8,7 @@ memory.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from limba.config import InputError, ModelConfig
+from limba.config.errors import reason_of
 from limba.formats import decoder_only
 from limba.formats.names import check_names
 from limba.formats.t5x import decode_extension, joined
@@ -107,37 +109,68 @@ def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.n
     return T5xView(directory, config)
 
 
+def files_of_index(index: Path) -> list[str]:
+    """Returns the names of the files that the index of a folder's weights names.
+
+    Raises InputError for an index that cannot be read, and for a name that is not that of a file beside it: an index of
+    somebody else must not choose which other files are read.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{index} is no index of weights ({reason_of(error)}); copy it again.") from error
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0:]", name):
+            raise InputError(
+                f"{index} names the file {name!r}, which is not beside it; copy the folder again, from somebody"
+                " whom you trust."
+            )
+    return names
+
+
+def _entry(name: str, about: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Returns (name, dtype, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
+    try:
+        dtype, shape, (first, last) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+        is_right = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, first, last - first))
+    except (KeyError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(f"its entry of {name} is wrong")
+    return name, dtype, shape, first, last
+
+
 class SafetensorsFolder(Mapping[str, np.ndarray]):
     """The arrays of `model.safetensors`, or of the files that its index names, by PyTorch's names; read on demand."""
 
     def __init__(self, directory: str | Path):
         self.path = Path(directory)
         index = self.path / "model.safetensors.index.json"
-        if index.exists():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        else:
-            files = ["model.safetensors"]
+        files = files_of_index(index) if index.exists() else ["model.safetensors"]
         self._places: dict[str, tuple[Path, str, tuple[int, ...], int, int]] = {}
         for name in files:
             self._read_header(self.path / name)
 
     def _read_header(self, path: Path) -> None:
         try:
+            size = path.stat().st_size
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
+                if length > size - 8:
+                    raise ValueError("its header ends beyond it")
                 header = json.loads(file.read(length))
-                start, size = 8 + length, path.stat().st_size
-        except (OSError, ValueError, MemoryError, OverflowError) as error:
-            raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again.") from error
-        for name, about in header.items():
-            if name == "__metadata__":
-                continue
-            first, last = about["data_offsets"]
+            start = 8 + length
+            entries = [_entry(name, about) for name, about in header.items() if name != "__metadata__"]
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
+        for name, dtype, shape, first, last in entries:
             if start + last > size:
                 raise InputError(f"{path} is truncated: {name} ends beyond it; copy it again.")
-            if about["dtype"] not in _TYPES:
-                raise InputError(f"{path} holds {name} as {about['dtype']}; save it as float32 or bfloat16.")
-            self._places[name] = (path, _TYPES[about["dtype"]], tuple(about["shape"]), start + first, last - first)
+            if dtype not in _TYPES:
+                raise InputError(f"{path} holds {name} as {dtype}; save it as float32 or bfloat16.")
+            if last - first != math.prod(shape) * ts.dtype(_TYPES[dtype]).numpy_dtype.itemsize:
+                raise InputError(f"{path} has {last - first} bytes of {name}, not its shape's; copy it again.")
+            self._places[name] = (path, _TYPES[dtype], shape, start + first, last - first)
 
     def __getitem__(self, name: str) -> np.ndarray:
         path, dtype, shape, start, size = self._places[name]
@@ -173,17 +206,21 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
     """Returns the network in a config.json (a file, or in a folder); InputError for unknown models."""
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
-        about = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a Hugging Face folder.") from error
-    kind = about.get("model_type")
+        about = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
+    kind = about.get("model_type") if isinstance(about, dict) else None
     if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
         raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
     try:
         fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about)
+        return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
-    return ModelConfig(**{**fields, "dtype": "float32", **choices})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise InputError(f"{path} has a wrong value ({reason_of(error)}); copy it again.") from error
 
 
 def _t5_fields(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +309,7 @@ class FlaxFile(Mapping[str, np.ndarray]):
                 most = 2**32 - 1
                 unpacker = msgpack.Unpacker(file, read_size=1 << 20, max_buffer_size=most, raw=False)
                 self._index(unpacker, peek, "")
-        except (OSError, ValueError, msgpack.UnpackException) as error:
+        except (OSError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> InputError:

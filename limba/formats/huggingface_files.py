@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -109,10 +109,17 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
     }
 
 
-def write_configs(directory: Path, config: ModelConfig, dtype: str, eos_id: int = 1) -> None:
-    """Writes config.json and generation_config.json; `eos_id` is the vocabulary's end of sequence."""
+def write_configs(
+    directory: Path, config: ModelConfig, dtype: str, eos_id: int = 1, suppressed: Sequence[int] = ()
+) -> None:
+    """Writes config.json and generation_config.json.
+
+    `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
+    """
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
-    generation = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
+    generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
+    if suppressed:
+        generation["suppress_tokens"] = sorted(suppressed)
     for name, content in (("config", config_json(config, dtype, eos_id)), ("generation_config", generation)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -1,10 +1,18 @@
-"""Reads lines of text or JSON and writes one line for each, in order; a stopped command resumes after its last line."""
+"""Reads lines of text or JSON and writes one line for each, in order; a stopped command resumes after its last line.
+
+Beside the output stands a digest of the input lines that it was made from, so that lines of another text are never
+continued.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import io
 import itertools
 import json
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +23,16 @@ import fsspec
 import zstandard
 from tqdm import tqdm
 
-from limba.config import InputError
+from limba.config import InputError, StorageError
 from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.inference.load import whole_letters
+from limba.storage.files import write_whole
 
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
+DONE = "done"  # in PATH.about.json: the lines written, and the digest of their input lines
 Record = dict[str, Any]
 
 
@@ -60,8 +70,8 @@ def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> 
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{place} line {number} is not JSON ({error}); correct the line.") from None
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{place} line {number} is not JSON ({reason_of(error)}); correct the line.") from None
             for field in fields:
                 if not isinstance(record, Mapping) or not isinstance(record.get(field), str):
                     raise InputError(f"{place} line {number} has no text in field {field!r}; name another field.")
@@ -74,11 +84,14 @@ class Output:
     """The output file. An existing file is resumed if it was made with the same `about`, which is saved beside it.
 
     `path` is local or an address. In a bucket every `flush` writes an object into PATH.parts, and `close` joins them
-    into one. With `writes=False` lines are only counted. Raises InputError if the file cannot be read or written.
+    into one. With `writes=False` lines are only counted. `digest` is that of the input lines of the `num_done` lines
+    that are there, or None if an earlier version wrote them. Raises InputError if the file cannot be opened, and
+    StorageError if it cannot be written any more.
     """
 
     def __init__(self, path: str, about: Mapping[str, Any], writes: bool = True):
         self.path, self.num_done, self._file, self._parts = path, 0, None, None
+        self.writes, self.digest, self._about, self._num_lines = writes, None, dict(about), 0
         self.is_json = path.endswith((".jsonl", ".json"))
         if path in STANDARD:
             self._file = sys.stdout if writes else None
@@ -87,11 +100,13 @@ class Output:
         try:
             system, place = fsspec.core.url_to_fs(path)
             if remote.is_local(system):
-                self.num_done = self._resumed(Path(place), about, writes)
+                self._place = Path(place)
+                self.num_done = self._num_lines = self._resumed(self._place, about, writes)
                 self._file = open(place, "a", encoding="utf-8") if writes else None
             else:
                 parts = _Parts(system, place)
                 self.num_done = parts.resumed(path, about, writes)
+                self.digest = parts.digest
                 self._parts = parts if writes else None
         except InputError:
             raise
@@ -100,58 +115,105 @@ class Output:
 
     def _resumed(self, path: Path, about: Mapping[str, Any], writes: bool) -> int:
         """Returns the number of complete lines in the file."""
-        beside = path.with_name(f"{path.name}.about.json")
-        done = b""
-        if path.exists():
-            _check_about(self.path, beside.read_bytes() if beside.exists() else None, about)
-            content = path.read_bytes()
-            done = content[: content.rfind(b"\n") + 1]
-            if writes and len(done) < len(content):  # an incomplete line
-                path.write_bytes(done)
-        elif writes:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(_about_file(about))
+        beside = _beside(path)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not path.exists():
+            if writes:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(beside, _about_file(about))
+            return 0
+        lines, self.digest = _check_about(self.path, beside.read_bytes() if beside.exists() else None, about)
+        content = path.read_bytes()
+        done = content[: content.rfind(b"\n") + 1]
+        if self.digest is not None:
+            rows = done.split(b"\n")
+            if len(rows) - 1 < lines:
+                raise InputError(
+                    f"The output {self.path} has {len(rows) - 1} lines, and {lines} were written to it; give another"
+                    " path, or delete it."
+                )
+            done = b"".join(row + b"\n" for row in rows[:lines])  # those after it are of a window that was not finished
+        if writes and len(done) < len(content):  # an incomplete line
+            os.truncate(path, len(done))
         return done.count(b"\n")
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes the file; after an error what is there stays, to be resumed."""
+        if kind is None:
+            self.close()
+        elif self._file not in (None, sys.stdout):
+            with contextlib.suppress(OSError):  # the error that ends the program is another one
+                self._file.close()
+
+    def check(self, digest: str, num_read: int) -> None:
+        """Raises InputError unless these are the digest and the number of the input lines of the lines written."""
+        if num_read < self.num_done or self.digest not in (None, digest):
+            source = self._about.get("input", "the input")
+            raise InputError(
+                f"The output {self.path} has {self.num_done} lines of another text: {source} has changed since; give"
+                " another path, or delete it."
+            )
 
     def write(self, record: Record, text: str) -> None:
         """Writes the record if the output is JSON lines, else the text as one line."""
         line = json.dumps(record, ensure_ascii=False) if self.is_json else " ".join(text.splitlines())
         line = whole_letters(line)
-        if self._file is not None:
-            self._file.write(line + "\n")
-        elif self._parts is not None:
-            self._parts.pending.append(line + "\n")
+        self._num_lines += 1
+        with self._failures():
+            if self._file is not None:
+                self._file.write(line + "\n")
+            elif self._parts is not None:
+                self._parts.pending.append(line + "\n")
 
-    def flush(self) -> None:
-        try:
+    def flush(self, digest: str | None = None) -> None:
+        """Writes what is held; `digest` is that of all input lines whose lines are written now."""
+        with self._failures():
             if self._file is not None:
                 self._file.flush()
+                if digest is not None and self._file is not sys.stdout:
+                    os.fsync(self._file.fileno())  # the digest must not come to the disk before its lines
+                    about = _about_file({**self._about, DONE: [self._num_lines, digest]})
+                    write_whole(str(_beside(self._place)), about)
             elif self._parts is not None:
-                self._parts.flush()
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+                self._parts.flush(digest)
 
     def close(self) -> None:
         self.flush()
-        if self._file not in (None, sys.stdout):
-            self._file.close()
-        if self._parts is not None:
-            try:
-                self._parts.join()
-            except OSError as error:
-                raise _unwritable(self.path, error) from error
+        with self._failures():
+            if self._file not in (None, sys.stdout):
+                self._file.close()
+            if self._parts is not None:
+                self._parts.join(self._about)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"The output {self.path} cannot be written any more ({reason_of(error)}); make room or mend the path,"
+                " and the same command resumes it."
+            ) from error
 
 
 class _Parts:
     """A file in a bucket, whose objects cannot be appended to: the written lines, then one object per part.
 
-    A part is named by the number of its first line, so that the parts of a killed command are recognized.
+    A part is named by the number of its first line, so that the parts of a killed command are recognized, and by the
+    digest of all input lines up to its end.
     """
 
     def __init__(self, system: Any, path: str):
         self._system, self._path, self._folder = system, path, f"{path}.parts"
         self._content: list[bytes] = []
         self._num_lines = self._num_joined = 0
+        self.digest: str | None = None
         self.pending: list[str] = []
 
     def resumed(self, named: str, about: Mapping[str, Any], writes: bool) -> int:
@@ -162,23 +224,30 @@ class _Parts:
             if writes:
                 self._ask("pipe_file", f"{self._path}.about.json", _about_file(about))
             return 0
-        _check_about(named, self._read(f"{self._path}.about.json"), about)
+        lines, digest = _check_about(named, self._read(f"{self._path}.about.json"), about)
         self._add(whole or b"")
         self._num_joined = self._num_lines
+        self.digest = digest if lines == self._num_lines else None
         for name in parts:
-            if int(name.rpartition("/")[2]) == self._num_lines:  # else it is in the whole already
+            first, _, digest = name.rpartition("/")[2].partition("-")
+            if int(first) == self._num_lines:  # else it is in the whole already
                 self._add(self._read(name) or b"")
+                self.digest = digest or None
         return self._num_lines
 
-    def flush(self) -> None:
+    def flush(self, digest: str | None = None) -> None:
         if self.pending:
             data = "".join(self.pending).encode()
-            self._ask("pipe_file", f"{self._folder}/{self._num_lines:012}", data)
+            name = f"{self._num_lines:012}" + (f"-{digest}" if digest else "")
+            self._ask("pipe_file", f"{self._folder}/{name}", data)
             self._add(data)
-            self.pending = []
+            self.pending, self.digest = [], digest
 
-    def join(self) -> None:
+    def join(self, about: Mapping[str, Any]) -> None:
         if self._num_lines > self._num_joined or not self._num_lines:
+            if self.digest is not None:
+                done = {DONE: [self._num_lines, self.digest]}
+                self._ask("pipe_file", f"{self._path}.about.json", _about_file({**about, **done}))
             self._ask("pipe_file", self._path, b"".join(self._content))
         if self._names():
             self._ask("rm", self._folder, recursive=True)
@@ -212,11 +281,31 @@ def _about_file(about: Mapping[str, Any]) -> bytes:
     return (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> None:
-    made = json.loads(before) if before else None
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.about.json")
+
+
+def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Returns the lines written, and the digest of their input lines, or (0, None) of an earlier version.
+
+    Raises InputError if what stands beside the output is not this `about`.
+    """
+    try:
+        made = json.loads(before) if before else {}
+        done = made.pop(DONE, None)
+        lines, digest = done or (0, None)
+        is_readable = bool(made) and isinstance(lines, int) and isinstance(digest, str | None)
+    except (ValueError, TypeError, AttributeError):
+        is_readable = False
+    if not is_readable:
+        raise InputError(
+            f"The output {path} exists, and no {path}.about.json says what it was made with; give another path, or"
+            " delete it."
+        )
     if made != about:
-        changed = next((name for name in about if not made or made.get(name) != about[name]), "it")
+        changed = next((name for name in about if made.get(name) != about[name]), "it")
         raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")
+    return lines, digest
 
 
 def _unwritable(path: str, error: Exception) -> InputError:
@@ -233,11 +322,15 @@ def process(
     """Writes the results of `judge` for all records; returns the number of records.
 
     `judge(records, number of the first)` yields (index in records, record, text) in any order. It gets one window of
-    records at a time: one window is held in memory, and at most one is lost when the command is stopped.
+    records at a time: one window is held in memory, and at most one is lost when the command is stopped. Raises
+    InputError if the output holds lines of another text.
     """
-    count = output.num_done
-    for _ in itertools.islice(source, count):
-        pass
+    count, digest = output.num_done, hashlib.blake2b(digest_size=16)
+    source = _digested(source, digest)
+    num_read = sum(1 for _ in itertools.islice(source, count))
+    output.check(digest.hexdigest(), num_read)
+    if count and output.writes:
+        print(f"{count:,} lines are already written.", file=sys.stderr)
     bar = tqdm(unit="line", initial=count, disable=not shows_progress, dynamic_ncols=True)
     with bar:
         while records_of_window := list(itertools.islice(source, window)):
@@ -247,6 +340,13 @@ def process(
                 bar.update()
             for record, text in done:
                 output.write(record, text)
-            output.flush()
+            output.flush(digest.hexdigest())
             count += len(done)
     return count
+
+
+def _digested(source: Iterator[Record], digest: Any) -> Iterator[Record]:
+    """Yields the records, and adds each to the digest."""
+    for record in source:
+        digest.update(json.dumps(record).encode() + b"\n")
+        yield record

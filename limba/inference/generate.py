@@ -114,6 +114,11 @@ class Writer:
         """Yields the indices of the (chosen) inputs of each batch."""
         return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows, chosen)
 
+    def check(self, inputs: Sequence[np.ndarray]) -> None:
+        """Raises InputError if a language model has too few learned positions for one of the inputs."""
+        if self._continues:
+            check_positions(self._network, max(map(len, inputs), default=0), self._config.max_tokens)
+
     def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
         """Returns `num_samples` texts for each input of one batch; samples depend only on the input's index.
 
@@ -233,6 +238,7 @@ def sampler(
     groups = mesh.shape["data"] * mesh.shape["fsdp"]
     writer = Writer(network, mesh, vocabulary, config.sampling, -(-len(prompts) // groups) * groups)
     inputs = [prompt_ids(prompt, vocabulary) for prompt in prompts]
+    writer.check(inputs)
 
     def texts(params: Any) -> dict[str, list[str]]:
         written = writer.write_all(params, inputs)

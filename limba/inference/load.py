@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,6 +24,7 @@ from limba.inference.source import Source, VocabularyName
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh, parameter_shardings
 from limba.sharding.tree import leaf_name
+from limba.storage import lease
 from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
@@ -42,6 +44,7 @@ def load(
     config: RunConfig | ModelConfig | None = None,
     vocabulary: Any = None,
     mesh: Mesh | None = None,
+    imports: Sequence[str] = (),
 ) -> TrainedModel:
     """Returns the trained model at a path, its parameters on the devices.
 
@@ -49,11 +52,14 @@ def load(
     `limba.inference.source.find`. `step` chooses a checkpoint of a run; the default is its best one, if it keeps one,
     else the newest. `config` replaces the configuration beside the arrays. `vocabulary` (a path, 'byte', or a seqio
     vocabulary) replaces the model's. `mesh` defaults to the run's if it fits the devices, else to data parallelism.
+    `imports` are modules that a run's configuration may have imported, beside those of Limba and of tasks/; the modules
+    of `config` are imported, since that is the caller's.
 
     Without `config` activations are float32, whatever dtype the model was trained in. Raises InputError if no model
     is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
     """
-    source = path if isinstance(path, Source) else sources.find(str(path), config)
+    own = config.data.task_modules if isinstance(config, RunConfig) else ()
+    source = path if isinstance(path, Source) else sources.find(str(path), config, allowed=(*imports, *own))
     model = sources.evaluated(source.model) if config is None else source.model
     mesh = mesh or mesh_for(source.run)
     network = Network(model, mesh)
@@ -146,7 +152,7 @@ class TrainedModel:
     @functools.cached_property
     def task(self) -> Any:
         """The seqio task or mixture of a run; None if only the network is known."""
-        return None if self.source.run is None else sources.task_of(self.source.run)
+        return None if self.source.run is None else sources.task_of(self.source)
 
     @functools.cached_property
     def lengths(self) -> Mapping[str, int]:
@@ -275,7 +281,7 @@ class TrainedModel:
         in its place) or "t5x" (a legacy checkpoint_<step>). Only `limba.export` also proves the result.
         Raises InputError for a folder that is not empty, and for a network that the format cannot represent.
         """
-        folder = Path(folder).expanduser()
+        folder = Path(os.path.expanduser(folder))
         if format not in FORMATS:
             raise InputError(f"The format {format!r} is not known; give one of {', '.join(FORMATS)}.")
         if dtype not in ("float32", "bfloat16"):
@@ -286,10 +292,16 @@ class TrainedModel:
         if format == "t5x":
             tree = {"state/step": np.int32(self.step), **{f"target/{name}": each for name, each in arrays.items()}}
             return Path(t5x.write_legacy(folder, self.step, tree, dtype))
-        write_folder(
-            folder, arrays, self.network.config, ("pytorch" if format == "huggingface" else "flax",), dtype,
-            self.vocabulary_name, self._vocabulary,
-        )  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        with lease.held(str(folder), "exports to"):
+            writing = folder / ".writing"
+            write_folder(
+                writing, arrays, self.network.config, ("pytorch" if format == "huggingface" else "flax",), dtype,
+                self.vocabulary_name, self._vocabulary,
+            )  # fmt: skip
+            for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
+                file.replace(folder / file.name)  # config.json last: until then the folder is no model
+            writing.rmdir()
         return folder
 
     def _rows(self, num: int) -> int:
@@ -306,12 +318,17 @@ def write_folder(
     dtype: str,
     name: VocabularyName | None,
     vocabulary: Any,
+    suppressed: Sequence[int] = (),
 ) -> None:
-    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known."""
+    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
+
+    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces.
+    """
     huggingface_files.config_json(model)  # raises before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     eos_id = 1 if vocabulary is None else int(vocabulary.eos_id)
-    huggingface_files.write_configs(folder, model, dtype, eos_id)
+    padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
+    huggingface_files.write_configs(folder, model, dtype, eos_id, [*padding, *suppressed])
     if "pytorch" in formats:
         huggingface_files.write_pytorch(folder, arrays, model, dtype)
     if "flax" in formats:

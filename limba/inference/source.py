@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from limba.config.errors import reason_of
 from limba.formats import hub, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
 from limba.formats.t5x_config import network_of
-from limba.storage.files import resolved
+from limba.inference import imports
+from limba.storage.files import read_text, resolved
+from limba.training.checkpoints.directory import check_together
 from limba.training.checkpoints.initial import unscanned
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
@@ -48,6 +51,7 @@ class Source:
     run: RunConfig | None = None  # None if only the network is known
     vocabulary: VocabularyName | None = None
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
+    imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
 
     def step_of(self, step: int | None) -> int:
         """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
@@ -58,20 +62,27 @@ class Source:
     def arrays(self, step: int) -> Mapping[str, np.ndarray]:
         """Returns a checkpoint's parameters by T5X's names, one array per layer; each is read on access.
 
-        Raises InputError for an array that is missing, truncated, or not in the network.
+        Raises InputError for a file that is not as it was saved, and for an array that is missing, truncated, or not
+        in the network.
         """
-        return _checked(self.kind, self.steps[step], self.model)
+        return _checked(self.kind, self.steps[step], self.model, self.verify)
 
     def best_arrays(self) -> Mapping[str, np.ndarray]:
         """Returns `arrays` of `best`."""
         assert self.best is not None
-        return _checked(LIMBA, self.best, self.model)
+        return _checked(LIMBA, self.best, self.model, self.verify)
+
+    @property
+    def verify(self) -> str:
+        """How the files of a Limba checkpoint are checked: `CheckpointConfig.verify`."""
+        return "checksums" if self.run is None else self.run.checkpoint.verify
 
 
-def _checked(kind: str, path: epath.Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
+def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str) -> Mapping[str, np.ndarray]:
     arrays: Any
     if kind == LIMBA:
-        arrays = limba_checkpoint.LimbaCheckpoint(path)
+        check_together(path, verify)
+        arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None)
         shapes = {name: arrays.describe(name)[0] for name in arrays}
     elif kind == T5X:
         arrays = Targets(t5x.open_checkpoint(path), model)
@@ -123,14 +134,23 @@ class Targets(Mapping[str, np.ndarray]):
         }
 
 
-def find(path: str, config: RunConfig | ModelConfig | None = None, vocabulary: VocabularyName | None = None) -> Source:
+def find(
+    path: str,
+    config: RunConfig | ModelConfig | None = None,
+    vocabulary: VocabularyName | None = None,
+    allowed: Sequence[str] = (),
+) -> Source:
     """Returns the model at `path`; the format is detected.
 
     `path` is a Limba or T5X run (legacy or Orbax), one of its checkpoints, a Hugging Face folder, or a hub id
     (user/name or user/name@revision), which is downloaded unless a local path has that name. Without `config` the
-    network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes.
-    Raises InputError if there is no model.
+    network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes. The modules of
+    `allowed` may be imported for the task; see `limba/inference/imports.py`. Raises InputError if there is no model.
     """
+    return dataclasses.replace(_found(path, config, vocabulary), imports=tuple(allowed))
+
+
+def _found(path: str, config: RunConfig | ModelConfig | None, vocabulary: VocabularyName | None) -> Source:
     place = resolved(path)
     if limba_checkpoint.is_own(place):
         return _limba(path, place.parent.parent, {int(place.name): place}, config, vocabulary)
@@ -180,7 +200,7 @@ def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
         raise InputError(
             f"{directory} has no config.json and no Limba config.gin; copy one of them there, or give `config`."
         )
-    config = plain.from_text(file.read_text(), str(file))
+    config = plain.from_text(read_text(file), str(file))
     return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
 
 
@@ -194,12 +214,12 @@ def t5x_network(checkpoint: epath.Path) -> ModelConfig:
 
 def is_hub_id(path: str) -> bool:
     """Returns whether the text is a hub id and not a local path."""
-    return "://" not in path and not Path(path).expanduser().exists() and hub.is_id(path)
+    return "://" not in path and not os.path.exists(os.path.expanduser(path)) and hub.is_id(path)
 
 
 def local_folder(path: str) -> Path:
     """Returns a Hugging Face folder, downloaded if it is a hub id; InputError if there is none."""
-    folder = hub.download(path) if is_hub_id(path) else Path(path).expanduser()
+    folder = hub.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
     if "://" not in path and huggingface.is_huggingface(folder):
         return folder.resolve()
     what = "is not a model" if resolved(path).exists() else "does not exist"
@@ -218,13 +238,19 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
     about: dict[str, Any] = {}
     if (directory / "tokenizer_config.json").exists():
         try:
-            about = json.loads((directory / "tokenizer_config.json").read_text())
-        except ValueError as error:
+            about = json.loads(read_text(directory / "tokenizer_config.json"))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, InputError):
+                raise
             raise InputError(
                 f"{directory / 'tokenizer_config.json'} is not JSON ({reason_of(error)}); copy the folder again."
             ) from error
+        if not isinstance(about, dict):
+            raise InputError(f"{directory / 'tokenizer_config.json'} is no JSON object; copy the folder again.")
     specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
     extra_ids = about.get("extra_ids", len(specials) if about else None)
+    if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
+        raise InputError(f"{directory / 'tokenizer_config.json'} gives extra_ids {extra_ids!r}; copy the folder again.")
     name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
@@ -256,7 +282,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
             ) from error
         name = name._replace(extra_ids=extra_ids)
     elif source.run is not None:
-        loaded = task_of(source.run).output_features["targets"].vocabulary
+        loaded = task_of(source).output_features["targets"].vocabulary
         path = getattr(loaded, "sentencepiece_model_file", getattr(loaded, "path", "byte"))
         name = VocabularyName(path, loaded.extra_ids, str(source.directory))
     else:
@@ -265,8 +291,15 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     return name, loaded
 
 
-def task_of(run: RunConfig) -> Any:
-    """Imports a run's task modules and returns its seqio task or mixture; InputError if an import fails."""
+def task_of(source: Source) -> Any:
+    """Imports the task modules of the source's run, and returns its seqio task or mixture.
+
+    Raises UntrustedModuleError for a module that may not be imported, and InputError if an import fails.
+    """
+    run = source.run
+    assert run is not None
+    directory = str(source.directory)
+    imports.check(run.data.task_modules, directory, source.imports, directory)
     with quiet_imports():
         from limba.data.tasks import resolve_task
 

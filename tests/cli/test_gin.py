@@ -1,6 +1,7 @@
 """The one reader of gin: values that are not used do not matter, names are the user's, config.json follows."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,10 @@ def test_upgrade_writes_config_json_once(tmp_path: Path) -> None:
     assert (tmp_path / "config.json").read_text() == text
 
 
-def test_upgrade_gives_the_run_where_it_cannot_be_written(tmp_path: Path) -> None:
+def test_upgrade_gives_the_run_where_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
     (tmp_path / "config.gin").write_text(run.text)
-    (tmp_path / "config.json").symlink_to("/none/config.json")  # what writes there fails
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     assert upgrade(tmp_path) == dataclasses.replace(run.config, model_dir=str(tmp_path))
 
 

@@ -159,6 +159,7 @@ def test_profile_is_of_one_start_and_not_of_the_run() -> None:
 
 def test_search_paths_come_first(tmp_path: Path) -> None:
     (tmp_path / "demo.gin").write_text("include 'gin/demo.gin'\nTRAIN_STEPS = 7\n", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
     arguments = ["--gin_file=demo.gin", "--gin.MODEL_DIR=out"]
-    assert flags.parse_args([f"--gin_search_paths=nowhere,{tmp_path}", *arguments])[0].train_steps == 7
+    assert flags.parse_args([f"--gin_search_paths={tmp_path / 'empty'},{tmp_path}", *arguments])[0].train_steps == 7
     assert flags.parse_args(arguments)[0].train_steps != 7

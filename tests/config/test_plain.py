@@ -62,16 +62,19 @@ def test_a_configuration_comes_back_the_same(name: str) -> None:
     assert to_text(from_text(text, "config.json")) == text
 
 
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
 @given(
     data=st.builds(
         DataConfig,
-        st.text(min_size=1),
+        TEXT,
         st.dictionaries(st.sampled_from(["inputs", "targets"]), st.integers(1, 1000), min_size=1),
         st.sampled_from([16, 32, 48]),
-        prefix=st.none() | st.text(),
+        prefix=st.none() | st.just("") | TEXT,
         noise_density=st.none() | st.floats(0.01, 0.99),
-        data_files=st.none() | st.text() | st.lists(st.text()).map(tuple) | st.dictionaries(st.text(), st.text()),
-        seed=st.integers(0, 2**63),
+        data_files=st.none() | TEXT | st.lists(TEXT, min_size=1).map(tuple) | st.dictionaries(TEXT, TEXT, min_size=1),
+        seed=st.integers(0, 2**63 - 1),
         shuffle=st.booleans(),
         read_timeout_seconds=st.integers(1, 9) | st.floats(0.1, 1e6),
     )

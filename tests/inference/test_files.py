@@ -8,7 +8,7 @@ import re
 import fsspec
 import pytest
 
-from limba.config import InputError
+from limba.config import InputError, StorageError
 from limba.inference import files as text_files
 
 pytestmark = [
@@ -62,6 +62,73 @@ def test_an_output_is_resumed_wherever_it_is(path, tmp_path):
     assert len(content(path).splitlines()) == 11
     with pytest.raises(InputError, match=f"The output {re.escape(path)} was made with another step"):
         text_files.Output(path, {**ABOUT, "step": 4})
+
+
+def processed(source, path, stop=None):
+    """Makes the output of the first lines, as a command that is stopped after them; returns the number of lines."""
+    with text_files.Output(path, {**ABOUT, "input": source}) as output:
+        read = text_files.records(source, ["inputs"])
+        return text_files.process(itertools.islice(read, stop), output, 3, judge, False)
+
+
+def written(path, rows):
+    with fsspec.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("edited", [{"inputs": "another line"}, None], ids=["changed", "removed"])
+def test_lines_of_an_edited_input_are_never_continued(path, edited):
+    source = path.replace("out.jsonl", "in.jsonl")
+    fsspec.core.url_to_fs(source)[0].makedirs(source.rpartition("/")[0], exist_ok=True)
+    written(source, ROWS)
+    assert processed(source, path, 6) == 6
+    written(source, [*ROWS[:2], *([edited] if edited else []), *ROWS[3:]])
+    before = content(path)
+    with pytest.raises(InputError, match=f"has 6 lines of another text: {re.escape(source)} has changed since"):
+        processed(source, path)
+    assert content(path) == before
+    written(source, ROWS[:5])
+    with pytest.raises(InputError, match="has 6 lines of another text"):
+        processed(source, path)
+    written(source, [*ROWS, {"inputs": "one more"}])  # lines that are added at the end are another matter
+    assert processed(source, path) == 12
+    assert [json.loads(line)["inputs"] for line in content(path).splitlines()][5:7] == ["line 5 ș", "line 6 ș"]
+
+
+def test_lines_without_a_digest_are_written_again(tmp_path):
+    path = str(tmp_path / "out.jsonl")
+    written(tmp_path / "in.jsonl", ROWS)
+    processed(str(tmp_path / "in.jsonl"), path, 6)
+    whole = content(path)
+    with open(path, "a") as file:  # a window that was written, and then the machine stood still
+        file.write('{"inputs": "line 6"}\n{"inp')
+    assert processed(str(tmp_path / "in.jsonl"), path) == 11
+    assert content(path).startswith(whole) and len(content(path).splitlines()) == 11
+    (tmp_path / "out.jsonl").write_text(whole)
+    with pytest.raises(InputError, match="has 6 lines, and 11 were written to it"):
+        processed(str(tmp_path / "in.jsonl"), path)
+
+
+def test_an_output_of_an_earlier_version_is_resumed(tmp_path):
+    path, source = str(tmp_path / "out.jsonl"), str(tmp_path / "in.jsonl")
+    written(source, ROWS)
+    processed(source, path, 6)
+    (tmp_path / "out.jsonl.about.json").write_text(json.dumps({**ABOUT, "input": source}))
+    assert processed(source, path) == 11
+    for junk in ("", "[]", "{", '{"done": 5}', '{"done": ["a", 5], "step": 3}'):
+        (tmp_path / "out.jsonl.about.json").write_text(junk)
+        with pytest.raises(InputError, match=r"exists, and no .*out.jsonl.about.json says what it was made with"):
+            processed(source, path)
+
+
+def test_a_full_disk_is_said(tmp_path):
+    output = text_files.Output(str(tmp_path / "out.jsonl"), ABOUT)
+    output._file.close()
+    output._file = open("/dev/full", "w")
+    output.write({"a": 1}, "")
+    with pytest.raises(StorageError, match=r"cannot be written any more \(No space left on device\); make room"):
+        output.flush()
+    output._file = None
 
 
 def test_parts_that_a_kill_left_behind_are_not_counted_twice():

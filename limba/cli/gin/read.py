@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 from limba.cli import task_modules
 from limba.cli.gin import old_names
 from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Tree
-from limba.cli.gin.statements import OWN_FILE, REQUIRED, Binding, Source, read, read_text
+from limba.cli.gin.statements import OWN_FILE, REQUIRED, Binding, Source, read, read_override, read_text
 from limba.cli.gin.text import text_of
 from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, plain
+from limba.inference import imports
 
 
 class GinRun(NamedTuple):
@@ -38,15 +39,37 @@ def read_run(
     overrides: Sequence[str] = (),
     search_paths: Sequence[Path] = (),
     written_as: Mapping[str, str] | None = None,
+    allowed: Sequence[str] | None = None,
 ) -> GinRun:
     """Returns the run that gin files and `NAME=VALUE` overrides describe; later values replace earlier ones.
 
     Files, included files and task modules are looked for in `search_paths` (files only), the current directory and the
     repository. Imports the task modules that the files import, which takes seconds and runs their code. `written_as`
-    maps gin names to what the user wrote instead. Raises InputError, one sentence in the user's names, for invalid
-    input.
+    maps gin names to what the user wrote instead. With `allowed` only these modules, and those of Limba and of tasks/,
+    are imported, and another one is an UntrustedModuleError. Raises InputError, one sentence in the user's names, for
+    invalid input.
     """
-    return _checked_run(read(files, overrides, search_paths), "--gin.", written_as)
+    source = read(files, overrides, search_paths)
+    if allowed is not None:
+        _check_imports(source, " and ".join(files), allowed)
+    return _checked_run(source, "--gin.", written_as)
+
+
+def read_own(text: str, file: str, overrides: Sequence[str], allowed: Sequence[str]) -> RunConfig:
+    """Returns the run that MODEL_DIR/config.gin describes, `file` with this text, with `NAME=VALUE` overrides.
+
+    The text is data: it includes no files, and imports only the modules of `allowed`, of Limba and of tasks/. Raises
+    UntrustedModuleError for others, and InputError as `read_run`.
+    """
+    source = Source()
+    read_text(source, text, file)
+    for override in overrides:
+        read_override(source, override, "--gin.")
+    _check_imports(source, file, allowed, os.path.dirname(file))
+    for module, place in source.modules:
+        task_modules.check(module, f"{place} imports")
+    _check_imports(source, file, allowed, os.path.dirname(file))  # again: the folders of tasks/ are known now
+    return _checked_run(source, "--gin.").config
 
 
 def read_gin(file: str | os.PathLike[str], **overrides: Any) -> RunConfig:
@@ -86,21 +109,27 @@ def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None
     """
     from etils import epath
 
+    from limba.storage import files
+
     folder = epath.Path(model_dir)
     folder = folder if "://" in str(model_dir) else folder.expanduser().resolve()
     if (folder / plain.FILE).exists() or not (folder / OWN_FILE).exists():
         return None
     source = Source()
-    read_text(source, (folder / OWN_FILE).read_text(), str(folder / OWN_FILE))
+    read_text(source, files.read_text(folder / OWN_FILE), str(folder / OWN_FILE))
     owners = {binding.owner for binding in source.bindings}
     if not owners & set(CLASSES):
         return None
     config = plain.moved(run_of(source).config, str(folder)) if RUN in owners else model_of(source)
     try:
-        (folder / plain.FILE).write_text(plain.to_text(config))
+        files.write_whole(folder / plain.FILE, plain.to_text(config))
     except Exception:  # noqa: BLE001  a bucket's client has errors of its own
         return config
     return None
+
+
+def _check_imports(source: Source, place: str, allowed: Sequence[str], directory: str | None = None) -> None:
+    imports.check([module for module, _ in source.modules], place, allowed, directory)
 
 
 def _checked_run(source: Source, flag: str, written_as: Mapping[str, str] | None = None) -> GinRun:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,7 +180,8 @@ def literal(value: str) -> str:
     return value if is_whole and not has_comment and "\n" not in value else repr(value)
 
 
-def _read_override(source: Source, override: str, flag: str) -> None:
+def read_override(source: Source, override: str, flag: str) -> None:
+    """Adds the statement of one `NAME=VALUE`, which messages write after `flag`."""
     name, equals, value = override.partition("=")
     place = f"{flag}{name}"
     if not equals:
@@ -203,7 +205,7 @@ def read(
     source = Source()
     folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
     for name in files:
-        _read_file(source, str(Path(name).expanduser()), folders, "", ())
+        _read_file(source, str(Path(os.path.expanduser(name))), folders, "", ())
     for override in overrides:
-        _read_override(source, override, flag)
+        read_override(source, override, flag)
     return source

@@ -60,6 +60,15 @@ def _parser(command: str) -> Parser:
     return parser
 
 
+def _check_values(given: argparse.Namespace) -> None:
+    """Raises InputError for a value that no model takes, before one is read, which may take minutes."""
+    with names_said(NAMES):
+        for name in FLAGS:
+            value = getattr(given, name)
+            if value is not None and (name, value) != ("top_k", 0):
+                GenerationConfig(**{"sample": name != "num_beams", name: value})
+
+
 def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
     is_language_model = trained.network.config.is_decoder_only
     base = SAMPLED if is_language_model and not given.gin_file else trained.generation
@@ -85,6 +94,8 @@ def run(argv: Sequence[str], command: str = "generate") -> None:
             raise InputError(f"Both --prompt and {flag} are given; give one.")
     if not reads_lines and not given.prompt and sys.stdin.isatty():
         raise InputError("There is no prompt; give --prompt=TEXT, --input=FILE, or lines on standard input.")
+    _check_values(given)
+    lines.check_input(given)
     trained = model.opened(given, language_model_in_float32=True)
     model.check_vocabulary(trained)
     config = _generation(given, trained)

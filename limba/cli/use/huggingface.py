@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,9 +41,15 @@ def add_export_flags(parser: Parser) -> None:
     )
     parser.add_argument("--vocabulary", help="vocabulary that replaces the run's: a SentencePiece model, byte, or none")
     parser.add_argument("--extra_ids", type=int, default=100, help="number of sentinels to add to --vocabulary")
+    model.add_import_flag(parser)
     parser.add_argument("--no-check", action="store_true", help="skip the proof")
     parser.add_argument("--licence", help="licence for the model card, by the hub's name: apache-2.0")
     parser.add_argument("--hardware", help="training hardware for the model card")
+    parser.add_argument("--language", default="", help="languages for the model card, by their codes: ro or en,ms")
+    parser.add_argument("--datasets", default="", help="data sets for the model card; default: the task's on the hub")
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="dropout in config.json, which fine-tuning uses (default 0.1)"
+    )
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
     parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")
@@ -55,6 +62,10 @@ def export(given: argparse.Namespace) -> None:
         raise InputError(f"--formats is {given.formats}; give pytorch, flax, or pytorch,flax.")
     if given.dtype not in ("float32", "bfloat16"):
         raise InputError(f"--dtype is {given.dtype}; give float32 or bfloat16.")
+    if given.extra_ids < 0:
+        raise InputError(f"--extra_ids is {given.extra_ids}; give a number of sentinels, 0 or more.")
+    if not 0 <= given.dropout < 1:
+        raise InputError(f"--dropout is {given.dropout}; give a share from 0 to below 1.")
     if given.dry_run and not given.push:
         raise InputError("--dry-run shows what --push would upload; add --push=user/name.")
     if given.push:
@@ -65,13 +76,13 @@ def export(given: argparse.Namespace) -> None:
         from limba.export import huggingface
     names = {"`config`": "--config", "`vocabulary`": "--vocabulary"}
     with names_said(names):
-        source = model.find(given.model_dir, given.config)
+        source = model.find(given.model_dir, given.config, imports=given.imports)
     if given.out_dir is None and "://" in str(source.directory):
         raise InputError(f"{given.model_dir} is in a bucket; name a local OUT_DIR after it.")
-    out = Path(given.out_dir or f"{source.directory}/huggingface").expanduser().resolve()
+    out = Path(os.path.expanduser(given.out_dir or f"{source.directory}/huggingface")).resolve()
     choices = huggingface.Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check,
-        given.licence, given.hardware, given.trc,
+        given.licence, given.hardware, given.trc, given.dropout, _names(given.language), _names(given.datasets),
     )  # fmt: skip
     with names_said(names):
         folders = huggingface.export(source, out, huggingface.chosen_steps(given.steps, source.steps), choices)
@@ -79,11 +90,15 @@ def export(given: argparse.Namespace) -> None:
         push.push(given.push, folders, given.dry_run)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def import_model(source: str, out: str) -> None:
     """Makes a Limba checkpoint and prints its path; raises InputError."""
     with environment.quiet_imports():
         from limba.export.from_huggingface import import_folder
-    sentence = import_folder(source, Path(out).expanduser().resolve())
+    sentence = import_folder(source, Path(os.path.expanduser(out)).resolve())
     print(said(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.use.model import whole_number
+from limba.config import InputError
 
 if TYPE_CHECKING:
     from limba.inference.load import TrainedModel
 
+STANDARD = ("-", "stdin")
 BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
 Judge = Callable[[list[dict[str, Any]], int], Iterator[tuple[int, dict[str, Any], str]]]
 
@@ -26,6 +29,13 @@ def add_flags(parser: argparse.ArgumentParser, adds: str) -> None:
         help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",
     )  # fmt: skip
     parser.add_argument("--batch_size", type=whole_number, metavar="N", help="lines per batch, over all devices")
+
+
+def check_input(given: argparse.Namespace) -> None:
+    """Raises InputError for a local input that does not exist, before a model is read."""
+    path = given.input
+    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
+        raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
 
 
 def process(
@@ -43,12 +53,9 @@ def process(
 
     writes, source = jax.process_index() == 0, given.input or "stdin"
     about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
-    output = files.Output(given.output, {**about, **more_about}, writes)
-    if writes and output.num_done:
-        print(f"{output.num_done:,} lines are already written.", file=sys.stderr)
     shows_progress = writes and sys.stderr.isatty()
     window = BATCHES_PER_WINDOW * num_rows
-    count = files.process(files.records(source, fields), output, window, judge, shows_progress)
-    output.close()
+    with files.Output(given.output, {**about, **more_about}, writes) as output:
+        count = files.process(files.records(source, fields), output, window, judge, shows_progress)
     if writes:
         print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
+from limba.cli.flags import search_folders
 from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, environment
 
@@ -52,15 +53,24 @@ def add_gin_flags(parser: Parser, replaced: str) -> None:
     )  # fmt: skip
     parser.add_argument("--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in: A,B")
     parser.add_argument("--gin.NAME", metavar="VALUE", dest="_", help="set any name of the run's gin file")
+    add_import_flag(parser)
+
+
+def add_import_flag(parser: Parser) -> None:
+    """Adds the flag that allows imports."""
+    parser.add_argument(
+        "--import", action="append", default=[], metavar="MODULE", dest="imports",
+        help="module or package that the model's configuration may import, beside those of tasks/: its code runs",
+    )  # fmt: skip
 
 
 def run_of_gin_files(given: argparse.Namespace) -> GinRun:
     """Returns the run that the flags of `add_gin_flags` describe."""
     from limba.cli.gin import read_run
 
-    folders = [Path(folder).expanduser() for folder in given.gin_search_paths.split(",") if folder]
+    folders = search_folders([given.gin_search_paths])
     with environment.quiet_imports():  # of the task modules
-        return read_run(given.gin_file, given.gin, folders)
+        return read_run(given.gin_file, given.gin, folders, allowed=given.imports)
 
 
 def load(
@@ -70,13 +80,15 @@ def load(
     config: RunConfig | ModelConfig | None = None,
     vocabulary: Any = None,
     mesh: Mesh | None = None,
+    imports: Sequence[str] = (),
 ) -> TrainedModel:
     """Returns the trained model at a path.
 
     `path` is a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id (user/name or
     user/name@revision). `step` chooses a checkpoint of a run; the default is its best one, if it keeps one, else the
     newest. `config` replaces the configuration of the model, `vocabulary` (a path, 'byte' or a seqio vocabulary) its
-    vocabulary, and `mesh` the mesh of the run. Without `config` the model computes in float32.
+    vocabulary, and `mesh` the mesh of the run. Without `config` the model computes in float32. `imports` are modules
+    that the run's configuration may have imported, beside those of Limba and of tasks/: their code runs.
 
     Raises InputError, one sentence, if no model is found or it cannot be read.
 
@@ -86,33 +98,36 @@ def load(
     """
     with environment.quiet_imports():
         from limba.inference.load import load as open_model
-    found = str(path) if config is not None else find(str(path))
-    return open_model(found, step=step, config=config, vocabulary=vocabulary, mesh=mesh)
+    found = str(path) if config is not None else find(str(path), imports=imports)
+    return open_model(found, step=step, config=config, vocabulary=vocabulary, mesh=mesh, imports=imports)
 
 
-def find(path: str, gin_file: str | None = None, gin: Sequence[str] = ()) -> Source:
+def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), imports: Sequence[str] = ()) -> Source:
     """Like `limba.inference.source.find`, for models that are configured by a gin file too.
 
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. A run of an earlier
-    version first gets its config.json.
+    version first gets its config.json. Files of the run are data: of the modules that they name only those of Limba, of
+    tasks/ and of `imports` are imported.
     """
     from limba.cli import from_t5x, task_modules
-    from limba.cli.gin import read_model, read_run
+    from limba.cli.gin import read_model, read_own
     from limba.config import plain
     from limba.formats import limba_checkpoint
+    from limba.inference import imports as modules
     from limba.inference import source
-    from limba.storage.files import resolved
+    from limba.storage.files import read_text, resolved
 
     if gin_file is not None:
-        return source.find(path, read_model(gin_file, gin))
+        return source.find(path, read_model(gin_file, gin), allowed=imports)
     place = resolved(path)
     directory = place.parent.parent if limba_checkpoint.is_own(place) else place
     if not gin:
         config = upgrade_once(str(directory))
         network, vocabulary = (place == directory and from_t5x.read(place)) or (None, None)
-        found = source.find(path, config or network, vocabulary)
+        found = source.find(path, config or network, vocabulary, imports)
         for module in found.run.data.task_modules if found.run else ():
             with contextlib.suppress(InputError):  # raised when the task is needed
+                modules.check([module], path, imports, str(directory))
                 task_modules.check(module, f"{path} imports")  # also finds the modules that Limba ships
         return found
     if not (limba_checkpoint.checkpoints_of(directory) and (directory / "config.gin").exists()):
@@ -120,8 +135,9 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = ()) -> Sou
             f"--gin.{gin[0].partition('=')[0]} changes a run's config.gin, and {path} has none; leave it out."
         )
     with environment.quiet_imports():  # of the task modules
-        run = read_run([str(directory / "config.gin")], gin).config
-    return source.find(path, plain.moved(run, str(directory)))
+        file = directory / "config.gin"
+        run = read_own(read_text(file), str(file), gin, imports)
+    return source.find(path, plain.moved(run, str(directory)), allowed=imports)
 
 
 def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
@@ -171,12 +187,12 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
         if path is None:
             raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
         with names_said(NAMES):
-            found = find(path, gin=given.gin)
+            found = find(path, gin=given.gin, imports=given.imports)
             config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
     run = run_of_gin_files(given)
     with names_said({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
-        found = source.find(path or _default_checkpoint(run.config), run.config)
+        found = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
         step = max(found.steps) if path and given.step is None else given.step
         # A mesh that the user typed is kept even if it does not fit.
         mesh = mesh_of_run(run.config) if any("MeshConfig" in each for each in given.gin) else None

@@ -27,6 +27,7 @@ def run(argv: Sequence[str]) -> None:
     fields = [field.strip() for field in given.fields.split(",")]
     if len(fields) > 2 or not all(fields):
         raise InputError(f"--fields is {given.fields}; give two names, such as inputs,targets.")
+    lines.check_input(given)
     trained = model.opened(given)
     model.check_vocabulary(trained)
     if len(fields) < 2 and not trained.network.config.is_decoder_only:

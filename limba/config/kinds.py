@@ -1,0 +1,127 @@
+"""The kinds of values that fields take, by their type hints: checks that need nothing but the dataclass itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from limba.config.errors import ConfigError, InputError
+
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+# A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
+MOST, MOST_OF_64_BITS = 2**31 - 1, 2**63 - 1
+MOST_FLOAT = 3.4e38  # of 32 bits
+ADDRESSES = ("gs", "s3", "az", "hf")  # that checkpoints and logs can be kept at
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Returns whether a plain value has the type of a field's type hint.
+
+    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None)
+    (True, False, True)
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
+    if origin is not None:
+        key, item = arguments
+        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+    kinds = {float: (int, float), str: (str, os.PathLike)}.get(hint, (hint,))
+    return isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
+
+
+def in_words(hint: Any) -> str:
+    """Returns a description of the values that a type hint allows.
+
+    >>> in_words(float | None), in_words(tuple[str, ...])
+    ('a number or None', 'a list, each a string')
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(argument) for argument in arguments)
+    if origin is tuple:
+        return f"a list, each {in_words(arguments[0])}"
+    if origin is not None:
+        return f"a mapping such as {{'inputs': {512 if arguments[1] is int else repr('a.txt')}}}"
+    return WORDS.get(hint) or hint.__name__
+
+
+def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError for the first field of a dataclass whose value no choice could mean.
+
+    That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
+    bits, or of 64 for those of `of_64_bits`; and a string that is empty, or cannot be written to a file.
+
+    >>> from limba.config import MeshConfig
+    >>> MeshConfig(fsdp="two")
+    Traceback (most recent call last):
+    limba.config.errors.ConfigError: MeshConfig.fsdp is 'two'; give a whole number.
+    """
+    hints = _hints(type(owner))
+    for entry in dataclasses.fields(owner):
+        value, hint = getattr(owner, entry.name), hints[entry.name]
+        if not fits(value, hint):
+            raise _wrong(owner, entry.name, value, f"give {in_words(hint)}")
+        most = MOST_OF_64_BITS if entry.name in of_64_bits else MOST
+        for leaf in _leaves(value):
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise _wrong(owner, entry.name, value, "give a finite number")
+            if isinstance(leaf, float | int) and abs(leaf) > MOST_FLOAT:
+                raise _wrong(owner, entry.name, value, f"give a number below {MOST_FLOAT:.1e}, as devices compute")
+            if isinstance(leaf, int) and not (-most <= leaf <= most or fits(0.5, hint)):
+                raise _wrong(owner, entry.name, value, f"give a whole number up to {most:,}")
+            if leaf == "" and entry.name not in may_be_empty:
+                advice = " or None" if fits(None, hint) else ""
+                raise _wrong(owner, entry.name, value, f"give a text that is not empty{advice}")
+            if isinstance(leaf, str) and not _is_writable(leaf):
+                raise _wrong(owner, entry.name, value, "give text in UTF-8, without NUL characters")
+
+
+def check_address(path: str, name: str) -> None:
+    """Raises InputError, which calls the path `name`, for an address where checkpoints cannot be kept.
+
+    >>> check_address("gs://bucket/run", "model_dir"), check_address("runs/mine", "model_dir")
+    (None, None)
+    """
+    kind, separator, _ = path.partition("://")
+    if separator and kind not in ADDRESSES:
+        known = ", ".join(f"{each}://" for each in ADDRESSES)
+        raise InputError(f"{name} {path} begins with {kind}://, not with {known}; correct it, or give a directory.")
+
+
+def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
+    text = repr(value)
+    text = text if len(text) <= 200 else f"{text[:200]}…"
+    return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif not isinstance(value, bool):
+        yield value
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

@@ -1,0 +1,150 @@
+"""What somebody else's model directory, folder or index may not do; docs/security.md says it to users."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import limba
+from limba.cli import main
+from limba.cli.gin import upgrade
+from limba.config import UntrustedModuleError
+from limba.inference import imports
+
+pytestmark = pytest.mark.fast
+GOLDEN = Path(__file__).parent.parent / "golden" / "run_aa13acc"
+WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory: a run, and modules on Python's path that write a file when they are imported."""
+    shutil.copytree(GOLDEN / "run", tmp_path / "run")
+    shutil.copy(GOLDEN / "corpus.jsonl", tmp_path)
+    (tmp_path / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    (tmp_path / "evil_module.py").write_text(WRITES.format(str(tmp_path / "ran")))
+    (tmp_path / "evil_package").mkdir()
+    (tmp_path / "evil_package" / "__init__.py").write_text(WRITES.format(str(tmp_path / "ran")))
+    (tmp_path / "evil_package" / "tasks.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    yield tmp_path
+    for name in ("evil_module", "evil_package", "evil_package.tasks"):
+        sys.modules.pop(name, None)
+
+
+def naming(place: Path, module: str, in_gin: bool) -> None:
+    """Has the run name a module, in config.gin or in config.json."""
+    file = place / "run" / "config.gin"
+    if in_gin:
+        file.write_text(f"import {module}\n{file.read_text()}")
+        return
+    upgrade(place / "run")
+    about = json.loads((place / "run" / "config.json").read_text())
+    about["run"]["data"]["task_modules"].append(module)
+    (place / "run" / "config.json").write_text(json.dumps(about))
+
+
+OF_GIN = [
+    ["generate", "run", "--prompt=a", "--max_tokens=1", "--gin.BATCH_SIZE=16"],
+    ["generate", "--gin_file=run/config.gin", "--checkpoint=run", "--prompt=a"],
+    ["report", "--gin_file=run/config.gin"],
+]
+COMMANDS = [
+    ["generate", "run", "--prompt=a", "--max_tokens=1"],
+    ["infer", "run", "--input=corpus.jsonl", "--field=text"],
+    ["score", "run", "--input=pairs.jsonl"],
+    ["evaluate", "run"],
+    ["evaluate", "run/checkpoints/10"],
+]
+
+
+@pytest.mark.parametrize("module", ["evil_module", "evil_package.tasks"])
+@pytest.mark.parametrize(
+    ("argv", "in_gin"), [*((argv, True) for argv in [*OF_GIN, *COMMANDS]), *((argv, False) for argv in COMMANDS)]
+)
+def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place: Path, capsys) -> None:
+    naming(place, module, in_gin)
+    assert main.main(argv) == 2
+    assert not (place / "ran").exists()
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"names the module '{module}'" in sentence and sentence.endswith(f" --import={module}")
+
+
+@pytest.mark.parametrize(
+    "argv", [["report", "run"], ["convert", "run", "out", "--no-check"], ["convert", "run", "--to=list"]]
+)
+def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys) -> None:
+    naming(place, "evil_module", in_gin=False)
+    shutil.copy(GOLDEN / "whole" / "metrics.jsonl", place / "run")
+    assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no-check" else [])]) == 0
+    assert not (place / "ran").exists()
+
+
+def test_the_ready_command_runs_it(place: Path, capsys) -> None:
+    naming(place, "evil_module", in_gin=False)
+    argv = ["score", "run", "--input=pairs.jsonl", "--output=out.jsonl"]
+    assert main.main(argv) == 2
+    command = capsys.readouterr().err.split("if you trust who wrote it: limba ")[1].split()
+    assert command == [*argv, "--import=evil_module"]
+    assert main.main(command) == 0
+    assert (place / "ran").read_text() == "code ran"
+
+
+def test_load_says_what_to_give(place: Path) -> None:
+    naming(place, "evil_package.tasks", in_gin=False)
+    with pytest.raises(UntrustedModuleError, match=r"give imports=\['evil_package.tasks'\]"):
+        limba.load("run").prefix  # noqa: B018
+    assert not (place / "ran").exists()
+    assert limba.load("run", imports=["evil_package"]).prefix == ""
+    assert (place / "ran").exists()
+
+
+@pytest.mark.slow
+def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
+    token = "hf_" + "SECRET" * 5
+    monkeypatch.setenv("HF_TOKEN", token)
+    limba.load("run").save(place / "hf")
+    about = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
+    about |= {
+        "max_steps": 2,
+        "max_seq_length": 64,
+        "per_device_train_batch_size": 1,
+        "save_steps": 2,
+        "logging_steps": 1,
+    }
+    (place / "a.json").write_text(json.dumps({**about, "hub_token": token, "token": token, "push_to_hub": True}))
+    assert main.main(["train", "--json=a.json"]) == 0
+    (place / "a.json").unlink()
+    assert main.main(["convert", "out", "--push=somebody/name", "--dry-run", "--no-check"]) == 0
+    assert main.main(["generate", "out", "--prompt=a", "--max_tokens=2"]) == 0
+    assert main.main(["generate", "somebody/name", "--prompt=a"]) == 2  # the hub cannot be reached
+    printed = capfd.readouterr()
+    files = [path for path in place.rglob("*") if path.is_file()]
+    assert len(files) > 20 and "out/checkpoints" in " ".join(map(str, files))
+    assert not [path for path in files if token.encode() in path.read_bytes()]
+    assert token not in printed.out + printed.err
+
+
+def test_tasks_inside_the_model_are_not_ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = place / "run" / "tasks"
+    theirs.mkdir()
+    imports.check(["tasks.demo"], "run", directory=str(place / "run"))
+    import tasks
+
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(theirs)])  # as in a shell that stands in the run
+    with pytest.raises(UntrustedModuleError, match="of a folder inside the model's own"):
+        imports.check(["tasks.demo"], "run", directory=str(place / "run"))
+    imports.check(["tasks.demo"], "run", ["tasks"], str(place / "run"))
+    monkeypatch.delitem(sys.modules, "tasks")
+    (theirs / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(place / "run"))
+    with pytest.raises(UntrustedModuleError):
+        imports.check(["tasks.demo"], "run", directory=str(place / "run"))

@@ -1,0 +1,95 @@
+"""The shipped code unpickles nothing, evaluates no text, starts no shell, and unpacks no archive but its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.shipped import SHIPPED, place_of, tree_of
+
+pytestmark = pytest.mark.fast
+
+# Calls that run code that their argument holds, or write where it says.
+FORBIDDEN = {
+    *("eval", "exec", "compile", "__import__", "execfile"),
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "dill.load", "joblib.load", "marshal.loads", "shelve.open"),
+    *("yaml.load", "yaml.unsafe_load", "os.system", "os.popen", "runpy.run_path", "code.interact", "tempfile.mktemp"),
+}
+UNPACKS = ("limba/data/positions.py",)  # a data position, which a run has written
+IMPORTS_BY_NAME = {  # file -> where the names come from
+    "limba/__init__.py": "a table in it",
+    "limba/cli/main.py": "a table in it",
+    "limba/cli/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
+    "limba/inference/source.py": "what imports.check has allowed",
+    "limba/data/reader_processes.py": "the run that has imported them",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    """Returns a.b.c of an expression; "" if it is something else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def given(call: ast.Call, name: str) -> object:
+    """Returns the constant that a call gives for a parameter, or None."""
+    values = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def faults(tree: ast.AST, place: str) -> Iterator[str]:
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = dotted(call.func)
+        last = name.rpartition(".")[2]
+        if name in FORBIDDEN:
+            yield name
+        if last == "load" and name.startswith("torch") and given(call, "weights_only") is not True:
+            yield "torch.load without weights_only=True"
+        if last in ("load", "fromfile") and given(call, "allow_pickle"):
+            yield f"{name} with allow_pickle"
+        if any(keyword.arg == "shell" for keyword in call.keywords):
+            yield f"{name} with shell"
+        if last in ("extractall", "extract", "unpack_archive") and place not in UNPACKS and "re." not in name:
+            yield name
+        if last in ("import_module", "find_module") and place not in IMPORTS_BY_NAME:
+            yield f"{name} in {place}"
+        if any(keyword.arg == "trust_remote_code" for keyword in call.keywords) and given(call, "trust_remote_code"):
+            yield "trust_remote_code"
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if "benchmarks" not in path.parts], ids=place_of)
+def test_no_text_is_run(path: Path) -> None:
+    found = list(faults(tree_of(path), place_of(path)))
+    assert not found, f"{place_of(path)}: {found}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval(text)",
+        "pickle.load(file)",
+        "pickle.loads(data)",
+        "yaml.load(file)",
+        "os.system(line)",
+        "subprocess.run(line, shell=True)",
+        "subprocess.run(line, shell=asked)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "zipfile.ZipFile(path).extractall(folder)",
+        "importlib.import_module(name)",
+        "tempfile.mktemp()",
+        "datasets.load_dataset(name, trust_remote_code=True)",
+    ],
+)
+def test_the_search_finds_what_it_should(line: str) -> None:
+    assert list(faults(ast.parse(line), "limba/new.py"))
+
+
+def test_what_may_is_still_there() -> None:
+    for place in (*UNPACKS, *IMPORTS_BY_NAME):
+        assert any(place_of(path) == place for path in SHIPPED), place
