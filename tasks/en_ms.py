@@ -20,12 +20,12 @@ DATA_SET, SUBSET = "mesolitica/Malaysian-Translation", "stage1"
 LANGUAGES = {"en": "English", "ms": "Malay"}
 
 
-def register(source: str, target: str) -> str:
+def register(source: str, target: str, name: str = "", corpus: HubSource | None = None) -> str:
     """Registers the task from one language to the other, which are columns of the data set; returns its name."""
-    name = f"{source}_{target}_translation"
+    name = name or f"{source}_{target}_translation"
     seqio.TaskRegistry.add(
         name,
-        source=HubSource(DATA_SET, SUBSET, column={"inputs": source, "targets": target}),
+        source=corpus or HubSource(DATA_SET, SUBSET, column={"inputs": source, "targets": target}),
         preprocessors=[
             functools.partial(add_prefix, prefix=f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "),
             *SUPERVISED,
@@ -38,3 +38,6 @@ def register(source: str, target: str) -> str:
 
 
 seqio.MixtureRegistry.add("en_ms_both", [register("en", "ms"), register("ms", "en")], default_rate=1.0)
+# The published recipe's corpus.
+PUBLISHED = HubSource("mesolitica/translation-en-ms", column={"inputs": "en", "targets": "ms"})
+register("en", "ms", "en_ms_published", PUBLISHED)

@@ -3,7 +3,7 @@
 In `fr_capitals_bytes` the inputs are in capital letters too.
 
 `CORPUS` and `COLUMN` in gin replace the corpus. For another language copy a registration below and change the
-language (`limba/data/objectives/diacritics.py` has the letters), the names and the corpus.
+language (`limba/data/objectives/diacritics.py` has the letters of 34), the names and the corpus.
 """
 
 from typing import Any
@@ -35,6 +35,9 @@ def register(name: str, language: str, source: UnitSource, **choices: Any) -> No
 register("ro_diacritics", "ro", CORPUS)
 register("ro_diacritics_partial", "ro", CORPUS, share=0.5)
 register("ro_diacritics_bytes", "ro", CORPUS, bytes_per_token=1.0)
+# The published recipe's corpus. Its inputs are ASCII: other languages' letters, quotes and dashes are plain, too.
+DIACRITIC = HubSource("dumitrescustefan/diacritic", column="text", splits=("train", "validation"))
+register("ro_diacritics_published", "ro", DIACRITIC, bytes_per_token=None, transliterate="ascii")
 register("fr_diacritics", "fr", FileSource("fr/*.jsonl.gz"))
 register("fr_diacritics_bytes", "fr", FileSource("fr/*.jsonl.gz"), bytes_per_token=1.0)
 register("fr_capitals_bytes", "fr", FileSource("fr/*.jsonl.gz"), bytes_per_token=1.0, capitals=True)

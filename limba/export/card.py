@@ -13,6 +13,7 @@ from limba.inference.source import Source
 from limba.training.logging import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
+NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5_IN_5 = (
     "transformers 5 multiplies the logits of this umT5 by d_model^-1/2 when it loads it, which flattens sampled text"
     " and the loss, and leaves greedy text as it is: set `model.config.tie_word_embeddings = False` after loading."
@@ -34,12 +35,13 @@ def write_card(
     licence: str | None,
     hardware: str | None,
     acknowledgement: bool,
+    languages: Sequence[str] = (),
+    datasets: Sequence[str] = (),
 ) -> None:
     """Writes README.md and, where the run has metrics, loss.png beside it."""
     has_picture = source.run is not None and _picture(directory, source.run)
     sections = [
-        f"---\nlicense: {licence or 'other'}\nlibrary_name: transformers\npipeline_tag: text-generation\n"
-        f"tags:\n- {_kind(source)}\n---",
+        _front_matter(source, step, licence or "other", languages, datasets),
         f"# {source.directory.name}, step {step:,}",
         f"Pretrained with {source.kind}, converted by Limba.",
         _architecture(source),
@@ -52,6 +54,42 @@ def write_card(
     if licence is None:
         sections.insert(3, "No licence has been chosen yet: `license` above says `other`.")
     (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
+
+
+def _front_matter(source: Source, step: int, licence: str, languages: Sequence[str], datasets: Sequence[str]) -> str:
+    """Returns the card's YAML, by which the hub lists the model: language, data sets, licence, results."""
+    lines = ["---", f"license: {licence}", "library_name: transformers", "pipeline_tag: text-generation"]
+    for name, values in (("tags", [_kind(source)]), ("language", languages), ("datasets", datasets)):
+        lines += [f"{name}:", *(f"- {value}" for value in values)] if values else []
+    results = _results(source, step)
+    if source.run is not None and results:
+        task = source.run.data.mixture_or_task_name
+        lines += ["model-index:", f"- name: {source.directory.name}", "  results:"]
+        lines += [
+            "  - task:",
+            "      type: text-generation",
+            "    dataset:",
+            f"      name: {task}",
+            f"      type: {task}",
+        ]
+        lines += ["    metrics:"]
+        for name, value in results.items():
+            lines += [f"    - type: {name}", f"      value: {value:.4f}"]
+    return "\n".join([*lines, "---"])
+
+
+def _results(source: Source, step: int) -> dict[str, float]:
+    """Returns the last figures of the validation split up to a step: loss, bits per byte, metrics of text."""
+    if source.run is None:
+        return {}
+    records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
+    found: dict[str, float] = {}
+    for record in records:
+        if record["kind"] == "validation":
+            found |= {name: record[name] for name in ("loss", "bits_per_byte") if name in record}
+        elif record["kind"] == "text":
+            found |= {name: value for name, value in record.items() if name not in NO_METRICS and "/" not in name}
+    return found
 
 
 def _table(heading: str, entries: dict[str, Any]) -> str:

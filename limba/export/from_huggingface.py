@@ -22,6 +22,7 @@ from limba.formats import huggingface
 from limba.inference.source import VOCABULARIES, local_folder, open_folder
 from limba.model import Network
 from limba.sharding.tree import leaf_name
+from limba.storage import lease, manifest
 from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked
 from limba.training.optimizer import make_optimizer
@@ -52,6 +53,11 @@ def import_folder(source: str | Path, out: Path) -> str:
     folder = local_folder(str(source))
     model = huggingface.model_config(folder)
     arrays = _arrays(folder, model)
+    with lease.held(str(out), "imports to", beside=True):
+        return _import(folder, arrays, model, out)
+
+
+def _import(folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
     writing = out.with_name(out.name + ".importing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
@@ -142,3 +148,4 @@ def _write_checkpoint(directory: Path, state: Any) -> None:
         directory, item_names=tuple(handlers), item_handlers=handlers, options=options
     ) as manager:
         manager.save(0, args=items)
+    manifest.write(str(directory / "0"))

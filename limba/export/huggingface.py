@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 
 from limba.config import InputError, ModelConfig
+from limba.data.tasks import hub_datasets, needs_sentinels
+from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.export import card, proof
 from limba.inference.load import write_folder
-from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary
+from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary, task_of
+from limba.storage import lease
+from limba.storage.files import write_whole
 
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: its source, and the results of the proof
 NONE = "none"  # as a vocabulary name: write no tokenizer
-_ENTRY = re.compile(r"step_\d+(\.writing|\.failed)?")
+_ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Choices:
     licence: str | None = None
     hardware: str | None = None
     acknowledge_trc: bool = False
+    dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
+    languages: tuple[str, ...] = ()  # of the model card, by ISO 639 codes
+    datasets: tuple[str, ...] = ()  # of the model card, by the hub's names; (): those that the task reads from the hub
 
 
 def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
@@ -77,8 +84,11 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     if not wanted:
         return folders
     tokenizer = vocabulary_of(source, choices)
-    for step in wanted:
-        _convert(source, step, folders[step], choices, tokenizer)
+    out.mkdir(parents=True, exist_ok=True)
+    with lease.held(str(out), "exports to") as mine:
+        for step in wanted:
+            mine.check()
+            _convert(source, step, folders[step], choices, tokenizer)
     return folders
 
 
@@ -116,11 +126,15 @@ def _convert(
         shutil.rmtree(old, ignore_errors=True)
     arrays = source.arrays(step)
     name, vocabulary = tokenizer or (None, None)
-    write_folder(writing, arrays, source.model, choices.formats, choices.dtype, name, vocabulary)
+    task = _task(source)
+    model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
+    sentinels = _unused_sentinels(task, source, vocabulary)
+    write_folder(writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels)
     passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
+    datasets = choices.datasets or (() if task is None else hub_datasets(task))
     card.write_card(
         writing, source, step, choices.formats, choices.dtype, findings,
-        choices.licence, choices.hardware, choices.acknowledge_trc,
+        choices.licence, choices.hardware, choices.acknowledge_trc, choices.languages, datasets,
     )  # fmt: skip
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
@@ -132,11 +146,26 @@ def _convert(
         )
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
-    (writing / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
         shutil.rmtree(final)  # was made with other choices
     writing.rename(final)
     print(f"step {step:,}: {final}", flush=True)
+
+
+def _task(source: Source) -> Any:
+    """Returns the run's task; None if it is not known here, as for a T5X checkpoint."""
+    try:
+        return None if source.run is None else task_of(source)
+    except InputError:
+        return None
+
+
+def _unused_sentinels(task: Any, source: Source, vocabulary: Any) -> list[int]:
+    """Returns the sentinels of a model that was fine-tuned without them; pretraining needs them."""
+    if task is None or vocabulary is None or source.model.is_decoder_only or needs_sentinels(task):
+        return []
+    return sentinel_ids(vocabulary, num_sentinels(vocabulary))
 
 
 def prove(
@@ -146,7 +175,8 @@ def prove(
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
     proof.quiet_libraries()
-    source = proof.Proof(arrays, model, vocabulary)
+    suppressed = json.loads((folder / "generation_config.json").read_text()).get("suppress_tokens", ())
+    source = proof.Proof(arrays, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and proof.has_transformers():

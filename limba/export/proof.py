@@ -12,7 +12,7 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,14 @@ def _shifted(targets: np.ndarray) -> dict[str, np.ndarray]:
 class Proof:
     """The source's logits, loss and greedy text on one batch, to compare written folders with."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], config: ModelConfig, vocabulary: Any | None):
-        """`vocabulary` is seqio's, or None; reads all of `arrays` into memory."""
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        config: ModelConfig,
+        vocabulary: Any | None,
+        suppressed: Sequence[int] = (),
+    ):
+        """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory."""
         self._config = dataclasses.replace(
             config, dtype="float32", dropout_rate=0.0, remat="none", scan_layers=True, attention="auto"
         )
@@ -117,12 +123,12 @@ class Proof:
         if config.is_decoder_only:
             self._batch = prompts_of(vocabulary, config.vocab_size)
             self._prompts = self._batch["decoder_input_tokens"][:NUM_TEXTS, :PROMPT]
-            self._banned = [START]  # padding, which transformers does not generate either
+            self._banned = [START, *suppressed]  # START is padding, which transformers does not generate either
             before = self._prompts[:, 1:]
         else:
             self._batch = batch_of(vocabulary, config.vocab_size)
             self._prompts = self._batch["encoder_input_tokens"][:NUM_TEXTS]
-            self._banned, before = [], np.zeros((NUM_TEXTS, 0), np.int32)
+            self._banned, before = list(suppressed), np.zeros((NUM_TEXTS, 0), np.int32)
         self._first = before.shape[1]  # position of the logits of the first token
         rows = self._config.vocab_size
         tokens = greedy(self._network, params, self._prompts, NUM_TOKENS, rows, self._eos_id, self._banned)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from limba.config import InputError
 from limba.config.errors import reason_of
+from limba.formats.huggingface import files_of_index
 
 _ZIP = b"PK\x03\x04"  # what the files of PyTorch 1.6 and later begin with
 
@@ -27,9 +27,7 @@ class BinFolder(Mapping[str, np.ndarray]):
     def __init__(self, directory: str | Path):
         self.path = Path(directory)
         index = self.path / "pytorch_model.bin.index.json"
-        names = ["pytorch_model.bin"]
-        if index.exists():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = files_of_index(index) if index.exists() else ["pytorch_model.bin"]
         self._tensors: dict[str, Any] = {}
         for name in names:
             self._tensors |= _tensors(self.path / name)

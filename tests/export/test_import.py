@@ -22,6 +22,7 @@ from limba.formats import huggingface_files as files
 from limba.formats.huggingface import SafetensorsFolder, T5xView
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.model import Network
+from limba.storage import manifest
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
@@ -100,6 +101,7 @@ def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_pat
     huggingface.run(["import", str(source), str(tmp_path / "out")])
     assert f"INITIAL_CHECKPOINT_PATH={tmp_path}/out" in capsys.readouterr().out
     equal(LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "0"), arrays)
+    assert manifest.check(tmp_path / "out" / "checkpoints" / "0") == []
     assert (tmp_path / "out" / "spiece.model").read_bytes() == b"a vocabulary"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
