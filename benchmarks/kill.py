@@ -41,18 +41,20 @@ SMALL = (
     "--gin.CHECKPOINTS_KEPT=2",
     "--gin.DROPOUT_RATE=0.1",
 )
-# Training, with a line "shard batch hash" for all rows that a process takes from its stream.
+# `limba train`, with a line "shard batch hash" for all rows that a process takes from its stream; at the batch STUCK_AT
+# it stands still.
 RECORDING = """
-import hashlib, os, sys
+import hashlib, os, sys, time
 from limba.config import environment
 environment.set_variables()
 with environment.quiet_imports():
     from limba.data import streams
-    from limba.cli import program
-    from limba.cli.train.train import run
+    from limba.cli.main import main
 taken = streams.TrainStream.__next__
 def recorded(stream):
     rows = taken(stream)
+    while str(stream.shards[0].num_batches) == os.environ.get("STUCK_AT"):
+        time.sleep(1)
     with open(os.environ["HASHES"], "a") as file:
         for shard in stream.shards:
             part = rows[shard.index]
@@ -60,40 +62,53 @@ def recorded(stream):
             file.write(f"{shard.index} {shard.num_batches} {digest}\\n")
     return rows
 streams.TrainStream.__next__ = recorded
-sys.exit(program.exit_code(run, sys.argv[1:]))
+sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
-def _start(arguments: Sequence[str], hosts: int, hashes: Path) -> list[subprocess.Popen]:
+def environments(hosts: int, hashes: Path) -> list[dict[str, str]]:
+    """Returns the variables of the processes of one start, which write their batches' hashes to the file `hashes`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    started = []
+    found = []
     for index in range(hosts):
         variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // hosts}",
             "HASHES": str(hashes),
+            environment.LARGE_PAGES[0]: environment.LARGE_PAGES[1],  # else each process would start itself again
         }
         if hosts > 1:
             variables |= {"COORDINATOR_ADDRESS": address, "NUM_PROCESSES": str(hosts), "PROCESS_ID": str(index)}
-        command = [sys.executable, "-c", RECORDING, *arguments]
-        started.append(
-            subprocess.Popen(
-                command, env=variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+        found.append(variables)
+    return found
+
+
+def _start(arguments: Sequence[str], hosts: int, hashes: Path) -> list[subprocess.Popen]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RECORDING, *arguments],
+            env=variables,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-    return started
+        for variables in environments(hosts, hashes)
+    ]
 
 
-def _losses(directory: Path) -> dict[int, float]:
+def losses_in(directory: Path) -> dict[int, float]:
+    """Returns the logged losses of a run by step."""
     from limba.training.logging import read_metrics
 
     return {record["step"]: record["loss"] for record in read_metrics(str(directory)) if record["kind"] == "train"}
 
 
-def _hashes(path: Path) -> dict[tuple[int, int], set[str]]:
+def hashes_in(path: Path) -> dict[tuple[int, int], set[str]]:
+    """Returns the hashes of the batches in a file by (shard, batch): one each, if a batch is always the same."""
     found: dict[tuple[int, int], set[str]] = {}
     for line in path.read_text().splitlines():
         parts = line.split()
@@ -147,12 +162,12 @@ def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: 
                 [*common, f"--gin.MODEL_DIR={killed}"], number, Path(directory, "killed.txt"), killed, moments
             )
         _finish(_start([*common, f"--gin.MODEL_DIR={killed}"], 1, Path(directory, "killed.txt")))
-        expected, found = _hashes(Path(directory, "whole.txt")), _hashes(Path(directory, "killed.txt"))
+        expected, found = hashes_in(Path(directory, "whole.txt")), hashes_in(Path(directory, "killed.txt"))
         wrong = [place for place, hashes in found.items() if hashes != expected.get(place, hashes)]
         missing = [place for place in expected if place[1] <= steps and place not in found]
         if wrong or missing:
             raise InputError(f"Of {len(expected)} batches {len(wrong)} differ and {len(missing)} are missing.")
-        losses, again = _losses(whole), _losses(killed)
+        losses, again = losses_in(whole), losses_in(killed)
         return {
             "kills": kills,
             "hosts": sorted(set(hosts_in_turn)),

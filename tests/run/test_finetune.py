@@ -34,6 +34,7 @@ from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding
 from limba.training.checkpoints.best import Best
+from limba.training.checks import check_best_metric
 from limba.training.step import gradients
 from tests import tiny
 
@@ -124,7 +125,7 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
     assert (runs[1] / "best" / "config.json").read_text() == (runs[1] / "config.json").read_text()
     other = dataclasses.replace(run, checkpoint=CheckpointConfig(best_metric="bleu"))
     with pytest.raises(InputError, match="the evaluation gives chrf, loss"):
-        Best(other).judge(6, {"loss": 1.0, "chrf": 2.0}, None, dict)
+        check_best_metric(other, ("loss", "chrf"))
 
 
 @pytest.mark.fast
@@ -190,13 +191,18 @@ def test_text_in_order_resumed_and_scored(
     command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--field=text"]
     sampled = ["--gin.config.GenerationConfig.sample=True", "--gin.config.GenerationConfig.num_samples=2"]
     infer.run([*command, *sampled])
-    whole = output.read_text()
+    whole, text = output.read_text(), source.read_text()
     records = [json.loads(line) for line in whole.splitlines()]
     assert [(r["id"], r["text"]) for r in records] == list(enumerate(texts))
     assert records[1]["prediction"] == ""
     assert len(records[0]["samples"]) == 2
     rows = whole.splitlines(keepends=True)
-    output.write_text("".join(rows[:18]) + rows[18][:7])  # as a kill would leave it
+    for path in tmp_path.glob("out.jsonl*"):
+        path.unlink()
+    source.write_text("".join(text.splitlines(keepends=True)[:18]))
+    infer.run([*command, *sampled])
+    source.write_text(text)
+    output.write_text(output.read_text() + rows[18][:7])  # as a kill would leave it
     infer.run([*command, *sampled])
     resumed = [json.loads(line) for line in output.read_text().splitlines()]
     assert [r["prediction"] for r in resumed] == [r["prediction"] for r in records]
@@ -292,6 +298,7 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
         predict_with_aux_fn=written,
     )
     expected = {name: getattr(value, "value", value) for name, value in theirs.result()["judged"].items()}
+    assert set(judge.names) == {*ours, "x"}  # known before any text is generated; x is never finite
     assert set(ours) == set(expected) - {"sample", "x"} == {"lengths", "score", "both", "chrf", "chrf++"}
     for name, figure in ours.items():
         np.testing.assert_allclose(figure, expected[name], rtol=1e-5, err_msg=name)
@@ -322,3 +329,30 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
 def test_choices_that_cannot_work_are_named(files: Path, tmp_path: Path, more: tuple, words: str) -> None:
     with pytest.raises(InputError, match=words):
         train(*flags.parse_args(arguments(files, tmp_path, *more))[:2])
+
+
+def test_a_metric_that_fails_is_named_with_its_place(runs: tuple[Path, Path], files: Path) -> None:
+    """Before anything is generated: the metrics are computed of the targets themselves."""
+
+    def halves(targets: list, predictions: list) -> dict[str, float]:
+        return {"half": 1 / (len(targets) - len(predictions))}
+
+    config = from_text((runs[1] / "config.json").read_text(), "config.json")
+    task = resolve_task(config.data)
+    wrong = [seqio.metrics.PassthroughLegacyMetric.from_metric_fn(halves, None).empty()]
+    task = task.replace(metric_objs=wrong, metric_fns=[])
+    mesh = tiny.mesh_of(MeshConfig(), 1)
+    judge = TextEvaluation(config, task, dict(config.data.task_feature_lengths), Network(config.model, mesh), mesh)
+    with pytest.raises(InputError, match=r"task text_to_text raises ZeroDivisionError .*test_finetune\.py, line \d+;"):
+        _ = judge.names
+
+
+def test_a_figure_that_is_no_number_is_no_improvement(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = from_text((runs[1] / "config.json").read_text(), "config.json")
+    patient = dataclasses.replace(run.evaluation, patience=2)
+    best = CheckpointConfig(best_metric="chrf")
+    config = dataclasses.replace(run, checkpoint=best, evaluation=patient, model_dir=str(tmp_path))
+    (tmp_path / "best").mkdir()
+    judge = Best(config)
+    assert judge.judge(2, {"chrf": float("nan")}, None, dict) == ""
+    assert "chrf has not been a finite number for 2 evaluations" in judge.judge(4, {"loss": 1.0}, None, dict)

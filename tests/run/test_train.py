@@ -10,6 +10,7 @@ import signal
 import threading
 from pathlib import Path
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -108,9 +109,14 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)
-    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True)
+    names = (["ro"], ["user/corpus"])
+    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True, *names)
     written = (tmp_path / "README.md").read_text()
+    listed = huggingface_hub.ModelCard.load(tmp_path / "README.md").data  # as the hub reads it
+    assert (listed.language, listed.datasets, listed.license) == (["ro"], ["user/corpus"], "apache-2.0")
     last = [record for record in read_metrics(config.model_dir) if record["kind"] == "validation"][-1]
+    results = {result.metric_type: result.metric_value for result in listed.eval_results}
+    assert results["loss"] == pytest.approx(last["loss"], abs=1e-4) and "bits_per_byte" in results
     for part in (
         "license: apache-2.0",
         "2 cores",

@@ -1,0 +1,4 @@
+"""What benchmarks/faults.py breaks on purpose, one module for each kind of fault.
+
+Part of `benchmarks/`.
+"""
