@@ -235,10 +235,10 @@ def test_heartbeats_that_fail_are_said_once_and_do_not_end_the_run(tmp_path: Pat
     assert said.count("\n") == 1 and "(No space left on device); the run goes on" in said
 
 
-def test_a_directory_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", "nonesuch://bucket/run"):
-        with pytest.raises(StorageError, match=f"{path}/{FILE} cannot be written"), held(str(path), "trains in"):
+    for path, kind in ((tmp_path / "file", InputError), ("nonesuch://bucket/run", StorageError)):
+        with pytest.raises(kind, match=f"{path}/{FILE} cannot be written"), held(str(path), "trains in"):
             pass
 
 
