@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from limba.config import RunConfig
 from limba.data import placement, streams, validation
@@ -48,11 +49,14 @@ from limba.training.step import jit_train_step
 
 
 def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
-    """Trains until `train_steps` or SIGTERM; resumes from model_dir's newest checkpoint if there is one.
+    """Trains until `train_steps` or a signal to stop; resumes from model_dir's newest checkpoint if there is one.
 
     Returns {"step", "interrupted", "train": the last figures, "validation", "text"}. `gin_text` is kept as
-    model_dir/config.gin, beside config.json. Raises InputError for an invalid configuration, before anything is
-    compiled, and NonFiniteError if the loss or the gradient is not finite. README.md has an example.
+    model_dir/config.gin, beside config.json. README.md has an example.
+
+    Raises InputError for an invalid configuration, before anything is compiled; NonFiniteError if the loss or the
+    gradient is not finite; StorageError if model_dir cannot be written any more; RestartError if the same command
+    resumes the run.
     """
     # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
@@ -63,11 +67,11 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
     with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
-        return _train(config, gin_text, mine.check if mine else lambda: None)
+        return _train(config, gin_text, mesh, mine.check if mine else lambda: None)
 
 
-def _train(config: RunConfig, gin_text: str, check_lease: Callable[[], None]) -> Mapping[str, Any]:
-    mesh, train_step = make_mesh(config.mesh), None
+def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, Any]:
+    train_step = None
     with together():
         ledger = Ledger(config)
     task, lengths = task_of_run(config)
