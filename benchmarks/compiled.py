@@ -15,7 +15,7 @@ total_cycles          both; collectives carry no estimate, see all_reduce_mib, r
 live_gib_per_chip     arguments + outputs + temporaries - aliased
 compile_cpu_seconds   of tracing and compiling, all threads
 program_kib           the optimized program's text
-estimated_mfu         limba/training/flops.py's FLOPs over total_cycles at the chip's clock and peak
+estimated_mfu         limba/training/metrics/flops.py's FLOPs over total_cycles at the chip's clock and peak
 product_gflops        cpu only, instead of cycles: of a device's matrix products
 kernels               gpu only, instead of cycles, which its compiler does not give: each Pallas call's registers, bytes
                       that they could not hold, shared memory, and the tensor cores' instructions it uses
@@ -187,7 +187,7 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
 def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     """Returns the figures of the compiled step; a GPU's compiler writes its kernels to the folder `dump`."""
     from benchmarks.compiled_program import costs_of_program, kernel_cycles
-    from limba.training.flops import flops_per_sequence
+    from limba.training.metrics.flops import flops_per_sequence
 
     on_gpu, config = args.topology in compiled_gpu.TOPOLOGIES, model_config(args)
     devices = compiled_gpu.topology_devices(args.topology, dump) if on_gpu else topology_devices(args.topology)

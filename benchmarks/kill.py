@@ -102,7 +102,7 @@ def _start(arguments: Sequence[str], hosts: int, hashes: Path) -> list[subproces
 
 def losses_in(directory: Path) -> dict[int, float]:
     """Returns the logged losses of a run by step."""
-    from limba.training.logging import read_metrics
+    from limba.training.metrics.logging import read_metrics
 
     return {record["step"]: record["loss"] for record in read_metrics(str(directory)) if record["kind"] == "train"}
 

@@ -31,7 +31,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.data.placement import place_batch
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
-    from limba.training.flops import flops_per_sequence, peak_flops_per_device
+    from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
     from limba.training.optimizer import make_optimizer
     from limba.training.schedule import make_schedule
     from limba.training.state import create_state, state_shardings

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
         from limba.data import streams, validation
         from limba.data.objectives import derive_lengths
         from limba.data.tasks import resolve_task
-        from limba.training.logging import read_metrics
+        from limba.training.metrics.logging import read_metrics
     source = model.find(arguments.model_dir)
     if source.run is None:
         raise InputError(f"{arguments.model_dir} is not a Limba run; give a MODEL_DIR, whose text is counted.")

@@ -36,11 +36,11 @@ from limba.training.checks import (
     check_steps,
     memory_advice,
 )
-from limba.training.figures import RecentSteps, introduction
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
-from limba.training.logging import Metrics
 from limba.training.loop import Evaluations, Loop, Stream
+from limba.training.metrics.figures import RecentSteps, introduction
+from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.start import first_state, task_of_run, write_config

@@ -17,7 +17,7 @@ from limba.inference.generate import greedy
 from limba.inference.infill import join_infill, masked_text
 from limba.inference.load import load
 from limba.inference.source import find
-from limba.training.logging import bits_per_byte_by_set, duration, read_metrics
+from limba.training.metrics.logging import bits_per_byte_by_set, duration, read_metrics
 
 NUM_SAMPLED = 10  # evaluations whose samples are shown
 

@@ -10,7 +10,7 @@ from limba.config import RunConfig
 from limba.evaluation.report import plot_loss
 from limba.formats import decoder_only
 from limba.inference.source import Source
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl

@@ -22,8 +22,8 @@ from limba.config import GuardConfig, LossConfig, NonFiniteError, RunConfig
 from limba.model import Batch, Network
 from limba.sharding.mesh import num_batch_groups
 from limba.training.ledger import Ledger
-from limba.training.logging import Metrics
 from limba.training.losses import cross_entropy
+from limba.training.metrics.logging import Metrics
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import microbatches
 

@@ -25,12 +25,12 @@ from limba.storage.files import write_whole
 from limba.training.checkpoints.best import Best
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.checks import is_out_of_memory, memory_sentence
-from limba.training.figures import RecentSteps, waiting_advice
 from limba.training.guard import LAG, Guard, Spike
-from limba.training.logging import Metrics
+from limba.training.metrics.figures import RecentSteps, waiting_advice
+from limba.training.metrics.logging import Metrics
+from limba.training.metrics.tracing import Trace
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import without_update
-from limba.training.tracing import Trace
 
 Figures = Mapping[str, float]
 Stream = TrainStream | ReaderProcesses

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import code_size, compiled, data_pipeline, generate, kill, peers, train_step, unigram
 from limba.cli.gin import read_model
 from limba.config import InputError
-from limba.training.flops import flops_per_sequence
+from limba.training.metrics.flops import flops_per_sequence
 
 pytestmark = pytest.mark.fast
 

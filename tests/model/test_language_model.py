@@ -12,7 +12,7 @@ from limba.formats.names import flatten
 from limba.inference import search as decoding
 from limba.model import Network
 from limba.model.language_model import positions_in_segments
-from limba.training.flops import flops_per_sequence
+from limba.training.metrics.flops import flops_per_sequence
 from tests import tiny
 
 KEY = jax.random.key(3)

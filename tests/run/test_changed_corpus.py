@@ -10,7 +10,7 @@ import pytest
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, ConfigError, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
 from limba.run import train
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 from limba.training.start import write_config
 from tests import tiny
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from limba.config.plain import from_text
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"

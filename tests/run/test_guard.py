@@ -27,7 +27,7 @@ from limba.run import train
 from limba.sharding.mesh import make_mesh
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.ledger import FILE, entries_of
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny

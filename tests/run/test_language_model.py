@@ -37,7 +37,7 @@ from limba.inference.load import load
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding, make_mesh
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 from tasks import wiki40b
 from tests import tiny
 

@@ -22,7 +22,7 @@ from limba.evaluation.validation import LossEvaluation
 from limba.run import train
 from limba.training import checks, start
 from limba.training.checkpoints import initial
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 from tests import tiny
 
 SMALL = tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1)

@@ -37,7 +37,7 @@ from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import make_mesh
 from limba.training import auto_mesh
-from limba.training.logging import read_metrics
+from limba.training.metrics.logging import read_metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.state import abstract_state
 from tests import tiny

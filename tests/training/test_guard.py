@@ -25,7 +25,7 @@ from limba.config import (
 from limba.model import Network
 from limba.training.guard import LAG, MAX_IN_A_ROW, MAX_REWINDS, MIN_STEPS, Guard, Window, jit_row_losses
 from limba.training.ledger import Ledger, entries_of
-from limba.training.logging import Metrics
+from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings

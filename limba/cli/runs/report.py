@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> None:
         from limba.evaluation import report
         from limba.inference import source
         from limba.storage.files import resolved
-        from limba.training.logging import read_metrics
+        from limba.training.metrics.logging import read_metrics
     if given.gin_file:
         config: object = run_of_gin_files(given).config
     elif given.model is None:

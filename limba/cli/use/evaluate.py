@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> None:
 
     from limba.evaluation import text as evaluation
     from limba.inference.generate import sampler
-    from limba.training.logging import Metrics
+    from limba.training.metrics.logging import Metrics
 
     with names_said({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
         figures, copied = evaluation.evaluate(

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import NonFiniteError, RunConfig
-from limba.training.flops import flops_per_sequence, peak_flops_per_device
+from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
 LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from limba.config import DataConfig, NonFiniteError, RunConfig
-from limba.training.figures import RecentSteps, introduction, sides
-from limba.training.tracing import Trace
+from limba.training.metrics.figures import RecentSteps, introduction, sides
+from limba.training.metrics.tracing import Trace
 from tests import tiny
 
 
