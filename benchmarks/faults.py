@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -112,6 +113,13 @@ def report(found: Sequence[Row], seconds: float) -> dict[str, object]:
     }
 
 
+def _hear_signals() -> None:
+    """Undoes what nohup or a shell's background job set: processes inherit the signals that this one ignores."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _with_own_mounts() -> None:
     """Starts this program again where it may mount small file systems, which are gone when it ends."""
     ways = [["unshare", "-m"], ["unshare", "-rm"]]
@@ -155,6 +163,7 @@ def main(argv: Sequence[str]) -> int:
     if args.list:
         print("\n".join(chosen))
         return 0
+    _hear_signals()
     _with_own_mounts()
     began, found = time.monotonic(), []
     print("| " + " | ".join(HEAD) + " |\n" + "| --- " * len(HEAD) + "|", flush=True)
