@@ -282,14 +282,14 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 
 
-def test_the_training_example_of_the_readme_runs(
+def test_the_training_example_of_the_recipes_runs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", Path("docs/recipes.md").read_text(), re.DOTALL)
     code = next(block for block in blocks if "limba.train(" in block)
     shutil.copyfile(corpus, tmp_path / "corpus.jsonl")
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
+    exec(compile(code, "recipes.md", "exec"), {})
     step, bits_per_byte = capsys.readouterr().out.strip().split("\n")[-1].split()
     assert step == "20" and 0 < float(bits_per_byte) < 8
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "20").is_dir()

@@ -1,0 +1,170 @@
+"""The reference pages of the docs site, generated from the code: configuration, commands, Python API, data files.
+
+mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml, `hooks`). Nothing is written into the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+BESIDE = {  # pages of the repository that lie outside of docs/, by their address in the site
+    "log.md": "LOG.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "benchmarks.md": "benchmarks/README.md",
+    "index.md": "README.md",
+}
+LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+CONFIG = "limba/config"
+FIRST_LINES = "Made from the code of this version."
+
+
+def comments_of(path: Path) -> dict[int, str]:
+    """Returns the comments of a Python file by line."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    return {each.start[0]: each.string.lstrip("# ") for each in tokens if each.type == tokenize.COMMENT}
+
+
+def bound_names() -> dict[str, list[str]]:
+    """Returns the gin names that the files of gin/ bind to each field, as `ModelConfig.emb_dim`."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "gin").rglob("*.gin")):
+        name = None
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if match := re.match(r"config\.(\w+):", line):
+                name = match[1]
+            elif match := re.match(r"(?:config\.(\w+)\.)?\s*(\w+) = %([A-Z_]+)\b", line):
+                place = f"{match[1] or name}.{match[2]}"
+                if match[3] not in found.setdefault(place, []):
+                    found[place].append(match[3])
+            elif line and not line.startswith(" "):
+                name = None
+    return found
+
+
+def _meaning(node: ast.AnnAssign, comments: dict[int, str], before: int) -> str:
+    """Returns a field's comment: that of its lines, or else the lines of comment directly above it."""
+    own = [comments[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in comments]
+    above = []
+    for line in range(node.lineno - 1, before, -1):
+        if line not in comments:
+            break
+        above.insert(0, comments[line])
+    return " ".join([*above, *own])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def config_page() -> str:
+    """Returns the page of all fields: type, default, meaning and gin names."""
+    names = bound_names()
+    lines = [
+        "# Configuration",
+        "",
+        FIRST_LINES,
+        "Every field can be set in a gin file as",
+        "`config.CLASS.field = VALUE`,",
+    ]
+    lines += ["on the command line as `--gin.config.CLASS.field=VALUE`, and by the gin name where one is given."]
+    for path in sorted((ROOT / CONFIG).glob("*.py")):
+        comments = comments_of(path)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not (isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)):
+                continue
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            if not node.name.endswith("Config") or not fields:
+                continue
+            lines += ["", f"## {node.name}", "", ast.get_docstring(node) or "", ""]
+            lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
+            before = node.lineno
+            for part in fields:
+                name = ast.unparse(part.target)
+                default = "required" if part.value is None else f"`{_cell(ast.unparse(part.value))}`"
+                gin = ", ".join(f"`{each}`" for each in names.get(f"{node.name}.{name}", ()))
+                meaning = _cell(_meaning(part, comments, before))
+                lines.append(f"| `{name}` | `{_cell(ast.unparse(part.annotation))}` | {default} | {meaning} | {gin} |")
+                before = part.end_lineno or part.lineno
+    return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    """Returns the page with the `--help` of every command."""
+    from limba.cli.main import COMMANDS
+
+    lines = ["# Commands", "", FIRST_LINES]
+    for name, (_, about) in COMMANDS.items():
+        words = [name, "--help"] if name != "train" else [name, "gin/demo.gin", "--help"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "limba", *words], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        lines += [
+            "",
+            f"## limba {name}",
+            "",
+            f"{about[0].upper()}{about[1:]}.",
+            "",
+            "```text",
+            ended.stdout.rstrip(),
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def api_page() -> str:
+    """Returns the page of the Python API, which mkdocstrings fills."""
+    import limba
+
+    lines = ["# Python", "", FIRST_LINES]
+    for name in limba.__all__:
+        place = getattr(limba, name)
+        lines += ["", f"::: {place.__module__}.{place.__qualname__}"]
+    return "\n".join(lines) + "\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the generated pages, and those that lie outside of docs/."""
+    pages = {
+        "reference/config.md": config_page(),
+        "reference/commands.md": commands_page(),
+        "reference/api.md": api_page(),
+    }
+    for place, path in BESIDE.items():
+        pages[place] = (ROOT / path).read_text(encoding="utf-8")
+    for place, text in pages.items():
+        files.append(File.generated(config, place, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Points links between docs/ and the rest of the repository to their pages; other files are only named."""
+    place = page.file.src_uri
+    folder = (ROOT / BESIDE[place]).parent if place in BESIDE else (ROOT / "docs" / place).parent
+    by_path = {(ROOT / path).resolve(): uri for uri, path in BESIDE.items()}
+
+    def linked(match: re.Match[str]) -> str:
+        target, anchor = match[1], match[2] or ""
+        if "://" in target or target.startswith("mailto:"):
+            return match[0]
+        path = (folder / target).resolve()
+        uri = by_path.get(path)
+        if uri is None and path.is_relative_to(ROOT / "docs"):
+            uri = path.relative_to(ROOT / "docs").as_posix()
+        if uri is None:
+            return f"] (`{path.relative_to(ROOT).as_posix()}`)" if path.is_relative_to(ROOT) else match[0]
+        up = "../" * place.count("/")
+        return f"]({up}{uri}{anchor})"
+
+    return LINK.sub(linked, markdown)

@@ -1,0 +1,71 @@
+"""README.md shows what its commands do: the demo's lines, and a language of one's own in five steps."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import readme
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.fast
+def test_readme_is_short() -> None:
+    lines = readme.README.read_text().splitlines()
+    assert len(lines) <= 90 and readme.PICTURE.is_file()
+    assert max(len(line) for line in lines) <= 120
+
+
+@pytest.mark.fast
+def test_a_line_has_its_counterpart_by_its_form() -> None:
+    printed = ["step 20/40 | loss 8.1 | ETA 3 s", "step 40/40 | loss 7.25 | ETA 0 s", "other"]
+    assert readme.counterpart("step 600/600 | loss 1.0 | ETA 1 s", printed) == printed[1]
+    assert readme.counterpart("step 600/600 | loss 1.0 …", printed) == "step 40/40 | loss 7.25 …"
+    assert readme.counterpart("step 1/1 | losses 1.0 | ETA 1 s", printed) is None
+
+
+@pytest.mark.slow
+def test_the_output_in_the_readme_is_the_demos(tmp_path: Path) -> None:
+    printed = readme.demo(tmp_path, "--gin.TRAIN_STEPS=200")
+    shown = [line for line in readme.shown() if line != readme.CUT]
+    assert len(shown) > 8
+    samples = [line for line in shown if re.match(r"\d\. |   as the model", line)]
+    for line in shown:
+        if line in samples:  # another model fills the gaps otherwise
+            beginning = line.partition(":")[0]
+            assert any(other.startswith(beginning) for other in printed), line
+        else:
+            assert readme.counterpart(line, printed) is not None, line
+    assert (tmp_path / "runs" / "demo" / "loss.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_five_steps_lead_to_a_converted_model(corpus: Path, tmp_path: Path) -> None:
+    text = readme.README.read_text()
+    (block,) = re.findall(r"   ```\n(   from __gin__.*?)   ```", text, re.DOTALL)
+    (tmp_path / "my_base.gin").write_text("\n".join(line[3:] for line in block.splitlines()) + "\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_bytes(corpus.read_bytes())
+    small = ["TRAIN_STEPS=4", "BATCH_SIZE=8", "VOCAB_SIZE=512", "DTYPE='float32'", "SCAN_LAYERS=True"]
+    model = ["num_encoder_layers=1", "num_decoder_layers=1", "emb_dim=32", "num_heads=2", "head_dim=16", "mlp_dim=64"]
+    steps = [
+        re.search(r"`limba (inspect [^`]+)`", text),
+        re.search(r"`limba (vocabulary [^`]+)`", text),
+    ]
+    commands = [match[1].replace("'", "").split() for match in steps if match]
+    assert len(commands) == 2
+    commands[1] = [word.replace("32000", "400") for word in commands[1]]
+    commands.append(["train", "my_base.gin", "--gin.MODEL_DIR=run", *(f"--gin.{choice}" for choice in small)])
+    commands[2] += [f"--gin.config.ModelConfig.{choice}" for choice in model]
+    commands.append(["convert", "run", "out"])
+    for command in commands:
+        ended = subprocess.run(
+            [sys.executable, "-m", "limba", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, (command, ended.stdout[-2000:], ended.stderr[-2000:])
+    (folder,) = (tmp_path / "out").glob("step_*")
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 512
