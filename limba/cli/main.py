@@ -17,6 +17,7 @@ COMMANDS = {  # name: (module, what it does)
     "infer": ("limba.cli.use.infer", "the same as generate"),
     "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
+    "play": ("limba.cli.play.play", "serve a page on which one tries a model"),
     "report": ("limba.cli.runs.report", "summarize a run and plot its loss"),
     "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
     "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
@@ -27,7 +28,7 @@ COMMANDS = {  # name: (module, what it does)
     "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate")  # the commands that are worth large pages
+ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte

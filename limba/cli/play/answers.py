@@ -1,0 +1,172 @@
+"""What the page asks of a model: how a text is tokenized, and what the model writes, piece by piece."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from limba.config import ConfigError, InputError
+from limba.config.generation import GenerationFields
+
+if TYPE_CHECKING:
+    from limba.inference.load import TrainedModel
+
+MOST_LETTERS = 20_000  # of a text
+MOST_TOKENS = 512  # that one answer may have
+MOST_BEAMS = 8
+MOST_SAMPLES = 8
+WAYS = ("greedy", "beams", "sample")
+
+
+class TooLongError(InputError):
+    """A text is longer than the page takes."""
+
+
+def checked_text(asked: Mapping[str, Any]) -> str:
+    """Returns the text of a question; InputError if there is none, TooLongError if it is too long."""
+    text = asked.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise InputError("There is no text; write one.")
+    if len(text) > MOST_LETTERS:
+        raise TooLongError(f"The text has {len(text):,} letters; give at most {MOST_LETTERS:,}.")
+    return text
+
+
+def number(asked: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
+    """Returns a number of a question, or its default; InputError if it is none, or outside of the bounds.
+
+    >>> number({"top_k": "7"}, "top_k", 20, 1, 100)
+    7.0
+    """
+    value = asked.get(name, default)
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = float("nan")
+    if not least <= found <= most:
+        raise InputError(f"{name} is {value!r}; give a number from {least:g} to {most:g}.")
+    return found
+
+
+def generation_fields(asked: Mapping[str, Any]) -> GenerationFields:
+    """Returns the fields of GenerationConfig that a question means."""
+    way = asked.get("way", "greedy")
+    if way not in WAYS:
+        raise InputError(f"way is {way!r}; give one of {', '.join(WAYS)}.")
+    fields = GenerationFields(
+        max_tokens=int(number(asked, "max_tokens", 64, 1, MOST_TOKENS)), sample=False, num_beams=1, num_samples=1,
+        temperature=1.0, top_k=None, top_p=None, ban_sentinels=not asked.get("keep_sentinels", True),
+    )  # fmt: skip
+    if way == "beams":
+        fields["num_beams"] = fields["num_samples"] = int(number(asked, "num_beams", 4, 2, MOST_BEAMS))
+    if way == "sample":
+        fields["sample"] = True
+        fields["num_samples"] = int(number(asked, "num_samples", 3, 1, MOST_SAMPLES))
+        fields["temperature"] = number(asked, "temperature", 0.8, 0.01, 10)
+        fields["top_k"] = int(number(asked, "top_k", 20, 1, 100_000))
+        fields["seed"] = int(number(asked, "seed", 0, 0, 2**31))
+    return fields
+
+
+class Player:
+    """A model that answers the page's questions; `name` is what the page calls it.
+
+    It must be asked one question at a time: `server` sees to that.
+    """
+
+    def __init__(self, name: str, trained: TrainedModel):
+        from limba.data.vocabulary.load import num_sentinels, piece_bytes, sentinel_ids
+
+        self.name, self._trained = name, trained
+        self._sentinels = sentinel_ids(trained.vocabulary, num_sentinels(trained.vocabulary))
+        self._pieces = piece_bytes(trained.vocabulary, trained.network.config.vocab_size)
+
+    def about(self) -> dict[str, Any]:
+        """Returns what the page says of the model."""
+        model = self._trained.network.config
+        return {
+            "name": self.name,
+            "step": self._trained.step,
+            "continues": model.is_decoder_only,
+            "sentinels": len(self._sentinels),
+            "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
+            "length": None if model.is_decoder_only else int(self._trained.lengths["inputs"]),
+        }
+
+    def tokens(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the pieces of a text, as the network reads them, and its bytes."""
+        text = checked_text(asked)
+        ids = self._trained.tokenize(text)
+        return {"pieces": [self._piece(each) for each in ids.tolist()], "bytes": len(text.encode())}
+
+    def texts(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the texts that the model writes, best first, each with the probability of each piece.
+
+        A probability is that of the piece after those before it, at temperature 1 and among all pieces.
+        """
+        from limba.inference.infill import join_infill
+        from limba.inference.score import logits
+
+        text, fields = checked_text(asked), generation_fields(asked)
+        trained, began = self._trained, time.monotonic()
+        ids = trained.tokenize(text)
+        try:
+            config = trained.generation.replaced(**fields)
+        except ConfigError as error:
+            raise InputError(str(error)) from None
+        (written,) = trained.written([text], config)
+        pairs = [(ids, self._targets(each.ids)) for each in written]
+        rows = logits(trained.network, trained.params, trained.mesh, pairs, trained.batch_size)
+        found = []
+        for each, (_, targets), row in zip(written, pairs, rows, strict=True):
+            chosen = _probabilities(row, targets)
+            pieces = [
+                {**self._piece(token), "probability": round(float(p), 6)}
+                for token, p in zip(targets.tolist(), chosen, strict=True)
+            ]
+            answer: dict[str, Any] = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
+            if set(ids.tolist()) & set(self._sentinels):
+                answer["filled"] = join_infill(
+                    ids, each.ids, np.asarray(self._sentinels), trained.vocabulary, int(trained.vocabulary.eos_id)
+                )
+            found.append(answer)
+        return {"texts": found, "input_tokens": len(ids), "seconds": round(time.monotonic() - began, 3)}
+
+    def _targets(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the ids of a written text up to its end, without padding."""
+        ids = np.asarray(ids, np.int32)
+        ends = np.flatnonzero(ids == int(self._trained.vocabulary.eos_id))
+        stop = ends[0] + 1 if ends.size else len(ids)
+        kept = ids[:stop]
+        return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([int(self._trained.vocabulary.eos_id)], np.int32)
+
+    def _piece(self, token: int) -> dict[str, Any]:
+        """Returns one piece as the page shows it: its text, id, bytes, and whether it is a gap's name or the end."""
+        special = {0: "<s>", int(self._trained.vocabulary.eos_id): "</s>"}
+        special.update({each: f"<extra_id_{i}>" for i, each in enumerate(self._sentinels)})
+        if token in special:
+            return {"text": special[token], "id": token, "bytes": 0, "special": True}
+        spelled = self._pieces[token] if token < len(self._pieces) else b""
+        text = spelled.decode("utf-8", "backslashreplace")  # part of a letter is shown by its bytes
+        return {"text": text, "id": token, "bytes": len(spelled), "special": not spelled}
+
+
+def _leaves(params: Any) -> list[Any]:
+    import jax
+
+    return jax.tree.leaves(params)
+
+
+def _probabilities(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns the probability of each target, float64 [Q], from logits [Q V].
+
+    >>> _probabilities(np.log(np.asarray([[0.25, 0.75]])), np.asarray([1])).round(6).tolist()
+    [0.75]
+    """
+    rows = np.asarray(logits, np.float64)
+    rows = rows - rows.max(-1, keepdims=True)
+    chosen = rows[np.arange(len(targets)), targets]
+    return np.exp(chosen - np.log(np.exp(rows).sum(-1)))

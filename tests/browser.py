@@ -1,0 +1,31 @@
+"""A real browser without a window: Debian's Chromium, driven by playwright's client."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A headless browser; a test that needs one fails where there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("There is no Chromium; apt-get install chromium.")
+    with sync_playwright() as play:
+        launched = play.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        try:
+            yield launched
+        finally:
+            launched.close()
+
+
+def faults(page: Page) -> list[str]:
+    """Returns what axe-core finds wrong with a page that is serious or worse."""
+    found = Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['help']}" for each in found if each["impact"] in ("serious", "critical")]

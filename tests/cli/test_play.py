@@ -1,0 +1,247 @@
+"""`limba play`: questions are answered, what is too much or not allowed is refused, and a browser can use the page."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page
+
+import limba
+from limba.cli import main
+from limba.cli.play import server as servers
+from limba.cli.play.answers import MOST_LETTERS, Player
+from limba.cli.play.server import Server
+from tests import browser, tiny
+from tests.export.runs import write_run
+from tests.inference.test_load import config_of
+
+TEXT = "A text with <extra_id_0> gap."
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    write_run(directory, config_of(), steps=(7, 9))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def players(run: Path) -> list[Player]:
+    return [Player(f"run, step {step}", limba.load(run, step=step, vocabulary="byte")) for step in (7, 9)]
+
+
+@contextlib.contextmanager
+def serving(players: list[Player], token: str | None = None) -> Iterator[Server]:
+    with Server("127.0.0.1", 0, players, token) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+def asked(server: Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """Returns the status and the answer of one request."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    sent = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = {**({} if body is None else {"Content-Type": "application/json"}), **headers}
+    connection.request("GET" if body is None else "POST", path, sent, given)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
+
+
+def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: list[Player], run: Path) -> None:
+    model = limba.load(run, step=9, vocabulary="byte")
+    with serving(players) as server:
+        for body, fields in [
+            ({"way": "greedy"}, {}),
+            ({"way": "beams", "num_beams": "3"}, {"num_beams": 3, "num_samples": 3}),
+            ({"way": "sample", "num_samples": 2, "temperature": 0.7, "top_k": 5, "seed": 4},
+             {"sample": True, "num_samples": 2, "temperature": 0.7, "top_k": 5, "seed": 4}),
+        ]:  # fmt: skip
+            status, answer = asked(
+                server, "/api/texts", {"model": "run, step 9", "text": TEXT, "max_tokens": 6, **body}
+            )
+            assert status == 200, answer
+            (expected,) = model.samples([TEXT], max_tokens=6, ban_sentinels=False, **fields)
+            assert [each["text"] for each in answer["texts"]] == [each.text for each in expected]
+            for found in answer["texts"]:
+                assert re.match(r"A text with +\[", found["filled"]) and len(found["pieces"]) <= 6
+                total = sum(math.log(piece["probability"]) for piece in found["pieces"])
+                assert total == pytest.approx(found["score"], abs=1e-3)
+        # The sum is the likelihood that the model gives to what it wrote.
+        ids = [(model.tokenize(TEXT), np.asarray([piece["id"] for piece in answer["texts"][0]["pieces"]], np.int32))]
+        from limba.inference.score import log_likelihoods
+
+        (likelihood,) = log_likelihoods(model.network, model.params, model.mesh, ids, model.batch_size)
+        assert answer["texts"][0]["score"] == pytest.approx(float(likelihood), rel=1e-4)
+
+
+def test_pieces_have_their_bytes_and_models_their_sizes(players: list[Player]) -> None:
+    with serving(players) as server:
+        status, models = asked(server, "/api/models")
+        assert status == 200 and [each["name"] for each in models] == ["run, step 7", "run, step 9"]
+        assert models[0]["parameters"] > 10_000 and not models[0]["continues"]
+        _, answer = asked(server, "/api/tokens", {"model": "run, step 7", "text": "aß"})
+        assert answer["bytes"] == 3 and sum(piece["bytes"] for piece in answer["pieces"]) == 3
+        assert answer["pieces"][-1]["special"]
+
+
+def test_a_language_model_continues_its_prompt(tmp_path: Path) -> None:
+    write_run(tmp_path / "lm", dataclasses.replace(tiny.LANGUAGE_MODEL, vocab_size=384), steps=(3,))
+    player = Player("lm", limba.load(tmp_path / "lm", vocabulary="byte"))
+    with serving([player]) as server:
+        status, answer = asked(server, "/api/texts", {"model": "lm", "text": "Once", "max_tokens": 4})
+        assert status == 200 and answer["texts"][0]["text"].startswith("Once") and player.about()["continues"]
+        assert 1 <= len(answer["texts"][0]["pieces"]) <= 4 and "filled" not in answer["texts"][0]
+
+
+def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: list[Player]) -> None:
+    good = {"model": "run, step 9", "text": TEXT}
+    with serving(players) as server:
+        for body, status, words in [
+            ({**good, "model": "other"}, 400, "is not open"),
+            ({**good, "text": "  "}, 400, "There is no text"),
+            ({**good, "text": ["a"]}, 400, "There is no text"),
+            ({**good, "text": "x" * (MOST_LETTERS + 1)}, 413, "at most 20,000"),
+            ({**good, "text": "<extra_id_900>"}, 400, "sentinels"),
+            ({**good, "max_tokens": 100_000}, 400, "max_tokens is 100000"),
+            ({**good, "max_tokens": "many"}, 400, "max_tokens is 'many'"),
+            ({**good, "way": "best"}, 400, "way is 'best'"),
+            ({**good, "way": "sample", "temperature": 0}, 400, "temperature is 0"),
+            ({**good, "way": "beams", "num_beams": 1}, 400, "num_beams is 1"),
+            (b"{", 400, "not JSON"),
+            (b"[]", 400, "not a JSON object"),
+            (b"x" * 10_000_000, 413, "10,000,000 bytes"),
+        ]:
+            try:
+                found, answer = asked(server, "/api/texts", body)
+            except (BrokenPipeError, ConnectionResetError):  # it is refused before all of it is sent
+                assert isinstance(body, bytes) and len(body) > servers.MOST_BYTES
+                continue
+            assert found == status and words in answer["error"], (str(body)[:80], answer)
+            assert "\n" not in answer["error"] and answer["error"].endswith(".")
+        assert asked(server, "/nothing")[0] == 404 and asked(server, "/api/nothing", good)[0] == 404
+        assert asked(server, "/api/texts", good, **{"Content-Type": "text/plain"})[0] == 415
+        assert asked(server, "/api/models")[0] == 200
+
+
+def test_only_this_machine_or_the_one_with_the_token_is_answered(players: list[Player]) -> None:
+    with serving(players) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        status, answer = asked(server, "/api/models", Host="evil.example")
+        assert status == 403 and server.address in answer["error"]
+    with serving(players, token="secret") as server:
+        assert asked(server, "/")[0] == 403 and asked(server, "/?token=wrong")[0] == 403
+        assert asked(server, "/?token=secret")[0] == 200
+        assert asked(server, "/api/models", **{"X-Token": "secret", "Host": "evil.example"})[0] == 200
+
+
+def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(self: Player, body: Any) -> dict[str, Any]:
+        begun.release()
+        assert go_on.wait(60)
+        return {"texts": []}
+
+    monkeypatch.setattr(Player, "texts", slow)
+    good = {"model": "run, step 9", "text": TEXT}
+    with serving(players) as server:
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(asked(server, "/api/texts", good)[0]))
+            for _ in range(servers.MOST_WAITING)
+        ]
+        threads[0].start()
+        assert begun.acquire(timeout=60)
+        for thread in threads[1:]:
+            thread.start()
+        while server.waiting._value:  # until all wait
+            threading.Event().wait(0.01)
+        status, answer = asked(server, "/api/texts", good)
+        assert status == 503 and "ask again" in answer["error"]
+        assert asked(server, "/api/tokens", {**good, "text": "a"})[0] == 200, "what is cheap is answered still"
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+        assert found == [200] * servers.MOST_WAITING
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "limba play MODEL"),
+        (["a", "b", "c"], "one or two models"),
+        (["a", "--port=70000"], "--port is 70000"),
+        (["a", "--token=x"], "--token is given without --host"),
+        (["nothing-here"], "does not exist"),
+        (["tests/tiny.py"], "tests/tiny.py"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str],
+                                   monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+    assert main.main(["play", *arguments]) == 2
+    (sentence,) = capsys.readouterr().err.strip().splitlines()
+    assert words in sentence
+
+
+def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixture[str],
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main.main(["play", "a", f"--port={port}"]) == 2
+    assert f"Port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+def fill_a_gap(page: Page, server: Server) -> None:
+    """Masks a word, has both models fill the gap, and compares what the page shows with the server's answer."""
+    page.goto(server.address)
+    page.get_by_label("Text").fill("A text with gap.")
+    page.evaluate("document.getElementById('text').setSelectionRange(2, 6)")
+    page.get_by_role("button", name="Mask the selected words").click()
+    assert page.get_by_label("Text").input_value() == "A <extra_id_0> with gap."
+    page.get_by_label("Tokens at most").fill("5")
+    page.get_by_role("button", name="Write").click()
+    page.get_by_text("Done.").wait_for(timeout=120_000)
+    sections = page.locator("#models section")
+    assert sections.count() == 2 and sections.nth(1).locator(".said").count() == 1
+    question = {"model": "run, step 9", "text": "A <extra_id_0> with gap.", "max_tokens": 5}
+    (expected,) = asked(server, "/api/texts", question)[1]["texts"]
+    assert sections.nth(1).locator(".said").text_content() == expected["filled"]
+    pieces = sections.nth(1).locator(".pieces li bdi").all_text_contents()
+    assert pieces == [piece["text"] for piece in expected["pieces"]]
+    assert "%" in (sections.nth(1).locator(".pieces li small").first.text_content() or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
+def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, players: list[Player]) -> None:
+    requests: list[str] = []
+    errors: list[str] = []
+    with serving(players) as server, browser.browser() as chromium:
+        page = chromium.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        fill_a_gap(page, server)
+        assert not browser.faults(page) and not errors
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, "the page is wider than the screen"
+        assert all(url.startswith((server.address, "data:")) for url in requests), requests
+        if "LIMBA_SCREENSHOTS" in os.environ:
+            page.screenshot(path=Path(os.environ["LIMBA_SCREENSHOTS"], f"play_{scheme}.png"), full_page=True)
