@@ -19,10 +19,12 @@ from limba.data import placement, streams, validation
 from limba.data.reader_processes import open_stream
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
+from limba.export import at_end, each_save
 from limba.inference.generate import sampler
 from limba.model import Network
 from limba.sharding import multihost
 from limba.sharding.agreement import check_alike, facts_of_run, together
+from limba.sharding.exchange import compiled_together
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
@@ -36,6 +38,7 @@ from limba.training.checks import (
     check_steps,
     memory_advice,
 )
+from limba.training.epochs import plan_of_run
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop, Stream
@@ -43,7 +46,7 @@ from limba.training.metrics.figures import RecentSteps, introduction
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
-from limba.training.start import first_state, task_of_run, write_config
+from limba.training.start import as_begun, first_state, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
 from limba.training.step import jit_train_step
 
@@ -51,8 +54,8 @@ from limba.training.step import jit_train_step
 def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     """Trains until `train_steps` or a signal to stop; resumes from model_dir's newest checkpoint if there is one.
 
-    Returns {"step", "interrupted", "train": the last figures, "validation", "text"}. `gin_text` is kept as
-    model_dir/config.gin, beside config.json. README.md has an example.
+    Returns {"step", "interrupted", "train": the last figures, "validation", "text", "exports": places that got the
+    model, "failed_exports": sentences}. `gin_text` is kept as model_dir/config.gin, beside config.json.
 
     Raises InputError for an invalid configuration, before anything is compiled; NonFiniteError if the loss or the
     gradient is not finite; StorageError if model_dir cannot be written any more; RestartError if the same command
@@ -61,13 +64,17 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
     with together():
+        config = as_begun(config)
         mesh = make_mesh(config.mesh)
         check_run(config, mesh)
+        at_end.check(config)
         check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
     check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
     with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
-        return _train(config, gin_text, mesh, mine.check if mine else lambda: None)
+        with each_save.uploading(config):
+            result = _train(config, gin_text, mesh, mine.check if mine else lambda: None)
+        return at_end.deliver_all(config, result)
 
 
 def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, Any]:
@@ -75,17 +82,18 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
     with together():
         ledger = Ledger(config)
     task, lengths = task_of_run(config)
+    plan = plan_of_run(config, task, lengths)  # how rows are dealt, and where that lets the run end
 
     # The mesh: batches, parameters and optimizer state are sharded over it.
     if config.mesh.auto:
-        mesh, train_step = auto_mesh.choose(config, streams.feature_shapes(task, lengths, config.data))
+        mesh, train_step = auto_mesh.choose(plan.planned, streams.feature_shapes(task, lengths, config.data))
     sharding, shard_update = batch_sharding(mesh), config.mesh.shard_update
     shards = placement.shards_of_this_process(sharding, config.data)
 
     # The network, and what updates it.
     model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, config.train_steps)
-    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
+    optimizer = make_optimizer(config.optimizer, plan.planned.train_steps, config.model.dtype)
+    schedule = make_schedule(config.optimizer.schedule, plan.planned.train_steps)
     abstract = abstract_state(model, optimizer, mesh, shard_update)
 
     # What is evaluated.
@@ -105,7 +113,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
 
         # The state: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
         def begin(restore: Callable[..., Restored | None]) -> tuple[TrainState, Stream, Mapping[str, Any] | None]:
-            stream = open_stream(task, lengths, config.data, shards)
+            stream = open_stream(task, lengths, config.data, shards, plan.deal)
             streams_open.enter_context(contextlib.closing(stream))
             restored = restore(abstract, stream.check)
             if restored is None:
@@ -123,16 +131,19 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
             train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
         writes = jax.process_index() == 0
-        with Metrics(config.model_dir, start, config.train_steps, writes) as metrics, memory_advice(config):
+        train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds)
+        ends = (plan.planned.train_steps, writes, config.data.num_epochs)
+        with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text)
                 for sentence in validation.truncation(task, lengths, config.data):
                     metrics.say(sentence)
-            for sentence in introduction(config, count_parameters(abstract.params), lengths, start):
+            sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
+            for sentence in (*plan.notes, *sentences):
                 metrics.say(sentence)
             recent = RecentSteps(config, lengths, mesh.size)
             guard = Guard(config, model, ledger, metrics)
             guard.begin(start, notes)
-            loop = Loop(config, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)
+            loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)
             place = functools.partial(placement.global_batch, sharding=sharding, config=config.data)
             return loop.run(state, train_step, place, begin)

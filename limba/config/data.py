@@ -12,6 +12,7 @@ from limba.config.errors import one_of, positive, require
 
 OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
+SEGMENTS = ("vocabulary", "bytes")
 READ_FAILURES = ("stop", "skip")
 CHANGED_CORPUS = ("refuse", "new_epoch")
 
@@ -28,9 +29,9 @@ class DataConfig:
     8
     """
 
-    mixture_or_task_name: str
-    task_feature_lengths: Mapping[str, int]
-    batch_size: int
+    mixture_or_task_name: str  # name of a seqio task or mixture that the run imports
+    task_feature_lengths: Mapping[str, int]  # tokens per example, such as {'inputs': 512}; what is missing is derived
+    batch_size: int  # examples per optimizer step, over all devices
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
     extra_ids: int = 100  # sentinels above the pieces of `vocabulary`
     new_vocabulary_size: int | None = None  # ids, with sentinels, of the vocabulary to train if the file does not exist
@@ -43,19 +44,21 @@ class DataConfig:
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
+    segments: str = "vocabulary"  # of diacritics: by the vocabulary's tokens; 'bytes': as earlier versions, 2.5 a token
     validation_percent: float = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: float = 60.0  # time limit of one request for part of a remote file
     read_attempts: int = 6  # attempts of a request, with growing pauses
     on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
     on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the files of now
     skip: str | None = None  # a skipped_batches.jsonl of another run, whose batches are passed over
-    train_split: str = "train"
-    validation_split: str = "validation"
-    shuffle: bool = True
+    train_split: str = "train"  # split that is trained on
+    validation_split: str = "validation"  # split that is evaluated
+    shuffle: bool = True  # False: documents in the order of the files
     shuffle_buffer: int = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
     cache_dir: str | None = None  # folder of task caches, written by seqio_cache_tasks
-    seed: int = 0
+    seed: int = 0  # of the order of documents, and of masks
     num_epochs: int | None = None  # passes over the corpora, after which the run ends; None: no limit
+    max_examples: int | None = None  # the first documents of each corpus that are read; None: all
     mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
     num_data_shards: int | None = None  # fixed during a run; None: gcd(batch_size, 16)
     num_reader_processes: int = 1  # processes that read a host's shards; may change when a run resumes
@@ -158,8 +161,9 @@ class DataConfig:
             "DataConfig.data_files",
             f"is {self.data_files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
         )
-        if self.num_epochs is not None:
-            positive(self, "num_epochs")
+        for name in ("num_epochs", "max_examples"):
+            if getattr(self, name) is not None:
+                positive(self, name)
         require(
             self.mixture_temperature is None or self.mixture_temperature >= 1,
             "DataConfig.mixture_temperature",
@@ -171,6 +175,7 @@ class DataConfig:
             f"is {self.read_timeout_seconds!r}; give a number above 0.",
         )
         positive(self, "read_attempts")
+        one_of(self, "segments", SEGMENTS)
         one_of(self, "on_read_failure", READ_FAILURES)
         one_of(self, "on_changed_corpus", CHANGED_CORPUS)
         require(

@@ -17,7 +17,8 @@ WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True 
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
 MOST, MOST_OF_64_BITS = 2**31 - 1, 2**63 - 1
 MOST_FLOAT = 3.4e38  # of 32 bits
-ADDRESSES = ("gs", "s3", "az", "hf")  # that checkpoints and logs can be kept at
+ADDRESSES = ("gs", "s3", "az", "hf")  # that can be read
+WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, leases and growing files are tried there
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -29,6 +30,8 @@ def fits(value: object, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
     if origin is tuple:
         return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
     if origin is not None:
@@ -47,6 +50,8 @@ def in_words(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, arguments))
     if origin is tuple:
         return f"a list, each {in_words(arguments[0])}"
     if origin is not None:
@@ -85,16 +90,25 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
                 raise _wrong(owner, entry.name, value, "give text in UTF-8, without NUL characters")
 
 
-def check_address(path: str, name: str) -> None:
-    """Raises InputError, which calls the path `name`, for an address where checkpoints cannot be kept.
+def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:
+    """Raises InputError, which calls the path `name`, for an address of another kind than those of `known`.
 
     >>> check_address("gs://bucket/run", "model_dir"), check_address("runs/mine", "model_dir")
     (None, None)
     """
     kind, separator, _ = path.partition("://")
-    if separator and kind not in ADDRESSES:
-        known = ", ".join(f"{each}://" for each in ADDRESSES)
-        raise InputError(f"{name} {path} begins with {kind}://, not with {known}; correct it, or give a directory.")
+    if separator and kind not in known:
+        kinds = ", ".join(f"{each}://" for each in known)
+        raise InputError(f"{name} {path} begins with {kind}://, not with {kinds}; correct it, or give a directory.")
+
+
+def check_local(path: str, name: str) -> None:
+    """Raises InputError, which calls the path `name`, for an address: what is written there needs a local disk.
+
+    >>> check_local("lengths.png", "the picture")
+    """
+    if "://" in path:
+        raise InputError(f"{name} is {path}, and it can only be local; give a path of this machine.")
 
 
 def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:

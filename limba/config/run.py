@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
+from typing import Literal
 
 from limba.config import kinds
 from limba.config.data import DataConfig
@@ -19,7 +20,9 @@ from limba.config.optimizer import LossConfig, OptimizerConfig
 
 VERIFIED = ("checksums", "sizes")
 GUARD_ACTIONS = ("off", "warn", "skip", "rewind")
+REPORTS = ("tensorboard", "wandb")
 REDUCTIONS = ("auto", "float32", "bfloat16")
+HUB_STRATEGIES = ("end", "every_save")
 RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
@@ -27,7 +30,7 @@ RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
 class CheckpointConfig:
     """When the state and the data position are saved, and how many are kept."""
 
-    every_steps: int = 10_000
+    every_steps: int | Literal["epoch"] = 10_000  # or at the end of each epoch
     keep: int | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
     best_mode: str = "max"  # or min
@@ -39,11 +42,12 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        positive(self, "every_steps")
+        if self.every_steps != "epoch":
+            positive(self, "every_steps")
         one_of(self, "verify", VERIFIED)
         above_zero(self, "save_timeout_seconds")
         if self.fallback_dir is not None:
-            kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir")
+            kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir", kinds.WRITABLE)
         one_of(self, "best_mode", ("max", "min"))
         require(
             self.keep is None or self.keep > 0,
@@ -59,11 +63,13 @@ class EvaluationConfig:
     Tasks with metrics can also evaluate generated text; language models can generate samples.
     """
 
-    every_steps: int = 1_000
+    every_steps: int | Literal["epoch"] = 1_000  # or at the end of each epoch
     num_batches: int | None = 20  # maximum number of validation batches; None: the whole split
+    batch_size: int | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: int = 0  # validation examples to generate text for, for the task's metrics; 0: none
     patience: int | None = None  # evaluations without a better best_metric, after which the run ends; None: no limit
     prompts: tuple[str, ...] = ()  # prompts that a decoder-only model continues at each evaluation
+    # how samples for `prompts` are drawn
     sampling: GenerationConfig = field(
         default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
     )
@@ -72,9 +78,11 @@ class EvaluationConfig:
         object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else self.prompts)
         kinds.check(self)
         object.__setattr__(self, "prompts", tuple(self.prompts))
-        positive(self, "every_steps")
-        if self.num_batches is not None:
-            positive(self, "num_batches")
+        if self.every_steps != "epoch":
+            positive(self, "every_steps")
+        for name in ("num_batches", "batch_size"):
+            if getattr(self, name) is not None:
+                positive(self, name)
         require(
             isinstance(self.num_examples, int) and self.num_examples >= 0,
             "EvaluationConfig.num_examples",
@@ -126,32 +134,39 @@ class RunConfig:
     ('adafactor', 5)
     """
 
-    model: ModelConfig
-    data: DataConfig
-    model_dir: str
-    train_steps: int
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    generation: GenerationConfig = field(default_factory=GenerationConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    model: ModelConfig  # the network
+    data: DataConfig  # the corpus and its rows
+    model_dir: str  # directory, local or gs://, of checkpoints and logs
+    train_steps: int | None  # at most; None: up to the end of data.num_epochs
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # optimizer and learning rate
+    loss: LossConfig = field(default_factory=LossConfig)  # the training loss
+    mesh: MeshConfig = field(default_factory=MeshConfig)  # how devices share the work
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)  # when the state is saved
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)  # what is evaluated, and when
+    generation: GenerationConfig = field(default_factory=GenerationConfig)  # how text is generated
+    guard: GuardConfig = field(default_factory=GuardConfig)  # what happens to steps that spike
     # Initialize from this checkpoint (Limba, T5X, Hugging Face folder or hub id) if model_dir has none.
     initial_checkpoint_path: str | None = None
+    # At its end the run writes its last step here, as a folder step_<N> for transformers: a directory or gs://…
+    export_to: str | tuple[str, ...] | None = None
+    hub_model_id: str | None = None  # model of the hub, user/name, that gets the model too; needs a token
+    hub_private: bool = False  # of a model that the hub does not have yet
+    hub_strategy: str = "end"  # when: at the run's end, or also every_save
     reset_step: bool = False  # start at step 0 with a new optimizer state; read only the parameters
-    num_microbatches: int = 1
+    num_microbatches: int = 1  # parts of a batch, computed one after the other to save memory
     gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices sum gradients; see training/step.py
-    log_every_steps: int = 100
-    random_seed: int = 0
+    log_every_steps: int = 100  # steps between two lines of the log
+    random_seed: int = 0  # of initial values and dropout
     random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
     step_timeout_seconds: float | None = 3600.0  # a step that takes longer ends the process; None: no limit
     host_timeout_seconds: float = 30.0  # after which a process that gives no sign of life counts as dead
+    report_to: str = "tensorboard"  # who else gets metrics.jsonl's figures: tensorboard, wandb, both with a comma, none
     profile_steps: int = 0  # number of steps to trace into model_dir/profile, from a start's third step on
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("random_seed",))
         one_of(self, "random_bits", RANDOM_BITS)
+        one_of(self, "hub_strategy", HUB_STRATEGIES)
         one_of(self, "gradient_reduce_dtype", REDUCTIONS)
         require(
             isinstance(self.profile_steps, int) and self.profile_steps >= 0,
@@ -163,10 +178,23 @@ class RunConfig:
             "RunConfig.model_dir",
             f"is {self.model_dir!r}; give a directory or a gs:// path.",
         )
-        kinds.check_address(self.model_dir, "RunConfig.model_dir")
+        kinds.check_address(self.model_dir, "RunConfig.model_dir", kinds.WRITABLE)
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
-        positive(self, "train_steps", "num_microbatches", "log_every_steps")
+        require(
+            set(self.reports) <= set(REPORTS),
+            "RunConfig.report_to",
+            f"is {self.report_to!r}; give {', '.join(REPORTS)}, several with commas, or none.",
+        )
+        self._resolve_exports()
+        positive(self, "num_microbatches", "log_every_steps")
+        if self.train_steps is not None:
+            positive(self, "train_steps")
+        require(
+            self.train_steps is not None or self.data.num_epochs is not None,
+            "RunConfig.train_steps",
+            "is None, and so is DataConfig.num_epochs: the run would never end; give one of them.",
+        )
         above_zero(self, "host_timeout_seconds")
         if self.step_timeout_seconds is not None:
             above_zero(self, "step_timeout_seconds")
@@ -190,6 +218,20 @@ class RunConfig:
             f"is {self.data.batch_size}, which does not divide by RunConfig.num_microbatches {self.num_microbatches};"
             " give a multiple.",
         )
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """The parts of `report_to`, without 'none'."""
+        parts = tuple(dict.fromkeys(part.strip() for part in self.report_to.split(",")))
+        return () if parts == ("none",) else parts
+
+    def _resolve_exports(self) -> None:
+        """Makes `export_to` a tuple of absolute paths and addresses, or None."""
+        given = (self.export_to,) if isinstance(self.export_to, str) else tuple(self.export_to or ())
+        for place in given:
+            kinds.check_address(place, "RunConfig.export_to")
+        places = tuple(each if "://" in each else os.path.abspath(os.path.expanduser(each)) for each in given)
+        object.__setattr__(self, "export_to", places or None)
 
     def _check_sides(self) -> None:
         """Raises ConfigError if the rows of the data do not fit the network."""

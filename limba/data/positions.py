@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError
 from limba.config.errors import SentenceError, reason_of
-from limba.data.shard import FirstEpochs, Rows, Shard, source_errors
+from limba.data.epochs.deal import WHOLE_UNITS, Deal
+from limba.data.shard import FirstEpochs, KeptState, Rows, Shard, source_errors, state_of
 from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
@@ -36,9 +37,11 @@ from limba.data.vocabulary.load import content_name
 logger = logging.getLogger(__name__)
 
 # Format 1 has no entry "format", and leaves the prefetched rows to tf.data; it cannot be resumed any more. Format 2 has
-# no table of files: its "corpus" is a digest of the units' names, paths included.
-FORMAT = 3
-READABLE = (2, FORMAT)
+# no table of files: its "corpus" is a digest of the units' names, paths included. Format 3 knows neither how rows are
+# dealt ("dealing"; without it in whole units) nor batches to leave out after the iterator's state ("passed").
+FORMAT = 4
+READABLE = (2, 3, FORMAT)
+WITH_FILES = 3  # and later formats
 ABOUT_FILE, FILES_FILE, ROWS_FILE = "about.json", "files.json.zlib", "ahead.npz"
 ITERATOR = "position"  # the prefix of tf.data's files
 # Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
@@ -75,8 +78,8 @@ class Resumption:
 class DataPositions:
     """Saves and restores the data positions of one stream's shards."""
 
-    def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig):
-        self._task, self._lengths, self._config = task, lengths, config
+    def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig, deal: Deal = WHOLE_UNITS):
+        self._task, self._lengths, self._config, self._deal = task, lengths, config, deal
         self.is_exact = has_exact_positions(task)
         self._sources = _unit_sources(task)
         self._packed: dict[int, bytes] = {}
@@ -105,23 +108,29 @@ class DataPositions:
     def save(self, shard: Shard) -> bytes:
         """Returns the shard's position after the batches taken so far."""
         self.look([shard.index])
-        split, corpora = self._config.train_split, self.corpora
+        corpora = self.corpora
         about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self.is_exact}
-        about["epochs"] = [source.progress(split, shard.index) for source in self._sources.values()]
+        about["epochs"] = [shard.progress(part) for part in parts_of(self._task) if part.name in self._sources]
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
         about |= {"end_bytes": corpora.end_bytes, "tensorflow": tf.__version__}
         about |= {"first_epochs": shard.first_epochs, "batches_before": shard.batches_before}
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
-            archive.writestr(ABOUT_FILE, json.dumps(about))
             archive.writestr(FILES_FILE, self._packed[shard.index], zipfile.ZIP_STORED)
             if self.is_exact:
                 with shard.prefetch.paused() as made:
-                    tf.train.Checkpoint(iterator=shard.iterator).write(f"{directory}/{ITERATOR}")
-                rows: dict[str, Any] = _concatenated([batch for batch in made if batch is not None])
+                    batches = [batch for batch in made if batch is not None]
+                    state = state_of(shard.iterator)
+                    if shard.has_failed and shard.kept_state is not None:  # asked after the state was taken
+                        num_made, state = shard.kept_state
+                        about["passed"] = max(0, shard.num_batches - num_made)
+                        batches = batches[: max(0, num_made - shard.num_batches)]
+                    tf.train.Checkpoint(iterator=KeptState(state)).write(f"{directory}/{ITERATOR}")
+                rows: dict[str, Any] = _concatenated(batches)
                 np.savez(f"{directory}/{ROWS_FILE}", **rows)
                 for path in sorted(Path(directory).iterdir()):
                     archive.write(path, path.name)
+            archive.writestr(ABOUT_FILE, json.dumps(about))
         return packed.getvalue()
 
     def check(self, positions: Mapping[int, bytes]) -> Resumption:
@@ -174,7 +183,11 @@ class DataPositions:
                 f"The data position of shard {shard.index} cannot be restored by TensorFlow {tf.__version__}"
                 f" ({reason_of(error)}); it was saved by {about.get('tensorflow', 'an unknown version')}: install that."
             ) from error
-        shard.prefetch.start_with(shard.cut(saved.rows))
+        names = [name for name in self._sources if name in self._deal.counts]
+        epochs = dict(zip(self._sources, about.get("epochs", ()), strict=False))
+        with source_errors(self._task):
+            passed = {name: epochs.get(name, 0.0) for name in names}
+            shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
     def note_pass(self, shard: Shard) -> None:
         """Records that a shard begins a new pass."""
@@ -187,8 +200,9 @@ class DataPositions:
         if found not in READABLE:
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
             raise InputError(
-                f"The data position has format {found}, and this version of Limba reads 2 and 3; {advice}."
+                f"The data position has format {found}, and this version of Limba reads 2 to {FORMAT}; {advice}."
             )
+        about = {"dealing": None, "max_examples": None, **about}  # as in earlier versions
         for name, now in {**self._identity(shard), "exact": self.is_exact}.items():
             if name != "format" and name in about and about[name] != now:  # earlier versions left entries out
                 raise InputError(
@@ -200,7 +214,7 @@ class DataPositions:
     def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
         about = next(iter(saved.values())).about
-        if about["format"] < FORMAT:
+        if about["format"] < WITH_FILES:
             if about["corpus"] != self._names:
                 return (
                     f"The corpus is not the one of step {step:,}: a path or a size differs, and the data position,"
@@ -256,6 +270,8 @@ class DataPositions:
             "num_data_shards": config.num_data_shards,
             "batch_size": config.batch_size,
             "num_epochs": config.num_epochs,
+            "dealing": self._deal.identity,
+            "max_examples": config.max_examples,
             "task_feature_lengths": self._lengths,
             "objective": config.objective,
             "noise_density": config.noise_density,
@@ -322,7 +338,7 @@ def opened(position: bytes, shard: int) -> Saved:
         if ROWS_FILE in contents:
             with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
                 rows = dict(arrays)
-        files = unpacked_table(contents[FILES_FILE]) if about["format"] >= FORMAT else {}
+        files = unpacked_table(contents[FILES_FILE]) if about["format"] >= WITH_FILES else {}
         iterator = {name: content for name, content in contents.items() if name.startswith(f"{ITERATOR}.")}
         needed = (
             {f"{ITERATOR}.index", f"{ITERATOR}.data-00000-of-00001", ROWS_FILE} if about.get("exact", True) else set()

@@ -54,22 +54,29 @@ class Prefetch(Generic[Batch]):
 
     def take(self) -> Batch:
         """Returns the next batch; waits until it is ready."""
+        self.wait()
+        return self._made.popleft()
+
+    def wait(self) -> None:
+        """Waits until the next batch is ready; raises what `take` would raise, and takes nothing."""
         while not self._made:
             self.request()
             if self._making is not None:
                 self._making.result()
-        return self._made.popleft()
+
+    def put_back(self, batch: Batch) -> None:
+        """Puts the batch that was taken last before the others again."""
+        self._made.appendleft(batch)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error of `make` if it has failed: what it had taken from its source by then is lost."""
+        return self._failure
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[list[Batch]]:
-        """Yields the batches in the queue; no batches are made inside the context.
-
-        Raises the error of `make` if it has failed: what it had taken from its source by then is lost, so the source
-        and the queue no longer fit together.
-        """
+        """Yields the batches in the queue; no batches are made inside the context."""
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
             yield list(self._made)
 
     def start_with(self, batches: Sequence[Batch]) -> None:

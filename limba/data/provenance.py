@@ -18,6 +18,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import OBJECTIVE_LENGTHS
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
 from limba.data.objectives.token_blocks import Features
@@ -59,12 +60,13 @@ def documents_of(
     batch: int,
     rows: Sequence[int],
     position: bytes | None = None,
+    deal: Deal = WHOLE_UNITS,
 ) -> list[Document]:
     """Returns the documents that gave the tokens of these rows of a batch, in the order in which they were read.
 
     The arguments and errors are those of `documents_by_row`, which finds those of many batches at once.
     """
-    by_row = documents_by_row(task, lengths, config, shard, {batch: rows}, position)
+    by_row = documents_by_row(task, lengths, config, shard, {batch: rows}, position, deal)
     return list(dict.fromkeys(document for documents in by_row.values() for document in documents))
 
 
@@ -75,12 +77,13 @@ def documents_by_row(
     shard: int,
     rows: Mapping[int, Sequence[int]],
     position: bytes | None = None,
+    deal: Deal = WHOLE_UNITS,
 ) -> dict[tuple[int, int], list[Document]]:
     """Returns (batch, row) -> the documents that gave its tokens, for some rows of some batches; reads the shard once.
 
     `rows` maps a batch, counted from 1 as the steps are, to rows of the shard in it, counted from 0. The corpus must be
     the one of then. A data position of the shard, saved at one of these batches or later, lets changes be noticed; a
-    run that began a new pass over a changed corpus needs it.
+    run that began a new pass over a changed corpus needs it. `deal` is the run's.
 
     Raises InputError for a batch or row that does not exist, for a corpus that has changed, and for a task whose source
     is not one of limba.data.sources.
@@ -93,13 +96,13 @@ def documents_by_row(
         )
     if not rows:
         return {}
-    first_epochs, before = _pass(task, lengths, config, shard, min(rows), position)
+    first_epochs, before = _pass(task, lengths, config, shard, min(rows), position, deal)
     per_fetch = rows_per_fetch(config) // config.rows_per_shard
     wanted: dict[int, list[tuple[int, int, int]]] = {}
     for batch, several in sorted(rows.items()):
         fetch, place = divmod(batch - 1 - before, per_fetch)
         wanted.setdefault(fetch, []).extend((batch, row, place * config.rows_per_shard + row) for row in several)
-    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs)
+    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs, deal=deal)
     with source_errors(task):
         names, is_exact = _Names(task), True
         try:
@@ -344,13 +347,19 @@ def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> 
 
 
 def _pass(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, shard: int, batch: int, position: bytes | None
+    task: Provider,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    shard: int,
+    batch: int,
+    position: bytes | None,
+    deal: Deal,
 ) -> tuple[Mapping[str, int], int]:
     """Returns (first epochs, batches before them) of the pass that the batch is part of."""
     if position is None:
         first_epochs, before = {}, 0
     else:
-        resumption = DataPositions(task, dict(lengths), config).check({shard: position})
+        resumption = DataPositions(task, dict(lengths), config, deal).check({shard: position})
         saved = resumption.saved[shard]
         first_epochs, before = saved.first_epochs, saved.about.get("batches_before", 0)
         if resumption.new_pass is not None:

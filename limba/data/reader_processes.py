@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 from limba.config import DataConfig, InputError
 from limba.config.environment import console
+from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.positions import PositionError
 from limba.data.streams import TrainStream
+from limba.data.t5_names import finder
 from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Recipe(NamedTuple):
     revisions: dict[str, str]
     shards: tuple[int, ...]
     num_processes: int
+    deal: Deal = WHOLE_UNITS
 
 
 class ReaderProcesses:
@@ -70,23 +73,38 @@ class ReaderProcesses:
 
     def _call_all(self, name: str, *arguments: Any) -> list[Any]:
         """Calls a method of each process's stream; returns the results."""
+        self._send_all(name, *arguments)
+        return self._received()
+
+    def _send_all(self, name: str, *arguments: Any) -> None:
         if not self._are_open:
             self._are_open = True
             self._received()
         for number, connection in enumerate(self._connections):
             with self._early_end(number):
                 connection.send((name, arguments))
-        return self._received()
 
     def _received(self) -> list[Any]:
-        answers = []
-        for number, connection in enumerate(self._connections):
-            with self._early_end(number):
-                answers.append(connection.recv())
+        answers = self._answers()
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for number, connection in enumerate(self._connections):
+            with self._early_end(number):
+                answers.append(connection.recv())
+        return answers
+
+    def _put_back(self, moved: Sequence[bool]) -> None:
+        """Undoes the last `next` in the processes that have moved on, while others have failed."""
+        connections = [connection for connection, has in zip(self._connections, moved, strict=True) if has]
+        for connection in connections:
+            connection.send(("put_back", ()))
+        for connection in connections:
+            connection.recv()
 
     @contextlib.contextmanager
     def _early_end(self, number: int) -> Iterator[None]:
@@ -104,7 +122,11 @@ class ReaderProcesses:
         return self
 
     def __next__(self) -> dict[int, Any]:
-        parts = self._call_all("__next__")
+        self._send_all("__next__")
+        parts = self._answers()
+        if failed := [part for part in parts if isinstance(part, Exception)]:
+            self._put_back([not isinstance(part, Exception) for part in parts])
+            raise failed[0]
         if all(part is None for part in parts):
             raise StopIteration
         if any(part is None for part in parts):
@@ -140,6 +162,9 @@ class ReaderProcesses:
             for name in each[0]
         }
 
+    def failure(self) -> BaseException | None:
+        """Returns None: the processes tell of an error when the rows before it are used up."""
+
     def close(self) -> None:
         """Ends the processes, by closing the pipes on which they wait."""
         for connection in self._connections:
@@ -153,7 +178,7 @@ class ReaderProcesses:
 
 
 def open_stream(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int]
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int], deal: Deal = WHOLE_UNITS
 ) -> TrainStream | ReaderProcesses:
     """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
     if not has_exact_positions(task):
@@ -164,8 +189,8 @@ def open_stream(
         )
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
-        return TrainStream(task, lengths, config, shards)
-    return ReaderProcesses(Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes))
+        return TrainStream(task, lengths, config, shards, deal=deal)
+    return ReaderProcesses(Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal))
 
 
 def serve(file_descriptor: int) -> None:
@@ -192,10 +217,11 @@ def serve(file_descriptor: int) -> None:
 
 
 def _open(recipe: Recipe) -> TrainStream:
+    finder.install()  # as the command that started this process did
     for module in recipe.config.task_modules:
         importlib.import_module(module)
     task = pinned(resolve_task(recipe.config), recipe.revisions)
-    return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes)
+    return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes, recipe.deal)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -13,10 +16,13 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data.epochs.deal import WHOLE_UNITS, Deal
+from limba.data.epochs.even import even_documents
 from limba.data.packing import batched
 from limba.data.prefetch import Prefetch
+from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, parts_of
+from limba.data.tasks import Provider, has_exact_positions, parts_of
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
@@ -27,6 +33,7 @@ Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data
 
 FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
+STATE_SECONDS = 2.0  # between two states of an iterator that are kept for the case that reading fails; 1 ms each
 
 
 def _seed(*parts: Any) -> int:
@@ -47,6 +54,7 @@ def _train_examples(
     shard: int,
     first_epoch: int,
     follow: Follow | None,
+    deal: Deal,
 ) -> tf.data.Dataset:
     """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
@@ -56,7 +64,13 @@ def _train_examples(
     begun = (first_epoch,) if first_epoch else ()
     shared_seed, own_seed = _seed(config.seed, task.name), _seed(config.seed, task.name, shard, *begun)
     split, num_shards = config.train_split, config.batch_size // config.rows_per_shard
-    if isinstance(task.source, UnitSource):
+    if task.name in deal.counts:
+        assert isinstance(task.source, UnitSource)
+        traced, epochs = follow is not None, config.num_epochs
+        reading = Reading(split, shard, num_shards, shared_seed, config.shuffle, epochs, first_epoch, traced)
+        documents = even_documents(task.source, reading, deal.counts[task.name], deal.offset(task.name, epochs))
+        buffered = config.shuffle_buffer
+    elif isinstance(task.source, UnitSource):
         documents = task.source.documents(
             split,
             shard=shard,
@@ -106,15 +120,17 @@ def shard_dataset(
     shard: int,
     first_epochs: FirstEpochs | None = None,
     follow: Follow | None = None,
+    deal: Deal = WHOLE_UNITS,
 ) -> tf.data.Dataset:
     """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows.
 
     A new pass over a changed corpus begins with `first_epochs`, and draws other masks. `follow` is called in place of
-    `examples_of`, with traced documents.
+    `examples_of`, with traced documents. Tasks that `deal` does not count are dealt in whole units.
     """
     first_epochs = first_epochs or {}
     parts = [
-        _train_examples(part, lengths, config, shard, first_epochs.get(part.name, 0), follow) for part in parts_of(task)
+        _train_examples(part, lengths, config, shard, first_epochs.get(part.name, 0), follow, deal)
+        for part in parts_of(task)
     ]
     dataset = parts[0]
     if isinstance(task, seqio.Mixture):
@@ -152,12 +168,19 @@ def source_errors(task: Provider) -> Iterator[None]:
     """Raises the source's own InputError in place of TensorFlow's report of it."""
     try:
         yield
-    except tf.errors.OpError:
-        failures = (getattr(part.source, "failure", None) for part in parts_of(task))
-        failure = next(filter(None, failures), None)
-        if failure is None:
+    except tf.errors.OpError as error:
+        failure = source_error(task, error)
+        if failure is error:
             raise
         raise failure from None
+
+
+def source_error(task: Provider, error: BaseException) -> BaseException:
+    """Returns the source's own InputError, or the error itself if there is none."""
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    failures = [getattr(part.source, "failure", None) for part in parts_of(task)]
+    return next((failure for failure in failures if failure is not None), error)
 
 
 class Shard:
@@ -168,14 +191,31 @@ class Shard:
     """
 
     def __init__(
-        self, task: Provider, lengths: Mapping[str, int], config: DataConfig, index: int, pool: ThreadPoolExecutor
+        self,
+        task: Provider,
+        lengths: Mapping[str, int],
+        config: DataConfig,
+        index: int,
+        pool: ThreadPoolExecutor,
+        deal: Deal = WHOLE_UNITS,
     ):
-        self._recipe = (task, lengths, config, index)
-        self._dataset: Any = shard_dataset(*self._recipe)
+        self._recipe, self._deal = (task, lengths, config, index), deal
+        self.batches_before, self.first_epochs = 0, dict[str, int]()
+        self._dataset: Any = self._new_dataset()
+        self._is_exact = has_exact_positions(task)
+        self._has_ended = False
+        self._taken: tuple[Rows | None, Mapping[str, float]] = (None, {})
+        self._num_made = 0  # batches, as `num_batches` counts them
+        # tf.data's state of the iterator when so many batches were made; after a failure it is the last one.
+        self.kept_state: tuple[int, Any] | None = None
+        self._kept_at = -STATE_SECONDS
+        # Task -> epochs, of those that are dealt evenly: after the last batch taken, and after each one made.
+        self.epochs: Mapping[str, float] = {}
+        self._epochs_made: deque[Mapping[str, float]] = deque()
+        self._last_made: Mapping[str, float] = {}
         self.iterator: Any = None
         self._num_rows = config.rows_per_shard
         self.index, self.num_batches = index, 0
-        self.batches_before, self.first_epochs = 0, dict[str, int]()
         self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, max(1, PREFETCHED_ROWS // self._num_rows))
 
     def begin_pass(self, first_epochs: FirstEpochs, batches_before: int) -> None:
@@ -184,8 +224,11 @@ class Shard:
         Do not call it for several shards at once: seqio hands out seeds through a global.
         """
         self.first_epochs, self.batches_before = dict(first_epochs), batches_before
-        self.num_batches = batches_before
-        self.iterator, self._dataset = None, shard_dataset(*self._recipe, self.first_epochs)
+        self.num_batches = self._num_made = batches_before
+        self.iterator, self._dataset = None, self._new_dataset()
+
+    def _new_dataset(self) -> tf.data.Dataset:
+        return shard_dataset(*self._recipe, self.first_epochs, deal=self._deal)
 
     def start(self) -> None:
         """Opens the iterator; several shards may do so at once."""
@@ -194,8 +237,36 @@ class Shard:
     def take(self) -> Rows | None:
         """Returns the next batch's rows, or None at the end of the shard."""
         rows = self.prefetch.take()
-        self.num_batches += rows is not None
+        self._has_ended, self._taken = rows is None, (rows, self.epochs)
+        if rows is not None:
+            self.num_batches += 1
+            self.epochs = self._epochs_made.popleft() if self._epochs_made else self.epochs
         return rows
+
+    def put_back(self) -> None:
+        """Undoes the last `take`."""
+        rows, before = self._taken
+        if rows is not None:
+            self.num_batches -= 1
+            if self._deal.counts:
+                self._epochs_made.appendleft(self.epochs)
+            self.epochs = before
+        self._has_ended = False
+        self.prefetch.put_back(rows)
+
+    def progress(self, part: seqio.Task) -> float:
+        """Returns a task's epochs in the batches taken; where its documents are not counted, the epochs read."""
+        task, _, config, index = self._recipe
+        if part.name not in self._deal.counts:
+            return cast(UnitSource, part.source).progress(config.train_split, index)
+        begun = float(self.first_epochs.get(part.name, 0))
+        if self._has_ended:
+            return float(max(config.num_epochs or 0, begun + 1))
+        if task is part and self._deal.rows is not None and self._deal.is_exact:
+            num_shards = config.batch_size // self._num_rows
+            rows = (self.num_batches - self.batches_before) * self._num_rows * num_shards
+            return min(begun + rows / self._deal.rows, max(config.num_epochs or math.inf, begun + 1))
+        return self.epochs.get(part.name, begun)
 
     def padding(self) -> Rows:
         """Returns a batch's rows, all zeros."""
@@ -203,10 +274,42 @@ class Shard:
         return {name: np.zeros([self._num_rows, *shape], np.int32) for name, shape in shapes.items()}
 
     def _make(self) -> Sequence[Rows | None]:
+        self._keep_state()
         fetched = next(self.iterator, None)
         if fetched is None:
             return [None]
-        return self.cut({name: value.numpy() for name, value in fetched.items()})
+        batches = self.cut({name: value.numpy() for name, value in fetched.items()})
+        self._num_made += len(batches)
+        self._note_epochs(len(batches))
+        return batches
+
+    def _keep_state(self) -> None:
+        if self._is_exact and time.monotonic() > self._kept_at + STATE_SECONDS:
+            state = state_of(self.iterator)
+            if self.kept_state is None or not self.has_failed:
+                self.kept_state = (self._num_made, state)
+            self._kept_at = time.monotonic()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if reading has failed: a state that tf.data gives after that may hold the error, which is read ahead."""
+        sources = (part.source for part in parts_of(self._recipe[0]))
+        return self.prefetch.failure is not None or any(getattr(source, "failure", None) for source in sources)
+
+    def _note_epochs(self, num_batches: int) -> None:
+        """Notes the progress of the source after each of the batches made, which it has read all at once."""
+        if not self._deal.counts:
+            return
+        task, _, config, _ = self._recipe
+        sources = {
+            part.name: cast(UnitSource, part.source) for part in parts_of(task) if part.name in self._deal.counts
+        }
+        read = {name: source.progress(config.train_split, self.index) for name, source in sources.items()}
+        before = {name: self._last_made.get(name, self.first_epochs.get(name, 0)) for name in read}
+        for number in range(1, num_batches + 1):
+            share = number / num_batches
+            self._epochs_made.append({name: before[name] + share * (read[name] - before[name]) for name in read})
+        self._last_made = read
 
     def cut(self, rows: Rows) -> list[Rows]:
         """Returns the rows as this shard's parts of batches, the last one padded."""
@@ -222,12 +325,44 @@ class Shard:
         Do not call it for several shards at once: seqio hands out seeds through a global.
         """
         # A data set shuffles differently when it is read a second time, so a new one is made.
-        self.iterator = iter(shard_dataset(*self._recipe, self.first_epochs))
+        self.iterator = iter(self._new_dataset())
         self.num_batches, left = num_batches, num_batches - self.batches_before
         while left > 0 and (made := self._make()) != [None]:
             self.prefetch.start_with(made[left:])
             left -= len(made)
 
+    def resume(self, num_batches: int, num_passed: int, rows: Rows, epochs: Mapping[str, float]) -> None:
+        """Sets where the restored iterator is: `rows` come before it, and `num_passed` batches after it are left out.
+
+        `epochs` are those after the `num_batches` that were taken.
+        """
+        self.epochs = self._last_made = epochs
+        self.num_batches, queue = num_batches, self.cut(rows)
+        self._num_made = num_batches - num_passed + len(queue)
+        self._epochs_made.extend(epochs for _ in queue)
+        while num_passed > 0 and (made := self._make()) != [None]:
+            queue = cast(list[Rows], made[num_passed:])
+            for _ in made[:num_passed] if self._epochs_made else ():
+                self._epochs_made.popleft()
+            num_passed -= len(made)
+        self.prefetch.start_with(queue)
+
     def close(self) -> None:
         """Drops the iterator and its data set."""
-        self.iterator = self._dataset = None
+        self.iterator = self._dataset = self.kept_state = None
+
+
+def state_of(iterator: Any) -> Any:
+    """Returns the state of tf.data's iterator, in memory."""
+    return iterator._serialize_to_tensors()["_STATE"]
+
+
+class KeptState(tf.Module):
+    """A state of an iterator that tf.train.Checkpoint writes in place of the iterator."""
+
+    def __init__(self, state: Any):
+        super().__init__()
+        self._state = state
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {"ITERATOR_STATE": self._state}  # the name in the checkpoint of an iterator

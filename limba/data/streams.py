@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from limba.config import ConfigError, DataConfig, InputError
+from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
 from limba.data.positions import DataPositions, Resumption
 from limba.data.prefetch import num_threads
-from limba.data.shard import Rows, Shard, row_shapes, shard_dataset, source_errors
+from limba.data.shard import Rows, Shard, row_shapes, shard_dataset, source_error, source_errors
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 
@@ -43,14 +44,15 @@ class TrainStream:
         config: DataConfig,
         shards: Sequence[int],
         num_processes: int = 1,
+        deal: Deal = WHOLE_UNITS,
     ):
-        self._task, self._train_split = task, config.train_split
-        self._positions = DataPositions(task, dict(lengths), config)
+        self._task = task
+        self._positions = DataPositions(task, dict(lengths), config, deal)
         # The files as they are now, for the data positions: read beside the first batches.
         self._looking = threading.Thread(target=self._look_at_files, args=[list(shards)], daemon=True)
         self._looking.start()
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
-        self.shards = [Shard(task, dict(lengths), config, index, self._pool) for index in shards]
+        self.shards = [Shard(task, dict(lengths), config, index, self._pool, deal) for index in shards]
         list(self._pool.map(Shard.start, self.shards))
 
     def __iter__(self) -> Iterator[dict[int, Rows]]:
@@ -59,6 +61,8 @@ class TrainStream:
     def __next__(self) -> dict[int, Rows]:
         self._request()
         with source_errors(self._task):
+            for shard in self.shards:  # an error comes before any shard has moved on
+                shard.prefetch.wait()
             rows = [shard.take() for shard in self.shards]
         if all(part is None for part in rows):
             raise StopIteration
@@ -81,22 +85,26 @@ class TrainStream:
         return [found for part in parts_of(self._task) for found in getattr(part.source, "skipped", ())]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs read, a mean over this host's shards, counted in units."""
-        sources = {part.name: part.source for part in parts_of(self._task) if isinstance(part.source, UnitSource)}
-        return {
-            name: float(np.mean([source.progress(self._train_split, shard.index) for shard in self.shards]))
-            for name, source in sources.items()
-        }
+        """Returns task name -> epochs trained, a mean over this host's shards; without counts, epochs read."""
+        parts = [part for part in parts_of(self._task) if isinstance(part.source, UnitSource)]
+        return {part.name: float(np.mean([shard.progress(part) for shard in self.shards])) for part in parts}
+
+    def put_back(self) -> None:
+        """Undoes the last `next`."""
+        for shard in self.shards:
+            shard.put_back()
+
+    def failure(self) -> BaseException | None:
+        """Returns the error with which prefetching has failed: `next` raises it when the rows before it are used up."""
+        failures = [shard.prefetch.failure for shard in self.shards if shard.prefetch.failure is not None]
+        return source_error(self._task, failures[0]) if failures else None
 
     def _look_at_files(self, shards: list[int]) -> None:
         with contextlib.suppress(InputError, RuntimeError):  # the first data position raises it again
             self._positions.look(shards)
 
     def positions(self) -> dict[int, bytes]:
-        """Returns each shard's data position after the batches returned so far.
-
-        Raises InputError if prefetching has failed: the position that belongs to the batches so far is then not known.
-        """
+        """Returns each shard's data position after the batches returned so far, also where prefetching has failed."""
         indices = [shard.index for shard in self.shards]
         with source_errors(self._task):
             return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))

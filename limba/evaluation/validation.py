@@ -14,12 +14,15 @@ import numpy as np
 from jaxtyping import Array
 
 from limba.config import LossConfig, RunConfig
+from limba.config.errors import require
+from limba.data.objectives.supervised import is_supervised
 from limba.data.placement import place_batch
-from limba.data.tasks import Provider
+from limba.data.tasks import Provider, parts_of
 from limba.data.validation import validation_batches
-from limba.data.vocabulary.character_sets import SETS, CharacterSets
-from limba.data.vocabulary.load import piece_bytes
+from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
+from limba.data.vocabulary.load import has_dummy_space, piece_bytes
 from limba.model import Batch, Network
+from limba.sharding.exchange import compiled_together
 from limba.sharding.mesh import num_batch_groups
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
 from limba.training.losses import cross_entropy, weighted_sums
@@ -47,27 +50,38 @@ def loss_evaluation(
     """Returns the evaluation of the validation split, or None if the split is empty.
 
     Bits per byte is the targets' cross entropy divided by the UTF-8 bytes that they spell, so models with different
-    vocabularies are comparable. By character set, a token's cross entropy is divided evenly among its bytes; that of a
-    token that spells nothing, such as the end of sequence, is added to "other". So the mean of `bits_per_byte/…`,
+    vocabularies are comparable. The space that SentencePiece puts before each document is none of these bytes. By
+    character set, a token's cross entropy is divided evenly among its bytes; that of a token that spells nothing, such
+    as the end of sequence, is added to "other". So the mean of `bits_per_byte/…`,
     weighted by `bytes/…`, is `bits_per_byte`.
     """
-    batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches)
+    size, groups = config.evaluation.batch_size, num_batch_groups(model.mesh)
+    require(
+        size is None or size % groups == 0,
+        "EvaluationConfig.batch_size",
+        f"is {size}, which does not divide over {groups} groups of devices (the mesh's data x fsdp); give a multiple.",
+    )
+    batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches, size)
     if not batches:
         return None
-    character_sets = CharacterSets(piece_bytes(task.output_features["targets"].vocabulary, config.model.vocab_size))
-    sums_of = jit_evaluation(model, config.loss, config.num_microbatches)
+    character_sets, starts = _spelling(config, task, batches)
+    sums_of = jit_evaluation(model, config.loss, config.num_microbatches if size is None else 1)
+    sums_of = compiled_together(sums_of, "the evaluation", config.step_timeout_seconds)
     num_bytes = np.sum(
-        [character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"]) for batch in batches],
+        [
+            character_sets.num_bytes(batch["decoder_target_tokens"], batch["decoder_loss_weights"], begun)
+            for batch, begun in zip(batches, starts, strict=True)
+        ],
         axis=0,
     )
 
-    def place(batch: Mapping[str, np.ndarray]) -> Batch:
-        counts = character_sets.counts(batch["decoder_target_tokens"])
+    def place(batch: Mapping[str, np.ndarray], begun: np.ndarray) -> Batch:
+        counts = character_sets.counts(batch["decoder_target_tokens"], begun)
         return place_batch({**batch, "character_counts": counts}, sharding)
 
     def evaluate(params: Any) -> Figures:
         began = time.monotonic()
-        sums = jax.device_get([sums_of(params, place(batch)) for batch in batches])
+        sums = jax.device_get([sums_of(params, place(*each)) for each in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
         by_set = zip(SETS, total.pop("nats_by_set"), num_bytes, strict=True)
         total = {name: float(value) for name, value in total.items()}
@@ -86,6 +100,18 @@ def loss_evaluation(
 
     by_set = (name for set_, count in zip(SETS, num_bytes, strict=True) if count for name in _names_of(set_))
     return LossEvaluation((*NAMES, *by_set, "seconds"), evaluate)
+
+
+def _spelling(
+    config: RunConfig, task: Provider, batches: list[dict[str, np.ndarray]]
+) -> tuple[CharacterSets, list[np.ndarray]]:
+    """Returns the character sets of the vocabulary's tokens, and for each batch where documents begin."""
+    vocabulary = task.output_features["targets"].vocabulary
+    pieces = piece_bytes(vocabulary, config.model.vocab_size)
+    is_pair = all(is_supervised(part) for part in parts_of(task))
+    is_one_sequence = config.data.sequence_length is not None
+    starts = document_starts(batches, int(vocabulary.eos_id or 1), is_pair, is_one_sequence)
+    return CharacterSets(pieces, has_dummy_space(vocabulary, pieces)), starts
 
 
 def _names_of(character_set: str) -> tuple[str, str]:

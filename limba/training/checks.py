@@ -20,6 +20,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
 from limba.sharding.agreement import is_first, of_first, together
+from limba.training.metrics import weights_and_biases
 
 SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
 MOST_SHARDS = 512  # on one process
@@ -30,11 +31,13 @@ GIB = 2**30
 def check_run(config: RunConfig, mesh: Mesh) -> None:
     """Raises ConfigError for a directory that cannot be written, and choices that do not fit the mesh or memory."""
     for directory in (config.model_dir, f"{config.model_dir.rstrip('/')}/checkpoints"):
-        _check_writable(directory, "RunConfig.model_dir", config.model_dir)
+        check_writable(directory, "RunConfig.model_dir", config.model_dir)
     if fallback := config.checkpoint.fallback_dir:
-        _check_writable(fallback, "CheckpointConfig.fallback_dir", fallback)
+        check_writable(fallback, "CheckpointConfig.fallback_dir", fallback)
     _check_microbatches(config, mesh.shape["data"] * mesh.shape["fsdp"])
     _check_memory(config)
+    if is_first():
+        weights_and_biases.check(config.reports)
     if config.evaluation.prompts and not config.model.is_decoder_only:
         raise ConfigError(
             "EvaluationConfig.prompts",
@@ -136,6 +139,8 @@ def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
 
 def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> None:
     """Raises ConfigError if the checkpoint is after train_steps, or for a new run at it: no step is left then."""
+    if config.train_steps is None:
+        return
     if saved_step > config.train_steps or (is_new and saved_step == config.train_steps):
         raise ConfigError(
             "RunConfig.train_steps",
@@ -177,7 +182,7 @@ def _check_memory(config: RunConfig) -> None:
     device = jax.local_devices()[0]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = (device.memory_stats() or {}).get("bytes_limit") or host
-    width = 2 if config.model.dtype == "bfloat16" else 4
+    width = 4 if config.model.dtype == "float32" else 2
     parts = groups if limit != host else jax.process_count()  # the devices of a CPU share its memory
     of_layer = tokens * config.model.emb_dim * width // (config.num_microbatches * parts)
     for needed, has in ((4 * tokens // jax.process_count(), host), (of_layer, limit)):
@@ -203,12 +208,13 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
         )
 
 
-def _check_writable(directory: str, field: str, value: str) -> None:
+def check_writable(directory: str, field: str, value: str) -> None:
+    """Raises ConfigError, which shows a field's value, for a directory in which this process cannot write a file."""
     probe = epath.Path(directory) / f".writable-{jax.process_index()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # a repeated request, whose first answer was lost, finds none
     except Exception as error:  # a bucket's client has errors of its own
         raise ConfigError(
             field, f"is {value}, and {directory} cannot be written ({reason_of(error)}); give a directory that can."

@@ -19,16 +19,17 @@ from limba.data.streams import Rows, TrainStream
 from limba.model import Network
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
-from limba.sharding.multihost import any_process
 from limba.sharding.preemption import stop_requests
 from limba.storage.files import write_whole
 from limba.training.checkpoints.best import Best
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.checks import is_out_of_memory, memory_sentence
+from limba.training.epochs import Plan, is_due
 from limba.training.guard import LAG, Guard, Spike
-from limba.training.metrics.figures import RecentSteps, waiting_advice
+from limba.training.metrics.figures import RecentSteps, advice_on
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.tracing import Trace
+from limba.training.reading import RowReader
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import without_update
 
@@ -54,6 +55,7 @@ class Loop:
     def __init__(
         self,
         config: RunConfig,
+        plan: Plan,
         model: Network,
         stream: Stream,
         checkpoints: Checkpoints,
@@ -65,7 +67,7 @@ class Loop:
     ):
         self.config, self.model, self.stream, self.checkpoints = config, model, stream, checkpoints
         self.evaluations, self.metrics, self.recent, self.best = evaluations, metrics, recent, Best(config)
-        self.guard = guard
+        self.plan, self.guard, self.reader = plan, guard, RowReader(config.data.num_epochs is not None)
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -82,10 +84,10 @@ class Loop:
         interrupted, trace = False, Trace(config, start, self.metrics.say)
         with stop_requests() as stop_requested:
             recent.restart()
-            while step < config.train_steps:
+            while step < self.plan.most_steps:
                 with recent.waiting():
-                    rows = self._next_rows()
-                has_ended = rows is None
+                    rows = self.reader.next_rows(self.stream, self.checkpoints.steps())
+                has_ended, interrupted = rows is None, self.reader.failure is not None
                 if rows is not None:
                     step, turn = step + 1, turn + 1
                     trace.before(turn)
@@ -93,11 +95,11 @@ class Loop:
                     self.check_lease()
                     self.metrics.advance(step)
                     self._report_saves()
-                    interrupted = stop_requested(turn)
-                is_last = has_ended or interrupted or step == config.train_steps
+                    interrupted = stop_requested(turn) or self.reader.must_stop(self.stream)
+                is_last = has_ended or interrupted or step == self.plan.most_steps
                 trace.after(turn, state, is_last)
-                saves = saved != step and (is_last or step % config.checkpoint.every_steps == 0)
-                evaluates = not interrupted and (saves if is_last else step % config.evaluation.every_steps == 0)
+                saves = saved != step and (is_last or is_due(step, self.plan.saving))
+                evaluates = not interrupted and (saves if is_last else is_due(step, self.plan.evaluation))
                 if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
                     spike = self._log(step, state, place)
                     if spike is not None:
@@ -113,6 +115,7 @@ class Loop:
                     saved = step
                 if interrupted:
                     self._report_saves(wait=True)
+                    self.reader.end(step, step > start)
                     ending = f"Asked to stop: step {step:,} is saved. The same command resumes from it."
                 elif has_ended:
                     passes = config.data.num_epochs
@@ -157,13 +160,6 @@ class Loop:
         self.recent.restart()
         return state
 
-    def _next_rows(self) -> Mapping[int, Rows] | None:
-        """Returns this process's rows of the next batch, or None if the corpus of every process has ended."""
-        rows = next(self.stream, None)
-        if self.config.data.num_epochs is not None and not any_process(rows is not None):
-            return None
-        return self.stream.empty() if rows is None else rows
-
     def _log(self, step: int, state: TrainState, place: Place) -> Spike | None:
         """Logs the steps since the last logged line; returns a spike for which the run must rewind."""
         if self.guard.action == "skip":
@@ -176,7 +172,7 @@ class Loop:
             self.recent.restart()
             return None
         figures = self.recent.figures(self.stream.epochs(), self.checkpoints.steps())
-        advice = waiting_advice(len(self.recent), figures["data_wait"], self.config.data.num_reader_processes)
+        advice = advice_on(self.config, len(self.recent), step, figures)
         self.recent.restart()
         self.figures["train"] = figures
         self.metrics.train_line(step, figures)
@@ -234,7 +230,9 @@ class Loop:
         if skipped := self.stream.skipped():
             path = epath.Path(self.config.model_dir) / f"skipped_units_process_{jax.process_index()}.json"
             write_whole(path, json.dumps(skipped, indent=1) + "\n")
-        self.checkpoints.save(step, state, self.stream.positions(), self.guard.notes())
+        self.metrics.upload()
+        positions = self.reader.positions(self.stream, self.checkpoints.steps())
+        self.checkpoints.save(step, state, positions, self.guard.notes())
         self.recent.restart()
 
     def _report_saves(self, wait: bool = False) -> None:

@@ -17,17 +17,23 @@ import optax
 
 from limba.config import ConfigError, OptimizerConfig
 from limba.sharding.tree import named_leaves
+from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
 
 Tree = Any
 
 
-def make_optimizer(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
-    """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters."""
+def make_optimizer(
+    config: OptimizerConfig, train_steps: int | None, dtype: str = "float32"
+) -> optax.GradientTransformation:
+    """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters.
+
+    `dtype` is that of the activations: for float16 the state also holds the loss's scale.
+    """
     chain = _unfrozen(config, train_steps)
-    if not config.frozen:
-        return chain
-    return optax.chain(chain, optax.masked(optax.set_to_zero(), functools.partial(_is_frozen, config.frozen)))
+    if config.frozen:
+        chain = optax.chain(chain, optax.masked(optax.set_to_zero(), functools.partial(_is_frozen, config.frozen)))
+    return with_loss_scale(chain, dtype)
 
 
 def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
@@ -53,7 +59,7 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
     return jax.tree.structure(params).unflatten(marks)
 
 
-def _unfrozen(config: OptimizerConfig, train_steps: int) -> optax.GradientTransformation:
+def _unfrozen(config: OptimizerConfig, train_steps: int | None) -> optax.GradientTransformation:
     schedule = make_schedule(config.schedule, train_steps)
     steps = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     if config.name == "adafactor":
@@ -75,6 +81,7 @@ def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformatio
     steps = [
         optax.scale_by_factored_rms(
             decay_rate=config.decay_rate,
+            step_offset=config.step_offset,
             min_dim_size_to_factor=config.min_dim_size_to_factor,
             epsilon=config.epsilon1,
         )

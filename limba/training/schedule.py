@@ -9,7 +9,7 @@ import optax
 from limba.config import ScheduleConfig
 
 
-def make_schedule(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
+def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Schedule:
     """Returns a function from a step's number, 0 for the first one, to its learning rate.
 
     `factors` multiplies T5X's named factors. `linear`, `cosine` and `warmup_stable_decay` are optax's. The first two
@@ -20,6 +20,7 @@ def make_schedule(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
     >>> [round(float(schedule(step)), 2) for step in (0, 5, 10, 60, 110)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
+    train_steps = train_steps or 2**31 - 1  # not known; then no schedule goes by it
     peak, final, warmup = config.base_learning_rate, config.final_learning_rate, config.warmup_steps
     if config.name == "factors":
         return lambda count: _factors(config, jnp.asarray(count, jnp.float32))

@@ -28,14 +28,17 @@ def test_what_was_made_before_a_failure_is_still_taken() -> None:
         prefetch.take()
 
 
-def test_no_position_is_saved_after_a_failure() -> None:
-    """What the failed call had taken from its source is lost, so that the next batches would be others."""
+def test_a_failure_is_seen_before_the_batches_end() -> None:
     prefetch = failing_after(1)
     assert prefetch.take() == 0
+    prefetch.put_back(0)
     with prefetch.paused() as made:
-        assert made == [1]
+        assert made == [0, 1]
+    assert prefetch.take() == 0 and prefetch.failure is None
     prefetch.request()
     wait([prefetch._making])
-    with pytest.raises(OSError, match="is gone"), prefetch.paused():
-        pass
+    assert isinstance(prefetch.failure, OSError)
+    prefetch.wait()
     assert prefetch.take() == 1  # training may go on to the failure itself
+    with pytest.raises(OSError, match="is gone"):
+        prefetch.wait()

@@ -67,10 +67,12 @@ def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: b
     from limba.data.provenance import documents_of
     from limba.data.tasks import pinned_for_run
     from limba.inference.source import task_of
+    from limba.training.epochs import deal_of_run
 
     assert run_of.run is not None
     task, data = pinned_for_run(task_of(run_of), run_of.run.model_dir), run_of.run.data
     lengths, (last, positions) = derive_lengths(task, data.task_feature_lengths), _last_positions(run_of.directory)
+    deal = deal_of_run(run_of.run, task, lengths)
     for entry in entries:
         by_shard: dict[int, set[int]] = {}
         if all_rows:
@@ -81,7 +83,7 @@ def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: b
         batch = entry.get("data_batch", entry["batch"])
         for shard, rows in sorted(by_shard.items()):
             position = positions.get(shard) if entry["batch"] <= last else None
-            for document in documents_of(task, lengths, data, shard, batch, sorted(rows), position):
+            for document in documents_of(task, lengths, data, shard, batch, sorted(rows), position, deal):
                 yield {
                     "batch": entry["batch"],
                     "shard": shard,

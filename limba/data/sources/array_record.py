@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -122,8 +122,8 @@ class _Records:
 class ArrayRecordSource(UnitSource):
     """Documents of ArrayRecord files; each epoch is a new permutation of all of them.
 
-    `data_files` as in FileSource, on a local or mounted disk: the library cannot read buckets. With column `tokens`
-    the elements are {"tokens": string}, which `tokenize_documents` accepts.
+    `data_files` as in FileSource, on a local or mounted disk or in a bucket of Google's: a record of gs:// is one
+    request. With column `tokens` the elements are {"tokens": string}, which `tokenize_documents` accepts.
     """
 
     def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
@@ -134,12 +134,13 @@ class ArrayRecordSource(UnitSource):
     def _open_records(self, split: str) -> _Records:
         paths = [file.path for file in self._listed(self.patterns_of_split(split))]
         other = next((path for path in paths if not path.endswith(SUFFIX)), None)
-        remote = next((path for path in paths if "://" in path), None)
-        if other or remote:
-            reason = f"is not a {SUFFIX} file, as the others are" if other else "is not on a disk"
+        if other:
+            raise InputError(f"{other} is not a {SUFFIX} file, as the others are; give only {SUFFIX} files.")
+        remote = next((path for path in paths if "://" in path and not path.startswith("gs://")), None)
+        if remote:
             raise InputError(
-                f"{other or remote} {reason}; give only local or mounted {SUFFIX} files (gcsfuse mounts a bucket),"
-                " or parquet."
+                f"{without_credentials(remote)} cannot be read at random: ArrayRecord's library knows local files and"
+                " gs:// only; copy the files to one of these, or prepare them as parquet."
             )
         return _Records(paths, self.columns)
 
@@ -160,6 +161,15 @@ class ArrayRecordSource(UnitSource):
         first = sum(records.counts[:file])
         numbers = first + np.arange(unit.start, unit.stop)
         return [text for text in records[numbers] if text]
+
+    def records_at(self, split: str, numbers: np.ndarray) -> Iterator[tuple[int, bytes | None]]:
+        """Yields (number, document) of some records; None or b"" for one without a value in a column."""
+        yield from zip(map(int, numbers), self._records_of(split)[numbers], strict=True)
+
+    def records_in_order(self, split: str) -> Iterator[tuple[int, bytes | None]]:
+        """Yields the same of all records."""
+        for first in range(0, total := self._records_of(split).total, RECORDS_PER_UNIT):
+            yield from self.records_at(split, np.arange(first, min(first + RECORDS_PER_UNIT, total)))
 
     def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
         records, number = self._records_of(split), int(name)

@@ -8,7 +8,9 @@ that can only be read from its beginning (csv, anything compressed). A unit is r
 from __future__ import annotations
 
 import csv
+import functools
 import json
+import logging
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +26,11 @@ from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values
+from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, has_column, is_array, value_at
+from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
+
+logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 CHUNK_DOCUMENTS = 4096
@@ -37,7 +42,8 @@ REQUESTS_AT_ONCE = 16
 BYTES_COUNTED = 1 << 28  # of a local file, for the number of a line in a message
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FIELD_SEPARATOR = b"\0"  # between the texts of several columns, and removed from the texts
-ARRAY_HINT = "; a file that is one JSON array must be rewritten as JSON lines"
+ARRAY_HINT = "; a file that is one JSON array must have the suffix .json"
+USUAL_COLUMN = "text"  # in whose place the first column of a csv file may stand
 FORMATS = {
     ".txt": "text",
     ".jsonl": "json",
@@ -192,6 +198,9 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
     with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
         counts = pool.map(lambda path: _num_row_groups(path, policy, footers), parquets)
         num_groups = dict(zip(parquets, counts, strict=True))
+        may_be_arrays = [file.path for file in files if _is_json(file.path) and file.size is not None]
+        found = pool.map(lambda path: _begins_array(path, policy), may_be_arrays)
+        arrays = {path for path, begins in zip(may_be_arrays, found, strict=True) if begins}
     units = []
     for file in files:
         form, packed = file_format(file.path)
@@ -201,11 +210,33 @@ def list_units(files: Sequence[File], policy: ReadPolicy = PATIENT, footers: Foo
             )
         if form == "parquet":
             units += [Unit(file.path, group, group + 1) for group in range(num_groups[file.path])]
-        elif form == "csv" or packed or file.size is None:
+        elif form == "csv" or packed or file.size is None or file.path in arrays:
             units.append(Unit(file.path))
         else:
             units += [Unit(file.path, start, min(start + size, file.size)) for start in range(0, file.size, size)]
     return units
+
+
+def _is_json(path: str) -> bool:
+    """Returns whether a file may be one array: a plain .json, and no .jsonl."""
+    return path.split("?")[0].lower().endswith(".json")
+
+
+def _begins_array(path: str, policy: ReadPolicy) -> bool:
+    try:
+        with open_file(path, policy, 0, HEAD_BYTES) as file:
+            return is_array(file.read(HEAD_BYTES))
+    except OSError as error:
+        advice = advice_on(error, "check the file and its permissions")
+        raise InputError(f"{path} cannot be read ({reason_of(error)}); {advice}.") from error
+
+
+def group_rows(units: Sequence[Unit], policy: ReadPolicy, footers: Footers) -> list[int]:
+    """Returns the rows of each row group, as the files' footers say; InputError for a footer that cannot be read."""
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        paths = list(dict.fromkeys(unit.path for unit in units))
+        metadata = dict(zip(paths, pool.map(lambda path: footers(path, policy)[1], paths), strict=True))
+    return [metadata[unit.path].row_group(unit.start).num_rows for unit in units]
 
 
 def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
@@ -342,20 +373,36 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
-    kind = InputError  # if the first record lacks the column, the unit is not damaged
+def _records(unit: Unit, file: Any) -> Iterator[tuple[int, Any]]:
+    """Yields (offset, record) of JSON lines, or of a .json file that is one array."""
+    may_be_array = unit.stop is None and _is_json(unit.path.lower().removesuffix(".gz").removesuffix(".zst"))
+    if may_be_array and is_array(file.peek(HEAD_BYTES)[:HEAD_BYTES]):
+        try:
+            yield from array_records(file)
+        except JsonError as error:
+            place = _place(unit.path, error.offset)
+            raise RecordError(f"{unit.path} {place} is not JSON ({reason_of(error)}); correct it.") from None
+        return
     for offset, line in _lines(unit, file):
         text = _decode(unit, offset, line)
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
+            yield offset, json.loads(text)
         except (ValueError, RecursionError) as error:
             hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
             raise RecordError(
                 f"{unit.path} {_place(unit.path, offset)} is not JSON"
                 f" ({reason_of(error)}){hint or '; correct the line'}."
             ) from None
+
+
+def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
+    kind = InputError  # if the first record lacks the column, the unit is not damaged
+    for offset, record in _records(unit, file):
+        if isinstance(record, str) and unit.stop is None and len(columns) == 1:  # of an array of texts
+            yield joined([record])
+            continue
         if not isinstance(record, Mapping):
             hint = ARRAY_HINT if isinstance(record, list) else ""
             raise RecordError(
@@ -364,14 +411,20 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             )
         values = []
         for column in columns:
-            if column not in record:
+            if not has_column(record, column):
                 raise kind(_no_column(unit.path, column, list(record)))
-            if not isinstance(record[column], str | None):
-                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", record[column], column))
-            values.append(record[column])
+            value = value_at(record, column)
+            if not isinstance(value, str | bytes | None):
+                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", value, column))
+            values.append(value)
         if None not in values:
             yield joined(values)
         kind = RecordError
+
+
+@functools.lru_cache(maxsize=64)
+def _say_once(sentence: str) -> None:
+    logger.warning(without_credentials(sentence))
 
 
 def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]:
@@ -382,6 +435,12 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
         header = next(reader, None)
         if header is None:
             return
+        if columns == (USUAL_COLUMN,) and USUAL_COLUMN not in header and any(header):
+            columns = (header[0],)
+            _say_once(
+                f"{unit.path} has no column {USUAL_COLUMN!r}: its first one, {header[0]!r}, is read. DataConfig.column"
+                " names another one."
+            )
         for column in columns:
             if column not in header:
                 raise InputError(_no_column(unit.path, column, header))
@@ -404,7 +463,7 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
     size, metadata = footers(unit.path, policy)
     names = metadata.schema.to_arrow_schema().names
     for column in columns:
-        if column not in names:
+        if stored_name(column) not in names and column.partition(".")[0] not in names:
             raise InputError(_no_column(unit.path, column, names))
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
         yield joined(values)

@@ -35,7 +35,7 @@ from limba.data.sources.order import (
     unit_order,
 )
 from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import FIELD_SEPARATOR, Unit, list_files, list_units
+from limba.data.sources.readers import FIELD_SEPARATOR, Unit, group_rows, list_files, list_units
 from limba.data.sources.remote import ReadPolicy
 
 logger = logging.getLogger(__name__)
@@ -156,6 +156,14 @@ class UnitSource(seqio.DataSource):
                 self._files[key] = self.list_files(patterns)
             return self._files[key]
 
+    def listed(self, split: str) -> list[File]:
+        """Returns the split's files, in order."""
+        return self._listed(self.patterns_of_split(split))
+
+    def parquet_rows(self, units: Sequence[Unit]) -> list[int]:
+        """Returns the rows of these row groups of parquet files, as their footers say."""
+        return group_rows(units, self._policy, self._read.footers)
+
     def marks(self, split: str, end_bytes: int | None = None) -> list[Mark]:
         """Returns the marks of the split's files, in order, each read once; see `fingerprints`.
 
@@ -172,7 +180,7 @@ class UnitSource(seqio.DataSource):
 
     def num_bytes(self, split: str) -> int:
         """Returns the bytes of the split's files, for a mixture's temperature; InputError if they are not known."""
-        sizes = [file.size or 0 for file in self._listed(self.patterns_of_split(split))]
+        sizes = [file.size or 0 for file in self.listed(split)]
         if not all(sizes):
             raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
         return sum(sizes)

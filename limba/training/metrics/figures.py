@@ -14,7 +14,10 @@ import numpy as np
 from etils import epath
 
 from limba.config import NonFiniteError, RunConfig
+from limba.model.kernels.choose import unfit_gpu
+from limba.sharding.progress import progress
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
+from limba.training.metrics.logging import duration
 
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
 LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step
@@ -39,7 +42,9 @@ class RecentSteps:
         """Counts the time inside as waiting for data."""
         began = time.monotonic()
         yield
-        self._waited += time.monotonic() - began
+        seconds = time.monotonic() - began
+        self._waited += seconds
+        progress().waited(seconds)
 
     def add(self, step: int, rows: Any, metrics: Any) -> None:
         """Adds a step; its metrics may still be computing on the devices."""
@@ -88,6 +93,8 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
         f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind} in {jax.process_count()}"
         " process(es)"
     )
+    if sentence := unfit_gpu(config.model, devices[0]):
+        yield sentence
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     yield (
@@ -95,8 +102,9 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
         f" {config.data.num_data_shards} data shards"
     )
     where = f"resumes at step {start:,}" if start else "starts"
-    yield f"{config.model_dir} {where}, up to step {config.train_steps:,}"
-    if start < config.train_steps:
+    end = f"up to step {config.train_steps:,}" if config.train_steps else f"for {config.data.num_epochs} epochs"
+    yield f"{config.model_dir} {where}, {end}"
+    if config.train_steps is None or start < config.train_steps:
         yield "Compiling the step; the first line follows it."
 
 
@@ -104,6 +112,12 @@ def sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
     """Returns the lengths of the encoder's and the decoder's rows; a decoder-only model reads one sequence."""
     length = config.data.sequence_length
     return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
+
+
+def advice_on(config: RunConfig, num_steps: int, step: int, figures: Mapping[str, float]) -> str:
+    """Returns what the figures of `num_steps` steps up to `step` advise; "" if nothing."""
+    waiting = waiting_advice(num_steps, figures["data_wait"], config.data.num_reader_processes)
+    return " ".join(filter(None, (waiting, job_advice(config, num_steps, step, figures["seconds_per_step"]))))
 
 
 def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
@@ -118,6 +132,30 @@ def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
     return (
         f"The devices wait for data {data_wait:.0%} of the time; raise DataConfig.num_reader_processes, which is"
         f" {num_processes} on this host of {num_cores} cores."
+    )
+
+
+def job_advice(config: RunConfig, num_steps: int, step: int, seconds_per_step: float) -> str:
+    """Returns advice if a job of Slurm ends before the next checkpoint of a run is due; else "".
+
+    Slurm 22.05 and newer say when a job ends. A job that is told to end saves; one whose node fails does not.
+    """
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if num_steps < 10 or not end.isdigit():
+        return ""
+    every = config.checkpoint.every_steps
+    if isinstance(every, str):  # an epoch, whose steps are not known here
+        return ""
+    steps = every - step % every
+    if config.train_steps is not None:
+        steps = min(steps, config.train_steps - step)
+    left, due = int(end) - time.time(), steps * seconds_per_step
+    if due <= left:
+        return ""
+    return (
+        f"The job ends in {duration(max(left, 0))}, and the next checkpoint is due in {duration(due)}"
+        f" (CheckpointConfig.every_steps is {every:,}): a node that fails would lose all steps until then; save more"
+        " often, or ask for more time."
     )
 
 

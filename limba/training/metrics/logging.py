@@ -9,24 +9,30 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from etils import epath
 from tqdm import tqdm
 
+from limba.config import RunConfig
 from limba.config.secrets import without_credentials
+from limba.storage import growing
+from limba.training.metrics.bucket import EventFiles, LinesInBucket
+from limba.training.metrics.weights_and_biases import WeightsAndBiases
+
+METRICS = "metrics.jsonl"
 
 # Where torch is installed, tensorboardX would import it for one annotation; that takes two seconds.
 _no_torch = "torch" not in sys.modules
 if _no_torch:
     sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  an import of it then fails
-from tensorboardX import SummaryWriter  # noqa: E402
+from tensorboardX import SummaryWriter, record_writer  # noqa: E402
 
 if _no_torch:
     del sys.modules["torch"]
+record_writer.register_writer_factory("gs", EventFiles())  # its own uploads the whole file at each flush
 
 
 def duration(seconds: float) -> str:
@@ -57,10 +63,34 @@ def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
     ]
 
 
+class Remaining:
+    """The time that is left: up to the run's last step, or where that is not known, to the end of its epochs.
+
+    >>> remaining = Remaining(None, 3)
+    >>> remaining.seconds(10, 0.5, [0.0]), remaining.seconds(30, 0.5, [0.5])
+    (None, 50.0)
+    """
+
+    def __init__(self, train_steps: int | None, num_epochs: int | None):
+        self._train_steps, self._num_epochs = train_steps, num_epochs
+        self._before: tuple[int, float] | None = None
+
+    def seconds(self, step: int, seconds_per_step: float, epochs: Sequence[float]) -> float | None:
+        """Returns the seconds left after a step; None if they are not known yet."""
+        found = [] if self._train_steps is None else [float(self._train_steps - step)]
+        if self._num_epochs is not None and epochs:
+            (first, begun), now = self._before or (step, min(epochs)), min(epochs)
+            self._before = (first, begun)
+            if now > begun:
+                found.append((self._num_epochs - now) / (now - begun) * (step - first))
+        return max(0.0, min(found)) * seconds_per_step if found else None
+
+
 class _Outputs(NamedTuple):
     """The outputs of the first process."""
 
-    board: SummaryWriter
+    board: SummaryWriter | None
+    others: WeightsAndBiases | None
     lines: _JsonLines
     bar: tqdm
 
@@ -68,26 +98,41 @@ class _Outputs(NamedTuple):
 class Metrics:
     """Writes one run's figures, where `writes` is true: in the first process.
 
-    `start` is the step that the run resumes from. Use it as a context manager: on exit it flushes all files.
+    `start` is the step that the run resumes from; `run` says what else gets the figures, by default TensorBoard. Use it
+    as a context manager: on exit it flushes all files.
     """
 
-    def __init__(self, model_dir: str, start: int, train_steps: int, writes: bool):
+    def __init__(
+        self,
+        model_dir: str,
+        start: int,
+        train_steps: int | None,
+        writes: bool,
+        num_epochs: int | None = None,
+        run: RunConfig | None = None,
+    ):
         self.train_steps, self.writes = train_steps, writes
+        self._remaining = Remaining(train_steps, num_epochs)
         self._outputs: _Outputs | None = None
         if writes:
             directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
+            reports = ("tensorboard",) if run is None else run.reports
             self._outputs = _Outputs(
-                SummaryWriter(logdir=str(directory / "tensorboard")),
+                SummaryWriter(logdir=str(directory / "tensorboard")) if "tensorboard" in reports else None,
+                WeightsAndBiases(run) if run is not None and "wandb" in reports else None,
                 _JsonLines(directory),
                 tqdm(total=train_steps, initial=start, unit="step", disable=hidden, dynamic_ncols=True),
             )
 
     def __enter__(self) -> Metrics:
+        if self._outputs is not None and self._outputs.others is not None:
+            self.say(self._outputs.others.sentence)
         return self
 
     def __exit__(self, *_: object) -> None:
         for output in reversed(self._outputs or ()):
-            output.close()
+            if output is not None:
+                output.close()
 
     def say(self, text: str) -> None:
         """Prints a sentence, above the progress bar if there is one."""
@@ -104,8 +149,11 @@ class Metrics:
         """Records numbers of a `kind`: "train", "validation" or "text"."""
         if self._outputs is None:
             return
-        for name, value in values.items():
-            self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
+        if self._outputs.board is not None:
+            for name, value in values.items():
+                self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
+        if self._outputs.others is not None:
+            self._outputs.others.add(kind, step, values)
         self._outputs.lines.append({"kind": kind, "step": step, "time": _now(), **values})
 
     def event(self, step: int, values: Mapping[str, Any]) -> None:
@@ -113,11 +161,16 @@ class Metrics:
         if self._outputs is not None:
             self._outputs.lines.append({"kind": "event", "step": step, "time": _now(), **values})
 
+    def upload(self) -> None:
+        """Sends the lines to a bucket now, so that a killed run loses none from before its last checkpoint."""
+        if self._outputs is not None:
+            self._outputs.lines.upload()
+
     def train_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the steps up to `step`."""
         self.write("train", step, values)
         parts = [
-            f"step {step:,}/{self.train_steps:,}",
+            f"step {step:,}/{self.train_steps:,}" if self.train_steps else f"step {step:,}",
             f"loss {values['loss']:.4f}",
             f"lr {values['learning_rate']:.2e}",
             f"|grad| {values['gradient_norm']:.3g}",
@@ -133,8 +186,8 @@ class Metrics:
             parts.append(f"MFU {values['mfu']:.1%}")
         if "hbm_peak_gib" in values:
             parts.append(f"HBM {values['hbm_peak_gib']:.1f} GiB")
-        left = (self.train_steps - step) * values["seconds_per_step"]
-        self.say(" | ".join([*parts, f"ETA {duration(left)}"]))
+        left = self._remaining.seconds(step, values["seconds_per_step"], list(epochs.values()))
+        self.say(" | ".join([*parts, *([] if left is None else [f"ETA {duration(left)}"])]))
 
     def validation_line(self, step: int, values: Mapping[str, float]) -> None:
         """Writes and prints the figures of the validation split."""
@@ -157,8 +210,11 @@ class Metrics:
         """Writes and prints the texts that the model generated for each prompt."""
         if self._outputs is None:
             return
+        if self._outputs.others is not None:
+            self._outputs.others.add_texts(step, texts)
         for number, (prompt, several) in enumerate(texts.items()):
-            self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
+            if self._outputs.board is not None:
+                self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
                 self.say(f"step {step:,} sample for {prompt!r}: {text}")
         self._outputs.lines.append({"kind": "samples", "step": step, "time": _now(), "texts": dict(texts)})
@@ -169,36 +225,31 @@ def _now() -> str:
 
 
 class _JsonLines:
-    """metrics.jsonl. Objects in a bucket cannot grow: there each start has its own file, uploaded every minute."""
+    """metrics.jsonl, local or at gs://…."""
 
     def __init__(self, directory: epath.Path):
-        self._local = "://" not in str(directory)
-        name = "metrics.jsonl" if self._local else f"metrics-{int(time.time())}.jsonl"
-        self._path = directory / name
-        self._file = open(self._path, "a+", encoding="utf-8") if self._local else None
-        if self._file is not None and self._file.tell():
-            self._file.write("\n")  # ends a line that a killed run left incomplete
-        self._written, self._records = time.monotonic(), []
+        path = directory / METRICS
+        if "://" in str(directory):
+            self._output: LinesInBucket | TextIO = LinesInBucket(str(path))
+            return
+        self._output = open(path, "a+", encoding="utf-8")
+        if self._output.tell():
+            self._output.write("\n")  # ends a line that a killed run left incomplete
 
     def append(self, record: dict) -> None:
         line = json.dumps(record) + "\n"
-        if self._file is not None:
-            self._file.write(line)
-            self._file.flush()
-            return
-        self._records.append(line)
-        if time.monotonic() - self._written > 60:
-            self._upload()
+        if isinstance(self._output, LinesInBucket):
+            self._output.append(line)
+        else:
+            self._output.write(line)
+            self._output.flush()
 
-    def _upload(self) -> None:
-        self._path.write_text("".join(self._records))
-        self._written = time.monotonic()
+    def upload(self) -> None:
+        if isinstance(self._output, LinesInBucket):
+            self._output.upload()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        elif self._records:
-            self._upload()
+        self._output.close()
 
 
 def read_metrics(model_dir: str) -> list[dict]:
@@ -207,7 +258,7 @@ def read_metrics(model_dir: str) -> list[dict]:
     The guard's return to an earlier step takes back what was recorded after that step.
     """
     records: dict[tuple[str, int], dict] = {}
-    for path in sorted(epath.Path(model_dir).glob("metrics*.jsonl")):
+    for path in _files(epath.Path(model_dir)):
         for line in path.read_bytes().splitlines():
             # Skipped are lines that are empty, incomplete, not text, or no record.
             with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
@@ -218,3 +269,10 @@ def read_metrics(model_dir: str) -> list[dict]:
                     records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
                 records[record["kind"], record["step"]] = record
     return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))
+
+
+def _files(directory: epath.Path) -> list[epath.Path]:
+    """Returns metrics.jsonl, after the files of each start that earlier versions wrote in buckets."""
+    found = sorted(directory.glob("metrics*.jsonl"))
+    tail = directory / (METRICS + growing.TAIL)
+    return [*found, tail] if "://" in str(directory) and tail.exists() else found

@@ -1,0 +1,149 @@
+"""The deal of a run: the tasks whose documents are counted, so that each epoch is dealt evenly to its shards.
+
+Version 1 dealt whole units; runs that began with it keep it. Version 2 deals documents (`even.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import ConfigError, DataConfig
+from limba.data.epochs.counts import Counts, count
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, has_exact_positions, parts_of
+
+VERSION = 2
+TRIED = 7  # documents with which a task's preprocessors are tried, without reading any
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Task -> the counts of its documents, in the order of the tasks; a task without them deals whole units.
+
+    `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
+    `is_exact` is False if they are an estimate.
+    """
+
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    rows: int | None = None
+    is_exact: bool = True
+    reason: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any] | None:
+        """What a data position says of it; None for the first version."""
+        return {"version": VERSION, "tasks": sorted(self.counts)} if self.counts else None
+
+    def offset(self, task: str, num_epochs: int | None) -> int:
+        """Returns the number of documents of the tasks before this one, in all their epochs."""
+        names = list(self.counts)
+        return (num_epochs or 0) * sum(self.counts[name].total for name in names[: names.index(task)])
+
+    def to_text(self) -> str:
+        """Returns the deal as JSON."""
+        counts = {name: each.plain() for name, each in self.counts.items()}
+        return json.dumps({"counts": counts, "rows": self.rows, "is_exact": self.is_exact, "reason": self.reason})
+
+    @staticmethod
+    def of_text(text: str) -> Deal:
+        """Returns what `to_text` has given."""
+        plain = json.loads(text)
+        counts = {name: Counts.of(each) for name, each in plain["counts"].items()}
+        return Deal(counts, plain["rows"], plain["is_exact"], plain["reason"])
+
+
+WHOLE_UNITS = Deal()
+
+
+def corpora_of(task: Provider, config: DataConfig) -> str:
+    """Returns a digest of what the counts depend on: files, columns, splits and the number of examples chosen."""
+    sources = [part.source for part in parts_of(task) if isinstance(part.source, UnitSource)]
+    facts = [
+        (
+            [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)],
+            source.columns,
+            source.carved_percent(config.train_split),
+        )
+        for source in sources
+    ]
+    text = repr((VERSION, task.name, config.train_split, config.max_examples, facts))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def deal_of(
+    task: Provider,
+    lengths: Mapping[str, int],
+    config: DataConfig,
+    wants_epochs: bool,
+    names: Sequence[str] | None = None,
+    known: Mapping[str, Counts] | None = None,
+) -> Deal:
+    """Returns the deal of a run; reads small local corpora once, to count their documents, unless they are `known`.
+
+    With `wants_epochs`, where the run ends or saves by epochs, the sizes that large files say themselves count too.
+    `names` are the tasks that a resumed run deals evenly; None for a new one. Raises ConfigError for `max_examples` of
+    a corpus without documents to choose, and InputError for bad files.
+    """
+    counts, reasons, is_exact = dict[str, Counts](), list[str](), True
+    for part in parts_of(task):
+        found = None if known is None else known.get(part.name)
+        if known is None and isinstance(part.source, UnitSource) and has_exact_positions(task):
+            found = count(part.source, config.train_split, config.max_examples)
+        if found is None and config.max_examples is not None:
+            raise ConfigError(
+                "DataConfig.max_examples",
+                f"is {config.max_examples:,}, and {task.name} reads documents that cannot be counted; set"
+                " DataConfig.data_files to its files.",
+            )
+        if found is not None and not found.is_exact and not wants_epochs:
+            found = None
+        if names is not None and part.name not in names:
+            found = None
+        if found is not None:
+            counts[part.name] = found
+            is_exact = is_exact and found.is_exact
+        reasons.append(_unknown(part, lengths, config, found))
+    reason = next(filter(None, reasons), "")
+    if isinstance(task, seqio.Mixture) and config.num_epochs is None:
+        reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
+    rows = None if reason else sum(each.total for each in counts.values())
+    return Deal(counts, rows, is_exact, reason)
+
+
+def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
+    """Returns why the number of a task's rows is not known beforehand, or ""."""
+    if counts is None:
+        return f"the documents of {part.name} are not counted, since its corpus is large or not on a local disk"
+    if config.pack:
+        return "DataConfig.pack joins examples into rows"
+    if not counts.has_rows:
+        return f"{part.name} has long documents, which are read in pieces"
+    if not has_row_per_document(part, lengths):
+        return f"the preprocessors of {part.name} make any number of rows of a document"
+    return ""
+
+
+def has_row_per_document(part: seqio.Task, lengths: Mapping[str, int]) -> bool:
+    """Returns whether each document gives exactly one row: no preprocessor cuts, joins or filters."""
+    assert isinstance(part.source, UnitSource)
+    documents = tf.data.Dataset.from_tensors(dict.fromkeys(part.source.keys, "")).repeat(TRIED)
+    dataset = part.preprocess_precache(documents, seed=0)
+    examples = part.preprocess_postcache(dataset, sequence_length=lengths, seed=0)
+    return int(np.asarray(examples.cardinality())) == TRIED
+
+
+def said(deal: Deal, config: DataConfig) -> Sequence[str]:
+    """Returns the sentences on the deal that a run begins with."""
+    if deal.rows is None:
+        return ()
+    kind = "examples" if deal.is_exact else "examples, about,"
+    first = " (the first ones: DataConfig.max_examples)" if config.max_examples is not None else ""
+    return (f"{deal.rows:,} {kind} an epoch{first}, {deal.rows / config.batch_size:,.2f} steps of {config.batch_size}",)

@@ -1,0 +1,152 @@
+"""What epochs mean for a run: how its rows are dealt, and the steps at which it ends, saves and evaluates."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from etils import epath
+
+from limba.config import ConfigError, RunConfig
+from limba.data.epochs.deal import Deal, corpora_of, deal_of, said
+from limba.data.positions import opened
+from limba.data.tasks import Provider
+from limba.formats import limba_checkpoint
+from limba.sharding.agreement import is_first, of_first, together
+from limba.storage.files import write_whole
+
+FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
+COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
+MOST_STEPS = 2**31 - 1
+EARLIER = "this run began with an earlier version, which dealt whole parts of files"
+EPOCH = "epoch"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes over its corpora.
+
+    `planned` is its configuration with the step at which it ends as far as that is known: what the schedule of the
+    learning rate and the log go by. The periods are in steps; a fraction where an epoch is no whole number of them.
+    """
+
+    deal: Deal
+    planned: RunConfig
+    most_steps: int
+    saving: int | Fraction
+    evaluation: int | Fraction
+    notes: Sequence[str]
+
+
+def is_due(step: int, period: int | Fraction) -> bool:
+    """Returns whether a period ends with this step.
+
+    >>> [step for step in range(1, 40) if is_due(step, Fraction(300, 32))], is_due(20, 10)
+    ([10, 19, 29, 38], True)
+    """
+    return step // period > (step - 1) // period
+
+
+def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> Plan:
+    """Returns the plan, the same in all processes; counts small corpora at the first start.
+
+    Raises InputError, in all processes alike, for a corpus that cannot be read, and for a choice that needs the number
+    of rows where it cannot be known.
+    """
+    text = ""
+    with together(COUNTING_SECONDS):
+        if is_first():
+            text = deal_of_run(config, task, lengths).to_text()
+    deal = Deal.of_text(of_first(text))
+    end, notes = _end(config, deal)
+    return Plan(
+        deal,
+        dataclasses.replace(config, train_steps=end),
+        config.train_steps or MOST_STEPS,
+        _period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
+        _period("EvaluationConfig", config.evaluation.every_steps, deal, config),
+        (*said(deal, config.data), *notes),
+    )
+
+
+def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> Deal:
+    """Returns the deal with which a run has begun, or begins; the counts of its corpora are made once."""
+    has_begun, dealing = _dealing(config)
+    if has_begun and dealing is None:
+        return Deal(reason=EARLIER)
+    path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, config.data)
+    names = None if dealing is None else dealing["tasks"]
+    known = None
+    if path.exists():
+        try:
+            found = json.loads(path.read_text())
+            known = Deal.of_text(json.dumps(found["deal"])).counts if found["corpora"] == corpora else None
+        except (ValueError, KeyError, TypeError):
+            logger.warning("%s cannot be read: the rows are counted again.", path)
+    if known is not None and names is not None and set(known) != set(names):
+        known = None
+    periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
+    wants_epochs = names is not None or config.data.num_epochs is not None or EPOCH in periods
+    deal = deal_of(task, lengths, config.data, wants_epochs, names, known)
+    if known is None and deal.counts:
+        write_whole(path, json.dumps({"corpora": corpora, "deal": json.loads(deal.to_text())}) + "\n")
+    return deal
+
+
+def _dealing(config: RunConfig) -> tuple[bool, Mapping[str, Any] | None]:
+    """Returns (whether there is a checkpoint, how the newest readable one says that its rows are dealt)."""
+    directory, found = epath.Path(config.model_dir) / "checkpoints", dict[int, epath.Path]()
+    for place in (limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir), directory):
+        found |= limba_checkpoint.steps_in(place) if place is not None else {}
+    for step in sorted(found, reverse=True):
+        try:
+            shard, position = next(iter(limba_checkpoint.read_data(found[step])["positions"].items()))
+            return True, opened(base64.b64decode(position), int(shard)).about.get("dealing")
+        except Exception:
+            logger.debug("The data position of %s cannot be read:", found[step], exc_info=True)
+    return False, None
+
+
+def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
+    """Returns (the step at which the run ends as far as known, what is to be said of it)."""
+    epochs, given, schedule = config.data.num_epochs, config.train_steps, config.optimizer.schedule
+    if epochs is None:
+        return given, []
+    if deal.rows is not None:
+        steps = -(-epochs * deal.rows // config.data.batch_size)
+        return min(steps, given or steps), []
+    needs_end = schedule.name == "warmup_stable_decay" or (
+        schedule.name in ("linear", "cosine") and schedule.decay_steps is None
+    )
+    if not needs_end:
+        return given, []
+    if given is None:
+        raise ConfigError(
+            "RunConfig.train_steps",
+            f"is None, and the {schedule.name} schedule needs the step at which DataConfig.num_epochs {epochs} end,"
+            f" which is not known beforehand: {deal.reason}; give epochs x rows / {config.data.batch_size}.",
+        )
+    return given, [
+        f"The learning rate falls up to step {given:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
+        f" {epochs} end: that is not known beforehand, since {deal.reason}."
+    ]
+
+
+def _period(owner: str, every_steps: int | str, deal: Deal, config: RunConfig) -> int | Fraction:
+    if not isinstance(every_steps, str):
+        return every_steps
+    if deal.rows is None:
+        raise ConfigError(
+            f"{owner}.every_steps",
+            f"is {every_steps!r}, and the rows of an epoch are not known beforehand: {deal.reason}; give a number of"
+            " steps.",
+        )
+    return Fraction(deal.rows, config.data.batch_size)
