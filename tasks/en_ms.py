@@ -10,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from limba.data import metrics as text_metrics
-from limba.data.objectives import SUPERVISED, add_prefix
+from limba.data.objectives import SUPERVISED, add_prefix, long_inputs_in_segments
 from limba.data.sources import HubSource
 from limba.data.vocabulary import TokenizersVocabulary
 
@@ -27,6 +27,7 @@ def register(source: str, target: str, name: str = "", corpus: HubSource | None 
         name,
         source=corpus or HubSource(DATA_SET, SUBSET, column={"inputs": source, "targets": target}),
         preprocessors=[
+            long_inputs_in_segments,
             functools.partial(add_prefix, prefix=f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "),
             *SUPERVISED,
         ],

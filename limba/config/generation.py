@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from limba.config import kinds
-from limba.config.errors import positive, require
+from limba.config.errors import one_of, positive, require
+
+LONG_INPUTS = ("segments", "cut", "refuse")
 
 
 class GenerationFields(TypedDict, total=False):
@@ -27,6 +29,7 @@ class GenerationFields(TypedDict, total=False):
     ban_sentinels: bool
     banned_ids: tuple[int, ...]
     seed: int
+    long_inputs: str | None
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,21 @@ class GenerationConfig:
     """
 
     max_tokens: int = 128  # written for each input at most, the end of sequence included
-    num_beams: int = 1
+    num_beams: int = 1  # above 1: beam search
     length_penalty: float = 1.0  # a beam's score is its log probability / length^penalty
     early_stopping: bool | str = False  # True: once num_beams have ended; False: when better is unlikely; 'never'
-    sample: bool = False
+    sample: bool = False  # True: each token is drawn
     temperature: float = 1.0  # 0: greedy
     top_k: int | None = None  # draw from the k most likely tokens
     top_p: float | None = None  # draw from the most likely tokens that together have this probability
     num_samples: int = 1  # texts for each input: sampled ones, or the best beams
     no_repeat_ngram_size: int = 0  # no n-gram of this size is written twice; 0: any may be
     ban_sentinels: bool = True  # <extra_id_…> are not text; False to fill gaps
-    banned_ids: tuple[int, ...] = ()
+    banned_ids: tuple[int, ...] = ()  # ids that are never generated
     seed: int = 0  # of the samples; an input's samples do not depend on its batch
+    # A T5's inputs of more tokens than the task's length: 'segments' (cut at line and sentence ends, generated for each
+    # part, joined again), 'cut' or 'refuse'; None: what the task says, which is 'cut' unless it says 'segments'.
+    long_inputs: str | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -71,6 +77,8 @@ class GenerationConfig:
             f"is {self.temperature!r}; give a number above 0, or 0 for greedy.",
         )
         positive(self, "max_tokens", "num_beams", "num_samples")
+        if self.long_inputs is not None:
+            one_of(self, "long_inputs", LONG_INPUTS)
         require(
             not (self.sample and self.num_beams > 1),
             "GenerationConfig.sample",
@@ -113,16 +121,33 @@ class GenerationConfig:
         )
 
     def replaced(self, **fields: Unpack[GenerationFields]) -> GenerationConfig:
-        """Returns a copy with these fields; sampling choices turn `sample` on, `num_beams` above 1 turns it off.
+        """Returns a copy with these fields, in which they count more than the other fields.
+
+        `temperature`, `top_k` and `top_p` turn `sample` on and beams off, `num_beams` above 1 turns `sample` off.
+        Where `num_samples` is not given, it is at most what can be had. Fields that are given and exclude each other
+        raise ConfigError. With beams, `top_k=None` and `top_p=1` mean nothing.
 
         >>> GenerationConfig().replaced(temperature=0.6, top_k=20).sample
         True
         >>> GenerationConfig(sample=True, top_k=20).replaced(num_beams=4).sample
         False
+        >>> GenerationConfig(num_beams=4, num_samples=4).replaced(temperature=0) == GenerationConfig()
+        True
         """
-        sample = fields.get("sample")
-        if sample is None and any(fields.get(name) is not None for name in ("temperature", "top_k", "top_p")):
-            fields = {**fields, "sample": True}
-        elif sample is False or (sample is None and fields.get("num_beams", 1) > 1):
-            fields = {"sample": False, "temperature": 1.0, "top_k": None, "top_p": None, **fields}
-        return dataclasses.replace(self, **fields)
+        given: dict[str, Any] = dict(fields)
+        sample, beams = given.get("sample"), given.get("num_beams")
+        draws = [name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None]
+        if beams is not None and beams > 1 and given.get("top_p") == 1:
+            draws.remove("top_p")
+        if sample is None and draws:
+            given = {"num_beams": 1, **given, "sample": True}
+        elif sample is False or (sample is None and beams is not None and beams > 1):
+            given = {**given, "sample": False, "temperature": 1.0, "top_k": None, "top_p": None}
+            given |= {name: fields[name] for name in draws}
+        elif sample is True:
+            given = {"num_beams": 1, **given}
+        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)} | given
+        if "num_samples" not in given and not (values["sample"] and values["temperature"] != 0):
+            most = values["num_beams"]
+            given["num_samples"] = min(self.num_samples, most) if kinds.fits(most, int) and most > 0 else 1
+        return dataclasses.replace(self, **given)

@@ -21,6 +21,8 @@ from limba.config.secrets import without_credentials
 
 FILE = "config.json"
 FORMAT = 1
+# What a run did whose config.json, of an earlier version, lacks the field.
+EARLIER = {"DataConfig": {"segments": "bytes"}}
 KINDS = {"run": RunConfig, "model": ModelConfig}
 
 
@@ -37,7 +39,7 @@ def to_text(config: RunConfig | ModelConfig) -> str:
 
 
 def from_text(text: str, place: str) -> RunConfig | ModelConfig:
-    """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default.
+    """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default, or EARLIER's.
 
     `place` is the text's path. Raises InputError, which names the place and the field, for a text that is not JSON,
     a newer format, an unknown or missing field, and a value that the field does not take.
@@ -55,6 +57,19 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
             " install a newer version."
         )
     return _built(document[kinds[0]], KINDS[kinds[0]], place)
+
+
+def as_begun(run: RunConfig, text: str | None) -> RunConfig:
+    """Returns the run as it was begun: with EARLIER's fields of its config.json, whose text is None if it has none.
+
+    Its data positions depend on these fields. A text that is no configuration changes nothing.
+    """
+    try:
+        begun = json.loads(text or "{}").get("run", {}).get("data", {})
+        fields = {name: begun.get(name, value) for name, value in EARLIER["DataConfig"].items()}
+        return dataclasses.replace(run, data=dataclasses.replace(run.data, **fields))
+    except (ValueError, AttributeError, RecursionError):
+        return run
 
 
 def moved(run: RunConfig, directory: str) -> RunConfig:
@@ -97,6 +112,9 @@ def _built(values: Any, owner: Any, place: str) -> Any:
     fields = {}
     for entry in dataclasses.fields(owner):
         if entry.name not in values:
+            if entry.name in EARLIER.get(name, {}):
+                fields[entry.name] = EARLIER[name][entry.name]
+                continue
             if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
                 raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
             continue

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import seqio
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
+from limba.data.objectives.diacritics import with_segments
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.sources.array_record import ArrayRecordSource
 from limba.data.sources.cache import from_cache
 from limba.data.sources.files import DataFiles, FileSource, patterns_of
-from limba.data.sources.hub import HubSource
+from limba.data.sources.hub import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Column, UnitSource
-from limba.data.vocabulary.load import load_vocabulary
+from limba.data.t5_names.foreign import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
+from limba.data.vocabulary.load import load_vocabulary, of_any_address
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import write_whole
 
@@ -70,18 +73,18 @@ def resolve_task(config: DataConfig) -> Provider:
 
 
 def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
+    form = resumable_form(task)
+    given = None if config.vocabulary is None else load_vocabulary(config.vocabulary, config.extra_ids)
+    features = {
+        name: dataclasses.replace(feature, vocabulary=given or of_any_address(feature.vocabulary))
+        for name, feature in task.output_features.items()
+    }
+    if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
+        task = task.replace(output_features=features)
+    task = with_inputs(task)
     missing = [feature for feature in FEATURES if feature not in task.output_features]
     if missing:
         raise InputError(f"Task {task.name} has no feature {missing[0]!r}; register it with 'inputs' and 'targets'.")
-    if config.vocabulary is not None:
-        vocabulary = load_vocabulary(config.vocabulary, config.extra_ids)
-        features = {
-            name: seqio.Feature(
-                vocabulary, add_eos=feature.add_eos, required=feature.required, dtype=feature.dtype, rank=feature.rank
-            )
-            for name, feature in task.output_features.items()
-        }
-        task = task.replace(output_features=features)
     if config.cache_dir is not None:
         task = from_cache(task, config.cache_dir)
     if config.prefix is not None:
@@ -93,7 +96,12 @@ def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
         task = of_one_sequence(task, config.pack)
     if config.data_files is not None:
         column = _column_of(task, config)
+        if gives_texts(task, config.train_split):
+            task = task.replace(preprocessors=[text_alone, *task.preprocessors])
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
+    elif form is not None:
+        warn_of_function(task.name, form)
+    task = with_segments(task, config.segments)
     if isinstance(task.source, UnitSource):
         task.source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
@@ -120,7 +128,9 @@ def _column_of(task: seqio.Task, config: DataConfig) -> Column:
 
 
 def source_of_files(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> UnitSource:
-    """Returns the source that reads these files: ArrayRecordSource or FileSource."""
+    """Returns the source that reads these files, or this data set of the hub (see `hub.HubName`)."""
+    if (of_hub := hub_corpus(data_files, column, validation_percent)) is not None:
+        return of_hub
     paths = [path for several in patterns_of(data_files).values() for path in several]
     kind = ArrayRecordSource if any(path.endswith(".array_record") for path in paths) else FileSource
     return kind(data_files, column, validation_percent)
@@ -161,14 +171,27 @@ def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
     return with_revision(task)
 
 
-def revisions(task: Provider) -> dict[str, str]:
-    """Returns task name -> current commit of each hub data set that is not pinned; queries the hub."""
+def revisions(task: Provider, known: Collection[str] = ()) -> dict[str, str]:
+    """Returns name -> current commit of each hub data set that is not pinned; queries the hub but for `known` names."""
     found = {
-        part.name: part.source.resolved_revision
+        _pin_name(part): part.source.resolved_revision
         for part in parts_of(task)
-        if isinstance(part.source, HubSource) and part.source.revision is None
+        if isinstance(part.source, HubSource) and not part.source.is_pinned and _pin_name(part) not in known
     }
     return {name: commit for name, commit in found.items() if commit}
+
+
+def _pin_name(part: seqio.Task) -> str:
+    """Returns the name that a task's commit is saved under: with the data set, if the run has named one for the task.
+
+    So another data set in a run's configuration gets a commit of its own.
+    """
+    source, registered = part.source, part.name in seqio.TaskRegistry.names()
+    own = seqio.TaskRegistry.get(part.name).source if registered else None
+    is_own = isinstance(own, HubSource) and isinstance(source, HubSource) and own.hub_name == source.hub_name
+    if is_own or not (isinstance(source, HubSource) and source.is_named):
+        return part.name
+    return f"{part.name} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
 
 
 def pinned_for_run(task: Provider, model_dir: str) -> Provider:
@@ -178,10 +201,15 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
     """
     path = epath.Path(model_dir) / "data_revisions.json"
     with together():
-        if is_first() and not path.exists() and (found := revisions(task)):
-            write_whole(path, json.dumps(found, indent=1) + "\n")
+        if is_first():
+            known = json.loads(path.read_text()) if path.exists() else {}
+            if found := revisions(task, known):
+                write_whole(path, json.dumps({**known, **found}, indent=1) + "\n")
     with together():
-        return pinned(task, json.loads(path.read_text())) if path.exists() else task
+        if not path.exists():
+            return task
+        known = json.loads(path.read_text())
+        return pinned(task, {part.name: known[_pin_name(part)] for part in parts_of(task) if _pin_name(part) in known})
 
 
 def has_exact_positions(task: Provider) -> bool:
@@ -193,7 +221,9 @@ def pinned_revisions(task: Provider) -> dict[str, str]:
     """Returns task name -> commit of each hub data set that is pinned."""
     sources = {part.name: part.source for part in parts_of(task)}
     return {
-        name: source.revision for name, source in sources.items() if isinstance(source, HubSource) and source.revision
+        name: source.revision
+        for name, source in sources.items()
+        if isinstance(source, HubSource) and source.revision and source.is_pinned
     }
 
 

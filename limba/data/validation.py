@@ -11,8 +11,8 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig
-from limba.data.objectives.supervised import is_supervised, lengths_of, truncation_report
-from limba.data.packing import batched, model_features
+from limba.data.objectives.supervised import is_supervised, lengths_of, text_of, truncation_report
+from limba.data.packing import FEATURES, batched, model_features
 from limba.data.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
@@ -23,12 +23,13 @@ SEED = 0
 
 
 def validation_batches(
-    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None
+    task: Provider, lengths: Mapping[str, int], config: DataConfig, num_batches: int | None, num_rows: int | None = None
 ) -> list[dict[str, np.ndarray]]:
     """Returns the validation split, read once in order, as at most `num_batches` (None: all) batches of model features.
 
-    They are the same on every host and in every run of this corpus and objective. The last batch is padded
-    with rows of zeros. For an empty split there are no batches, and a warning is logged.
+    A batch has `num_rows`; None: as many as one of training. They are the same on every host and in every run of this
+    corpus and objective. The last batch is padded with rows of zeros. For an empty split there are no batches, and a
+    warning is logged.
     """
     parts = [
         _examples(part, lengths, config)
@@ -36,12 +37,12 @@ def validation_batches(
         if isinstance(part.source, UnitSource) or config.validation_split in part.splits
     ]
     batches: list[dict[str, np.ndarray]] = []
-    left = num_batches
+    left, num_rows = num_batches, num_rows or config.batch_size
     for number, part in enumerate(parts):
         share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
-        taken = single_threaded(batched(part, lengths, config.batch_size, whole=False, packed=config.pack).take(share))
+        taken = single_threaded(batched(part, lengths, num_rows, whole=False, packed=config.pack).take(share))
         with source_errors(task):
-            rows = [padded_rows(cast(Rows, batch), config.batch_size) for batch in taken.as_numpy_iterator()]
+            rows = [padded_rows(cast(Rows, batch), num_rows) for batch in taken.as_numpy_iterator()]
         batches += [model_features(batch, config.sequence_length) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
@@ -62,11 +63,24 @@ def validation_examples(
 ) -> list[dict[str, Any]]:
     """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
-    The text is bytes. They are the same on every host and in every run.
+    The text is bytes. They are the same on every host and in every run. Where inputs and targets are the same text, as
+    with and without diacritics, a text that is truncated is given as far as the model reads it.
     """
     examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
     with source_errors(part):
-        return cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
+        found = cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
+    is_one_text = any(getattr(getattr(step, "func", step), "is_one_text", False) for step in part.preprocessors)
+    return [_as_read(part, lengths, example) for example in found] if is_one_text else found
+
+
+def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
+    """Returns an example with the text of its tokens in place of a longer one."""
+    for name in FEATURES:
+        vocabulary, ids = part.output_features[name].vocabulary, example[name]
+        text = text_of(example, name, vocabulary)
+        if len(ids) == lengths[name] and len(vocabulary.encode(text)) + 1 > len(ids):
+            example = {**example, f"{name}_pretokenized": vocabulary.decode(ids[:-1].tolist()).encode()}
+    return example
 
 
 def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:

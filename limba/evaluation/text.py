@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import traceback
@@ -44,10 +45,14 @@ PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
 class TextEvaluation:
     """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics.
 
+    The texts are written to model_dir/evaluations/<task>-<step>.jsonl. With `name` they get that name too, and replace
+    no file.
     Raises InputError for a metric of a model's intermediates, and for examples that the model cannot continue.
     """
 
-    def __init__(self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any):
+    def __init__(
+        self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any, name: str = ""
+    ):
         parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
         self.tasks: list[seqio.Task] = parts if config.evaluation.num_examples else []
         for part in self.tasks:
@@ -60,10 +65,11 @@ class TextEvaluation:
             for part in self.tasks
         }
         self._directory = epath.Path(config.model_dir) / "evaluations"
-        self._model, self._mesh = model, mesh
+        self._model, self._mesh, self._name = model, mesh, name
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
-            self._writer = Writer(model, mesh, vocabulary, config.generation, config.data.batch_size)
+            size = config.evaluation.batch_size or config.data.batch_size
+            self._writer = Writer(model, mesh, vocabulary, config.generation, size)
             self._writer.check([example["inputs"] for examples in self._examples.values() for example in examples])
 
     @functools.cached_property
@@ -126,7 +132,15 @@ class TextEvaluation:
             given, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
             lines.append({"input": given, "target": target, "prediction": prediction})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        (self._directory / f"{part.name}-{step}.jsonl").write_text(text)
+        path = self._directory / f"{part.name}-{step}.jsonl"
+        (unused(self._directory, f"{part.name}-{step}-{self._name}", ".jsonl") if self._name else path).write_text(text)
+
+
+def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
+    """Returns the path of the first file, of name, name-2, …, that is in the directory with none of the endings."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    free = next(name for name in names if not any((directory / f"{name}{ending}").exists() for ending in endings))
+    return directory / f"{free}{endings[0]}"
 
 
 def figures_of(
@@ -185,7 +199,7 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
     )
     model, mesh, lengths = trained.network, trained.mesh, trained.lengths
     of_loss = loss_evaluation(config, trained.task, lengths, model, batch_sharding(mesh))
-    of_text = TextEvaluation(config, trained.task, lengths, model, mesh)
+    of_text = TextEvaluation(config, trained.task, lengths, model, mesh, name=split)
     figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
     return figures, of_text.copied()
 

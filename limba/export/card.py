@@ -7,18 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from limba.config import RunConfig
+from limba.data.sources.hub import hub_name
 from limba.evaluation.report import plot_loss
 from limba.formats import decoder_only
+from limba.formats.huggingface import head_scale
 from limba.inference.source import Source
 from limba.training.metrics.logging import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
-UMT5_IN_5 = (
-    "transformers 5 multiplies the logits of this umT5 by d_model^-1/2 when it loads it, which flattens sampled text"
-    " and the loss, and leaves greedy text as it is: set `model.config.tie_word_embeddings = False` after loading."
-    " 4.57 needs nothing; its Flax classes do not know umT5."
-)
+UMT5 = {
+    5: (
+        "transformers 5 multiplies what the output layer of a umT5 reads by d_model^-1/2. So that layer is written"
+        " times d_model^1/2 (`limba_lm_head_scale` of config.json), and `from_pretrained` of 5 gives the right logits."
+        " In 4.57 divide `model.lm_head.weight` by it: without that, greedy text is right, and loss and sampled text"
+        " are not."
+    ),
+    4: (
+        "For transformers 4.57. Version 5 multiplies what the output layer of a umT5 reads by d_model^-1/2, which"
+        " flattens the loss and sampled text: multiply `model.lm_head.weight` by d_model^1/2 there."
+    ),
+}
 DEEP_DECODER_IN_4 = (
     "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
     " `use_cache=False` to `generate` there. 5 needs nothing."
@@ -37,6 +46,7 @@ def write_card(
     acknowledgement: bool,
     languages: Sequence[str] = (),
     datasets: Sequence[str] = (),
+    transformers: int = 5,
 ) -> None:
     """Writes README.md and, where the run has metrics, loss.png beside it."""
     has_picture = source.run is not None and _picture(directory, source.run)
@@ -48,7 +58,7 @@ def write_card(
         _training(source, step, hardware),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source, formats, dtype),
+        _usage(source, formats, dtype, transformers),
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if acknowledgement else "",
     ]
     if licence is None:
@@ -156,9 +166,9 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
 
 
 def _names(files: Any) -> str:
-    """Returns file names without their directories, since these are private."""
+    """Returns file names without their directories, since these are private, and names of the hub's data sets whole."""
     parts = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
-    return ", ".join(str(part).rpartition("/")[2] for part in parts)
+    return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
 
 
 def _picture(directory: Path, run: RunConfig) -> bool:
@@ -168,10 +178,10 @@ def _picture(directory: Path, run: RunConfig) -> bool:
     return True
 
 
-def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
+def _usage(source: Source, formats: Sequence[str], dtype: str, transformers: int) -> str:
     if source.model.is_decoder_only:
         return _usage_of_language_model(dtype)
-    is_umt5 = source.model.relative_bias_per_layer
+    is_scaled = head_scale(source.model) != 1
     lines = [
         "import torch",
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
@@ -179,15 +189,14 @@ def _usage(source: Source, formats: Sequence[str], dtype: str) -> str:
         'name = "."  # this folder, or its name on the hub',
         "tokenizer = AutoTokenizer.from_pretrained(name)",
         f"model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.{dtype})",
-        *(["model.config.tie_word_embeddings = False"] if is_umt5 and not source.model.logits_via_embedding else []),
         'inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
     ]
-    notes = [f"For transformers 4.57 and 5; weights are {dtype}."]
+    notes = [f"For transformers {'4.57 and 5' if not is_scaled else transformers}; weights are {dtype}."]
     if "flax" in formats:
         notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
-    if is_umt5 and not source.model.logits_via_embedding:
-        notes.append(UMT5_IN_5)
+    if is_scaled:
+        notes.append(UMT5[transformers])
     if source.model.num_decoder_layers > source.model.num_encoder_layers:
         notes.append(DEEP_DECODER_IN_4)
     code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""

@@ -17,6 +17,7 @@ from limba.config import InputError, ModelConfig
 from limba.data.tasks import hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.export import card, proof
+from limba.formats.huggingface import head_scale
 from limba.inference.load import write_folder
 from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary, task_of
 from limba.storage import lease
@@ -43,6 +44,7 @@ class Choices:
     dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
     languages: tuple[str, ...] = ()  # of the model card, by ISO 639 codes
     datasets: tuple[str, ...] = ()  # of the model card, by the hub's names; (): those that the task reads from the hub
+    transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
 
 
 def chosen_steps(text: str, there: Iterable[int]) -> list[int]:
@@ -68,14 +70,8 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
 
     Finished folders of an earlier call are kept.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a directory for the folders.")
-    other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
-    if other:
-        raise InputError(f"{out} holds {other[0]}, which no conversion wrote; give an empty or new directory.")
-    if source.model.is_decoder_only and "flax" in choices.formats:
-        print("transformers has Llama and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
-        choices = dataclasses.replace(choices, formats=("pytorch",))
+    check_out(out)
+    choices = possible(source.model, choices)
     folders = {step: out / f"step_{step}" for step in steps}
     wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
     for step in steps:
@@ -92,14 +88,37 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     return folders
 
 
+def check_out(out: Path) -> None:
+    """Raises InputError for a directory that holds anything but folders of earlier exports."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a directory for the folders.")
+    other = [entry.name for entry in sorted(out.iterdir()) if not _ENTRY.fullmatch(entry.name)] if out.exists() else []
+    if other:
+        raise InputError(f"{out} holds {other[0]}, which no conversion wrote; give an empty or new directory.")
+
+
+def possible(model: ModelConfig, choices: Choices) -> Choices:
+    """Returns the choices without what transformers lacks for this network; says so."""
+    if not model.is_decoder_only or "flax" not in choices.formats:
+        return choices
+    print("transformers has Llama and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
+    return dataclasses.replace(choices, formats=("pytorch",))
+
+
 def _is_done(folder: Path, name: str, choices: Choices) -> bool:
     try:
         record = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError):
         return False
+    return is_made_of(record, name, choices, folder)
+
+
+def is_made_of(record: Mapping[str, Any], name: str, choices: Choices, folder: object) -> bool:
+    """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
     if record["source"] != name:
         raise InputError(f"{folder} was made from another run, {record['source']}; give another directory.")
     same = record["dtype"] == choices.dtype and set(record["formats"]) >= set(choices.formats)
+    same = same and record.get("transformers", choices.transformers) == choices.transformers
     return same and (record["checked"] or not choices.checks)
 
 
@@ -129,12 +148,14 @@ def _convert(
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     sentinels = _unused_sentinels(task, source, vocabulary)
-    write_folder(writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels)
+    write_folder(
+        writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels, choices.transformers
+    )
     passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
     datasets = choices.datasets or (() if task is None else hub_datasets(task))
     card.write_card(
         writing, source, step, choices.formats, choices.dtype, findings,
-        choices.licence, choices.hardware, choices.acknowledge_trc, choices.languages, datasets,
+        choices.licence, choices.hardware, choices.acknowledge_trc, choices.languages, datasets, choices.transformers,
     )  # fmt: skip
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
@@ -146,6 +167,7 @@ def _convert(
         )
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
+    record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():
         shutil.rmtree(final)  # was made with other choices
@@ -179,7 +201,12 @@ def prove(
     source = proof.Proof(arrays, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
-    if "pytorch" in choices.formats and proof.has_transformers():
+    if "pytorch" in choices.formats and head_scale(model) != 1 and proof.version() not in (0, choices.transformers):
+        findings.append(
+            f"not compared in transformers {proof.version()}: an untied umT5 is written for one version, here"
+            f" {choices.transformers}"
+        )
+    elif "pytorch" in choices.formats and proof.has_transformers():
         figures.append(source.check_transformers(folder, choices.dtype))
     elif "pytorch" in choices.formats:
         findings.append("torch and transformers are not installed: compared by Limba's own reader of the files only")

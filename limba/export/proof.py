@@ -8,6 +8,7 @@ above 1: float32 has seven significant digits, not decimal places.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -221,8 +222,6 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
     model, about = loaded
     model.eval()
-    if is_t5:
-        model.config.tie_word_embeddings = config["tie_word_embeddings"]  # see docs/conversion.md, umT5
     return model, about
 
 
@@ -237,6 +236,11 @@ def _loss(logits: np.ndarray, targets: np.ndarray) -> float:
 def has_transformers() -> bool:
     """Returns whether torch and transformers are installed, without importing them."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def version() -> int:
+    """Returns the first number of transformers' version; 0 if torch or transformers is not installed."""
+    return int(importlib.metadata.version("transformers").split(".")[0]) if has_transformers() else 0
 
 
 def quiet_libraries() -> None:

@@ -22,7 +22,9 @@ from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
 from limba.formats import decoder_only
 from limba.formats.names import check_names
+from limba.formats.pytorch_bin import BinFolder
 from limba.formats.t5x import decode_extension, joined
+from limba.formats.weight_files import files_of_index
 
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
@@ -36,6 +38,11 @@ WEIGHTS = (
     re.compile(re.escape(FLAX_FILE)),
     re.compile(r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d+-of-\d+\.bin"),
 )
+
+
+# The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
+HEAD_SCALE = "limba_lm_head_scale"
+HEAD = "decoder/logits_dense/kernel"
 
 
 class Row(NamedTuple):
@@ -60,6 +67,24 @@ def rows(config: ModelConfig) -> list[Row]:
     if not config.logits_via_embedding:
         table.append(Row("decoder/logits_dense/kernel", "lm_head.weight", True))
     return table
+
+
+def head_scale(config: ModelConfig) -> float:
+    """Returns by what the output layer is multiplied in a folder for transformers 5: d_model^0.5 for an untied umT5.
+
+    Version 5 multiplies what that layer reads by d_model^-0.5, whatever config.json says; 4.57 does so only for tied
+    embeddings.
+    """
+    is_scaled = config.relative_bias_per_layer and not config.logits_via_embedding and not config.is_decoder_only
+    return config.emb_dim**0.5 if is_scaled else 1.0
+
+
+def written_head_scale(directory: Path) -> float:
+    """Returns by what the output layer of a folder was multiplied when it was written."""
+    try:
+        return float(json.loads((directory / "config.json").read_text(encoding="utf-8")).get(HEAD_SCALE, 1.0))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return 1.0  # `model_config` says what is wrong with the file
 
 
 def _bias_row(t5x: str, side: str, layer: int) -> Row:
@@ -105,27 +130,13 @@ def flax_name(row: Row) -> str:
 def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.ndarray]:
     """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access."""
     if config.is_decoder_only:
-        return decoder_only.read(SafetensorsFolder(directory), config, str(directory))
+        return decoder_only.read(_pytorch_arrays(directory), config, str(directory))
     return T5xView(directory, config)
 
 
-def files_of_index(index: Path) -> list[str]:
-    """Returns the names of the files that the index of a folder's weights names.
-
-    Raises InputError for an index that cannot be read, and for a name that is not that of a file beside it: an index of
-    somebody else must not choose which other files are read.
-    """
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{index} is no index of weights ({reason_of(error)}); copy it again.") from error
-    for name in names:
-        if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0:]", name):
-            raise InputError(
-                f"{index} names the file {name!r}, which is not beside it; copy the folder again, from somebody"
-                " whom you trust."
-            )
-    return names
+def _pytorch_arrays(directory: str | Path) -> Any:
+    """Returns the arrays of a folder by PyTorch's names, of the better file."""
+    return BinFolder(directory) if weights_form(directory) == "bin" else SafetensorsFolder(directory)
 
 
 def _entry(name: str, about: Any) -> tuple[str, str, tuple[int, ...], int, int]:
@@ -202,18 +213,44 @@ def weights_form(path: str | Path) -> str | None:
     return None
 
 
-def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
-    """Returns the network in a config.json (a file, or in a folder); InputError for unknown models."""
+# What transformers' T5Config, MT5Config and UMT5Config have where a config.json lacks a key.
+T5_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}
+MT5_DEFAULTS = {
+    **{"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+}
+ATTRIBUTES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
+ATTRIBUTES |= {"head_dim": "d_kv"}  # T5Config's other names of its keys
+
+
+def model_config(directory: str | Path, kind: str | None = None, **choices: Any) -> ModelConfig:
+    """Returns the network in a config.json (a file, or in a folder); InputError for unknown models.
+
+    `kind` is the model_type of a file that names none.
+    """
     path = Path(directory) if Path(directory).is_file() else Path(directory) / "config.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
-    kind = about.get("model_type") if isinstance(about, dict) else None
+    kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
     if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
         raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
     try:
-        fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about)
+        fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about, kind)
         return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
@@ -223,8 +260,10 @@ def model_config(directory: str | Path, **choices: Any) -> ModelConfig:
         raise InputError(f"{path} has a wrong value ({reason_of(error)}); copy it again.") from error
 
 
-def _t5_fields(about: Mapping[str, Any]) -> dict[str, Any]:
-    projection = about.get("feed_forward_proj", "relu")
+def _t5_fields(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    given = {ATTRIBUTES.get(key, key): value for key, value in given.items()}
+    about = {**T5_DEFAULTS, **(MT5_DEFAULTS if kind != "t5" else {}), **given}
+    projection = about["feed_forward_proj"]
     activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
     gated = projection.startswith("gated-")
     return {
@@ -234,13 +273,13 @@ def _t5_fields(about: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": about["d_kv"],
         "mlp_dim": about["d_ff"],
         "num_encoder_layers": about["num_layers"],
-        "num_decoder_layers": about.get("num_decoder_layers") or about["num_layers"],
+        "num_decoder_layers": about["num_decoder_layers"] or about["num_layers"],
         "mlp_activations": (activation, "linear") if gated else (activation,),
-        "logits_via_embedding": about.get("tie_word_embeddings", True),
-        "relative_bias_per_layer": about["model_type"] == "umt5",
-        "num_relpos_buckets": about.get("relative_attention_num_buckets", 32),
-        "relpos_max_distance": about.get("relative_attention_max_distance", 128),
-        "layer_norm_epsilon": about.get("layer_norm_epsilon", 1e-6),
+        "logits_via_embedding": about["tie_word_embeddings"],
+        "relative_bias_per_layer": kind == "umt5",
+        "num_relpos_buckets": about["relative_attention_num_buckets"],
+        "relpos_max_distance": about["relative_attention_max_distance"],
+        "layer_norm_epsilon": about["layer_norm_epsilon"],
     }
 
 
@@ -252,25 +291,18 @@ class T5xView(Mapping[str, np.ndarray]):
         directory: str | Path,
         config: ModelConfig,
         flax: bool | None = None,
-        stored: Mapping[str, np.ndarray] | None = None,
     ):
-        """`flax` chooses between two files; None takes the better one. `stored` gives arrays, and `shape`s, by
-        PyTorch's names from another form, such as that of `pytorch_model.bin`."""
+        """`flax` chooses between two files; None takes the better one."""
         self.path = Path(directory)
-        form = weights_form(self.path)
-        if stored is None and flax is None and form == "bin":
-            raise InputError(
-                f"{self.path} holds its weights only as pytorch_model.bin, a pickle, which is not opened here; import"
-                " it first, which needs torch and makes a Limba checkpoint, and name that instead."
-            )
-        flax = flax or (flax is None and stored is None and form == "flax")
+        flax = flax or (flax is None and weights_form(self.path) == "flax")
+        self._head_scale = np.float32(written_head_scale(self.path))
         table = rows(config)
         if flax:
             self._stored: Any = FlaxFile(self.path / FLAX_FILE)
             self._places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in table}
             unread = {name for name in self._stored if "embed_tokens" not in name}
         else:
-            self._stored = SafetensorsFolder(self.path) if stored is None else stored
+            self._stored = _pytorch_arrays(self.path)
             self._places = {row.t5x: (row.pytorch, row.transposed) for row in table}
             unread = {name for name in self._stored if not _COPIES.fullmatch(name)}
         names = [name for name, _ in self._places.values()]
@@ -283,6 +315,8 @@ class T5xView(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         place, is_transposed = self._places[name]
         array = self._stored[place]
+        if name == HEAD and self._head_scale != 1:
+            array = array.astype(np.float32) / self._head_scale
         return array.T if is_transposed else array
 
     def __iter__(self) -> Iterator[str]:

@@ -19,7 +19,7 @@ import tensorstore as ts
 
 from limba.config import InputError, ModelConfig
 from limba.formats import decoder_only
-from limba.formats.huggingface import FILE_BYTES, Row, flax_name, rows
+from limba.formats.huggingface import FILE_BYTES, HEAD, HEAD_SCALE, Row, flax_name, rows
 from limba.formats.names import unflatten
 from limba.formats.t5x import ARRAY_EXTENSION
 
@@ -109,18 +109,42 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
     }
 
 
+class ScaledHead(Mapping[str, np.ndarray]):
+    """Arrays by T5X's names, the output layer's multiplied; each is read on access."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], scale: float):
+        self._arrays, self._scale = arrays, np.float32(scale)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._arrays[name]
+        return array.astype(np.float32) * self._scale if name == HEAD else array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
 def write_configs(
-    directory: Path, config: ModelConfig, dtype: str, eos_id: int = 1, suppressed: Sequence[int] = ()
+    directory: Path,
+    config: ModelConfig,
+    dtype: str,
+    eos_id: int = 1,
+    suppressed: Sequence[int] = (),
+    head_scale: float = 1.0,
 ) -> None:
     """Writes config.json and generation_config.json.
 
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
+    `head_scale` is what the written output layer is multiplied by.
     """
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
-    for name, content in (("config", config_json(config, dtype, eos_id)), ("generation_config", generation)):
+    about = config_json(config, dtype, eos_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
+    for name, content in (("config", about), ("generation_config", generation)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 

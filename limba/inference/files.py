@@ -21,13 +21,14 @@ from typing import Any, TextIO
 
 import fsspec
 import zstandard
-from tqdm import tqdm
 
 from limba.config import InputError, StorageError
 from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.inference.load import whole_letters
+from limba.inference.progress import Progress
+from limba.storage import lease
 from limba.storage.files import write_whole
 
 POLICY = remote.ReadPolicy()
@@ -58,6 +59,42 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.") from None
     except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise InputError(f"The input {path} cannot be read ({reason_of(error)}); check the file.") from error
+
+
+def num_lines(path: str) -> int | None:
+    """Returns the number of lines of a local file, packed or not; None for others, and for what cannot be read."""
+    if path in STANDARD or "://" in path:
+        return None
+    suffix = next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
+    try:
+        with open(path, "rb") as packed, unpacked(packed, suffix) as file:
+            count, last = 0, b"\n"
+            while block := file.read(1 << 20):
+                count, last = count + block.count(b"\n"), block[-1:]
+            return count + (last != b"\n")
+    except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError):
+        return None  # `records` says it
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[Callable[[], None]]:
+    """Holds the lease of an output for the time of the context, so that no other command writes lines to it.
+
+    Yields a function to call before lines are written; it raises RestartError if another command has taken over.
+    Raises InputError if another one writes to it now, or if it cannot be written.
+    """
+    if path in STANDARD:
+        yield lambda: None
+        return
+    mine = lease.Lease(path, "writes lines to", beside=True)
+    try:
+        mine.acquire()
+    except StorageError as error:
+        raise _unwritable(path, error) from error
+    try:
+        yield mine.check
+    finally:
+        mine.release()
 
 
 def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> Iterator[Record]:
@@ -168,6 +205,11 @@ class Output:
                 self._file.write(line + "\n")
             elif self._parts is not None:
                 self._parts.pending.append(line + "\n")
+
+    def show(self) -> None:
+        """Shows the lines so far, if the output is the standard one."""
+        if self._file is not None and self._file is sys.stdout:
+            self._file.flush()
 
     def flush(self, digest: str | None = None) -> None:
         """Writes what is held; `digest` is that of all input lines whose lines are written now."""
@@ -302,6 +344,12 @@ def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> t
             f"The output {path} exists, and no {path}.about.json says what it was made with; give another path, or"
             " delete it."
         )
+    about = dict(about)
+    for each in (made, about):
+        each.pop("input", None)  # where the lines were from: the digest tells whether they are the same
+    generation = made.get("generation")
+    if isinstance(generation, dict):
+        generation.setdefault("long_inputs", "cut")  # as earlier versions did
     if made != about:
         changed = next((name for name in about if made.get(name) != about[name]), "it")
         raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")
@@ -318,12 +366,15 @@ def process(
     window: int,
     judge: Callable[[list[Record], int], Iterator[tuple[int, Record, str]]],
     shows_progress: bool,
+    total: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Writes the results of `judge` for all records; returns the number of records.
 
     `judge(records, number of the first)` yields (index in records, record, text) in any order. It gets one window of
-    records at a time: one window is held in memory, and at most one is lost when the command is stopped. Raises
-    InputError if the output holds lines of another text.
+    records at a time: one window is held in memory, and at most one is lost when the command is stopped. A line is
+    written as soon as those before it are. `total` is the number of records if it is known; `check` is called before
+    a window is saved. Raises InputError if the output holds lines of another text.
     """
     count, digest = output.num_done, hashlib.blake2b(digest_size=16)
     source = _digested(source, digest)
@@ -331,17 +382,20 @@ def process(
     output.check(digest.hexdigest(), num_read)
     if count and output.writes:
         print(f"{count:,} lines are already written.", file=sys.stderr)
-    bar = tqdm(unit="line", initial=count, disable=not shows_progress, dynamic_ncols=True)
-    with bar:
+    with Progress(total, count, shows_progress) as progress:
         while records_of_window := list(itertools.islice(source, window)):
-            done: list[tuple[Record, str]] = [({}, "")] * len(records_of_window)
-            for place, record, text in judge(records_of_window, count):
-                done[place] = (record, text)
-                bar.update()
-            for record, text in done:
-                output.write(record, text)
+            done: dict[int, tuple[Record, str]] = {}
+            place = 0
+            for number, record, text in judge(records_of_window, count):
+                done[number] = (record, text)
+                progress.update()
+                while place in done:
+                    output.write(*done.pop(place))
+                    place += 1
+                output.show()
+            check()
             output.flush(digest.hexdigest())
-            count += len(done)
+            count += len(records_of_window)
     return count
 
 

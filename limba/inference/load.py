@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,20 +18,21 @@ from jaxtyping import Array, Float, Int
 from limba.config import GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
-from limba.formats import huggingface_files, t5x
+from limba.formats import huggingface, huggingface_files, t5x
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh, parameter_shardings
 from limba.sharding.tree import leaf_name
-from limba.storage import lease
+from limba.storage import folders, lease
 from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
     from limba.inference.generate import Writer, Written
     from limba.inference.score import Score
+    from limba.inference.segments import SegmentWriter
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
@@ -199,8 +201,8 @@ class TrainedModel:
         """Returns the text that the model generates for each input.
 
         A language model's text begins with its prompt. `fields` are those of GenerationConfig, such as `max_tokens=64`,
-        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. Raises InputError for fields that
-        exclude each other.
+        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
+        texts longer than the run's length. Raises InputError for fields that exclude each other.
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
@@ -215,8 +217,22 @@ class TrainedModel:
 
     def written(self, texts: Sequence[str], config: GenerationConfig) -> list[list[Written]]:
         """Returns `samples` for a complete GenerationConfig."""
-        writer = self.writer(config, self._rows(min(self.batch_size, max(1, len(_listed(texts))))))
-        return writer.write_all(self.params, [self.tokenize(text) for text in texts])
+        writer = self.segment_writer(config, self._rows(min(self.batch_size, max(1, len(_listed(texts))))))
+        found: list[list[Written]] = [[] for _ in texts]
+        for place, result in writer.results(texts):
+            found[place] = list(result.samples)
+        return found
+
+    def segment_writer(
+        self, config: GenerationConfig, num_rows: int, say: Callable[[str], None] | None = None
+    ) -> SegmentWriter:
+        """Returns a `SegmentWriter`, which generates text for texts of any length in batches of `num_rows`.
+
+        `say` gets the warning of an input that is cut; the default logs it.
+        """
+        from limba.inference.segments import SegmentWriter
+
+        return SegmentWriter(self, config, num_rows, **({"say": say} if say else {}))
 
     def writer(self, config: GenerationConfig, num_rows: int) -> Writer:
         """Returns a `Writer`, which generates text in batches of `num_rows`."""
@@ -251,6 +267,16 @@ class TrainedModel:
         length = None if self.network.config.is_decoder_only else self.lengths["targets"]
         return self.tokenize(inputs), ids_of(whole_letters(targets), self.vocabulary, length)
 
+    def num_cut(self, inputs: str, targets: str) -> int:
+        """Returns how many tokens of a pair `pair_ids` truncates."""
+        from limba.inference.generate import ids_of
+
+        if self.network.config.is_decoder_only:
+            return 0
+        texts = {"inputs": self.prefix + whole_letters(inputs), "targets": whole_letters(targets)}
+        sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
+        return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
+
     def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "N D"]:
         """Returns one vector per text: the mean of its tokens' hidden states, without padding.
 
@@ -274,13 +300,19 @@ class TrainedModel:
         """Returns the parameters by T5X's names, one array per layer."""
         return unstack_layers({name: np.asarray(leaf) for name, leaf in flatten(self.params).items()})
 
-    def save(self, folder: str | Path, format: str = "huggingface", dtype: str = "float32") -> Path:
-        """Writes the model to a new or empty folder; returns it.
+    def save(self, folder: str | Path, format: str = "huggingface", dtype: str = "float32") -> Path | str:
+        """Writes the model to a new or empty folder, local or in a bucket; returns it.
 
         `format` is "huggingface" (model.safetensors for transformers, with the tokenizer), "flax" (flax_model.msgpack
         in its place) or "t5x" (a legacy checkpoint_<step>). Only `limba.export` also proves the result.
         Raises InputError for a folder that is not empty, and for a network that the format cannot represent.
         """
+        if "://" in str(folder):
+            with tempfile.TemporaryDirectory(prefix="limba-export-") as local:
+                made = self.save(Path(local) / "model", format, dtype)
+                target = str(folder).rstrip("/") + (f"/{Path(made).name}" if format == "t5x" else "")
+                folders.upload(made, target)
+            return target
         folder = Path(os.path.expanduser(folder))
         if format not in FORMATS:
             raise InputError(f"The format {format!r} is not known; give one of {', '.join(FORMATS)}.")
@@ -319,16 +351,20 @@ def write_folder(
     name: VocabularyName | None,
     vocabulary: Any,
     suppressed: Sequence[int] = (),
+    transformers: int = 5,
 ) -> None:
     """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
 
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces.
+    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. `transformers` is
+    the version that reads it: an untied umT5 for 4 differs from that for 5, see `huggingface.head_scale`.
     """
     huggingface_files.config_json(model)  # raises before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     eos_id = 1 if vocabulary is None else int(vocabulary.eos_id)
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
-    huggingface_files.write_configs(folder, model, dtype, eos_id, [*padding, *suppressed])
+    scale = huggingface.head_scale(model) if transformers >= 5 else 1.0
+    arrays = arrays if scale == 1 else huggingface_files.ScaledHead(arrays, scale)
+    huggingface_files.write_configs(folder, model, dtype, eos_id, [*padding, *suppressed], scale)
     if "pytorch" in formats:
         huggingface_files.write_pytorch(folder, arrays, model, dtype)
     if "flax" in formats:

@@ -13,9 +13,10 @@ from limba.data.objectives import derive_lengths
 from limba.data.tasks import Provider, check_sources, needs_sentinels, pinned_for_run, resolve_task
 from limba.data.vocabulary.load import check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
+from limba.formats import limba_checkpoint
 from limba.model import Network
 from limba.sharding.agreement import check_alike, together
-from limba.storage.files import write_whole
+from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
@@ -42,6 +43,15 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         check_sources(task, data)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
+
+
+def as_begun(config: RunConfig) -> RunConfig:
+    """Returns the configuration with what a resumed run keeps from its first start; see `plain.as_begun`."""
+    directory = resolved(config.model_dir)
+    if not limba_checkpoint.checkpoints_of(directory):
+        return config
+    file = directory / plain.FILE
+    return plain.as_begun(config, read_text(file) if file.exists() else None)
 
 
 def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: TrainState) -> TrainState:

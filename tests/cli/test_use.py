@@ -47,7 +47,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     [
         ("generate", "out.jsonl"),
         ("score", "scored.jsonl"),
-        ("evaluate", "run/evaluations/evaluation-10.json"),
+        ("evaluate", "run/evaluations/evaluation-10-validation.json"),
         ("report", "run/loss.png"),
         ("convert", "OUT/step_10/model.safetensors"),
     ],

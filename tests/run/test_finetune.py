@@ -220,7 +220,15 @@ def test_text_in_order_resumed_and_scored(
     table = capsys.readouterr().out
     assert "| metric | copied input | step 2 |" in table
     assert "| bits_per_byte |" in table
-    saved = json.loads((runs[1] / "evaluations" / "evaluation-2.json").read_text())
+    evaluations = runs[1] / "evaluations"
+    saved = json.loads((evaluations / "evaluation-2-validation.json").read_text())
+    before = {path.name: path.read_text() for path in evaluations.iterdir()}
+    (of_training,) = (name for name in before if name.endswith("-2.jsonl"))
+    assert of_training.replace(".jsonl", "-validation.jsonl") in before, "what training wrote is still there"
+    evaluate.run([command[0], "--num_examples=3"])
+    now = {path.name: path.read_text() for path in evaluations.iterdir()}
+    assert {name: now[name] for name in before} == before
+    assert "evaluation-2-validation-2.json" in now and saved["split"] == "validation"
     assert saved["copied"]["exact_match"] == 0.0
     assert saved["figures"]["bits_per_byte"] > 0
 

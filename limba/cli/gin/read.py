@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 from limba.cli import task_modules
 from limba.cli.gin import old_names
 from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Tree
-from limba.cli.gin.statements import OWN_FILE, REQUIRED, Binding, Source, read, read_override, read_text
+from limba.cli.gin.statements import (
+    OWN_FILE,
+    REQUIRED,
+    Binding,
+    Source,
+    read,
+    read_override,
+    read_text,
+    read_with_includes,
+)
 from limba.cli.gin.text import text_of
 from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, plain
@@ -32,6 +41,7 @@ class GinRun(NamedTuple):
     config: RunConfig
     text: str  # what MODEL_DIR/config.gin will hold
     names: Mapping[str, str]  # canonical field -> the macro that sets it: "DataConfig.batch_size" -> "BATCH_SIZE"
+    evaluation: tuple[str, ...] = ()  # arguments of `limba evaluate`, for a configuration that only evaluates
 
 
 def read_run(
@@ -52,6 +62,23 @@ def read_run(
     source = read(files, overrides, search_paths)
     if allowed is not None:
         _check_imports(source, " and ".join(files), allowed)
+    return _checked_run(source, "--gin.", written_as)
+
+
+def read_translated(
+    text: str,
+    place: str,
+    overrides: Sequence[str] = (),
+    written_as: Mapping[str, str] | None = None,
+    allowed: Sequence[str] | None = None,
+) -> GinRun:
+    """Returns the run of a gin text that a command has made from `place`, files of another dialect; as `read_run`."""
+    source = Source()
+    read_with_includes(source, text, place)
+    for override in overrides:
+        read_override(source, override, "--gin.")
+    if allowed is not None:
+        _check_imports(source, place, allowed)
     return _checked_run(source, "--gin.", written_as)
 
 
@@ -120,7 +147,8 @@ def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None
     owners = {binding.owner for binding in source.bindings}
     if not owners & set(CLASSES):
         return None
-    config = plain.moved(run_of(source).config, str(folder)) if RUN in owners else model_of(source)
+    is_run = RUN in owners
+    config = plain.as_begun(plain.moved(run_of(source).config, str(folder)), None) if is_run else model_of(source)
     try:
         files.write_whole(folder / plain.FILE, plain.to_text(config))
     except Exception:  # noqa: BLE001  a bucket's client has errors of its own

@@ -13,7 +13,7 @@ from limba.config import InputError
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
 of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
 their metrics, beside those of copied inputs. A language model continues the run's prompts. The results are printed as
-a table and written to MODEL_DIR/evaluations (JSON, Markdown) and TensorBoard.
+a table and written to MODEL_DIR/evaluations (JSON, Markdown; each under a new name, with the split) and TensorBoard.
 
     limba evaluate MODEL_DIR --num_examples=500
     limba evaluate --gin_file=gin/models/t5_1_1/base.gin --gin_file=gin/runs/evaluate.gin --checkpoint=FOLDER"""
@@ -42,11 +42,12 @@ def run(argv: Sequence[str]) -> None:
     from limba.inference.generate import sampler
     from limba.training.metrics.logging import Metrics
 
+    split = given.split or config.data.validation_split
     with names_said({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
         figures, copied = evaluation.evaluate(
             trained,
             num_examples=given.num_examples or config.evaluation.num_examples or 1_000,
-            split=given.split or config.data.validation_split,
+            split=split,
         )
     sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation)
     texts = sample(trained.params) if sample else {}
@@ -58,10 +59,10 @@ def run(argv: Sequence[str]) -> None:
     if jax.process_index() == 0:
         directory = epath.Path(config.model_dir) / "evaluations"
         directory.mkdir(parents=True, exist_ok=True)
-        about = {"checkpoint": trained.path, "step": trained.step, "figures": figures, "copied": copied, "texts": texts}
-        text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-        name = f"evaluation-{trained.step}" + (f"-{given.split}" if given.split else "")
-        (directory / f"{name}.json").write_text(text)
-        (directory / f"{name}.md").write_text(table + "\n")
+        about = {"checkpoint": trained.path, "step": trained.step, "split": split, "figures": figures}
+        text = json.dumps({**about, "copied": copied, "texts": texts}, indent=1, ensure_ascii=False) + "\n"
+        path = evaluation.unused(directory, f"evaluation-{trained.step}-{split}", ".json", ".md")
+        path.write_text(text)
+        path.with_suffix(".md").write_text(table + "\n")
         with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
             metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)

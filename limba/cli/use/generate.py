@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
+from limba.cli.program import names_said, said
 from limba.cli.use import lines, model
 from limba.config import GenerationConfig, InputError
-from limba.config.generation import GenerationFields
+from limba.config.generation import LONG_INPUTS, GenerationFields
 
 if TYPE_CHECKING:
+    from limba.inference.generate import Written
     from limba.inference.load import TrainedModel
 
 ABOUT = """Generates a text for each line of the input, or for each prompt. After a stop the same command resumes.
@@ -36,6 +37,7 @@ FLAGS = {
     "num_samples": "--num",
     "no_repeat_ngram_size": "--no_repeat_ngram_size",
     "seed": "--seed",
+    "long_inputs": "--long_inputs",
 }
 NAMES = {f"GenerationConfig.{field}": flag for field, flag in FLAGS.items()}
 SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  # a language model's text
@@ -45,17 +47,22 @@ def _parser(command: str) -> Parser:
     parser = Parser(command, ABOUT)
     model.add_flags(parser)
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
-    lines.add_flags(parser, "`prediction` and `score`")
+    lines.add_flags(parser, "`prediction`, `score`, and of a T5 `input_tokens`, `cut_tokens`, `segments`")
     parser.add_argument("--field", default="inputs", help="field of a .jsonl input that holds the text")
     parser.add_argument("--num", type=int, dest="num_samples", help="number of texts for each input")
     parser.add_argument("--max_tokens", type=int, help="maximum number of tokens in each text; default: 128")
-    parser.add_argument("--num_beams", type=int, help="number of beams; above 1: beam search")
+    parser.add_argument("--num_beams", type=int, help="number of beams; above 1: beam search, which draws nothing")
     parser.add_argument("--length_penalty", type=float, help="exponent p of a beam's score: log probability / length^p")
     parser.add_argument("--temperature", type=float, help="sampling temperature; 0: greedy")
     parser.add_argument("--top_k", type=int, help="sample from the k most likely tokens; 0: from all")
     parser.add_argument("--top_p", type=float, help="sample from the most likely tokens up to this probability")
     parser.add_argument("--no_repeat_ngram_size", type=int, help="generate no n-gram of this size twice; 0: no limit")
     parser.add_argument("--seed", type=int, help="sampling seed: the same seed gives the same texts")
+    parser.add_argument(
+        "--long_inputs", choices=LONG_INPUTS,
+        help="inputs that are longer than a T5 reads: generate them in segments, cut at line and sentence ends, and"
+        " join these; cut them, with a warning; or refuse them. Default: what the task says, mostly cut",
+    )  # fmt: skip
     parser.add_argument("--keep_sentinels", action="store_true", help="allow <extra_id_0>, … in the text")
     return parser
 
@@ -67,6 +74,7 @@ def _check_values(given: argparse.Namespace) -> None:
             value = getattr(given, name)
             if value is not None and (name, value) != ("top_k", 0):
                 GenerationConfig(**{"sample": name != "num_beams", name: value})
+        _check_together(given)
 
 
 def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
@@ -75,13 +83,18 @@ def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationC
     values = {name: getattr(given, name) for name in FLAGS if getattr(given, name) is not None}
     if values.get("top_k") == 0:
         values["top_k"] = None
-    sampling = [FLAGS[name] for name in ("temperature", "top_k", "top_p") if values.get(name)]
-    if sampling and values.get("temperature") != 0 and values.get("num_beams", 1) > 1:
-        raise InputError(f"Both {sampling[0]} and --num_beams are given, and beams are not sampled; give one.")
     if given.keep_sentinels:
         values["ban_sentinels"] = False
     with names_said(NAMES):
         return base.replaced(**GenerationFields(**values))
+
+
+def _check_together(given: argparse.Namespace) -> None:
+    """Raises InputError for flags that exclude each other."""
+    draws = [name for name in ("temperature", "top_k", "top_p") if getattr(given, name)]
+    draws = [name for name in draws if (name, getattr(given, name)) != ("top_p", 1.0)]
+    if draws and given.temperature != 0 and (given.num_beams or 1) > 1:
+        raise InputError(f"Both {FLAGS[draws[0]]} and --num_beams are given, and beams are not sampled; give one.")
 
 
 def run(argv: Sequence[str], command: str = "generate") -> None:
@@ -105,27 +118,62 @@ def run(argv: Sequence[str], command: str = "generate") -> None:
     prompts = given.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not prompts:
         raise InputError("There is no prompt; give --prompt=TEXT, or lines on standard input.")
-    for prompt, texts in zip(prompts, trained.written(prompts, config), strict=True):
+    for prompt, texts in zip(prompts, _written(prompts, trained, config), strict=True):
         print(f"== {prompt}")
         for number, each in enumerate(texts, 1):
             print(f"{number}. {each.text}" if len(texts) > 1 else each.text, flush=True)
 
 
+def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationConfig) -> list[Sequence[Written]]:
+    """Returns the texts of each prompt, and says on stderr which were longer than the model reads."""
+    groups = trained.mesh.shape["data"] * trained.mesh.shape["fsdp"]
+    num_rows = min(-(-len(prompts) // groups) * groups, max(groups, trained.batch_size // groups * groups))
+    found: list[Sequence[Written]] = [() for _ in prompts]
+    with names_said(NAMES):
+        writer = trained.segment_writer(config, num_rows, say=_warning)
+        for place, result in writer.results(prompts, name="Prompt"):
+            found[place] = result.samples
+    for sentence in writer.totals.sentences():
+        _warning(sentence)
+    return found
+
+
 def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: GenerationConfig) -> None:
-    num_rows = given.batch_size or trained.batch_size
-    writer = trained.writer(config, num_rows)
+    import jax
+
+    from limba.inference import files
+    from limba.inference.segments import check_all
+
+    is_first = jax.process_index() == 0
+    num_rows, source = given.batch_size or trained.batch_size, given.input or "stdin"
+    with names_said(NAMES):
+        writer = trained.segment_writer(config, num_rows, say=_warning if is_first else _nothing)
+    place = f"{source} line"
+    if writer.choice == "refuse" and source not in lines.STANDARD:
+        with names_said(NAMES):
+            check_all(writer, (record[given.field] for record in files.records(source, [given.field])), place)
 
     def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
         texts = [record[given.field] for record in records]
-        blank = {i for i, text in enumerate(texts) if not text.strip()}
-        yield from ((i, {**records[i], "prediction": "", "score": 0.0}, "") for i in blank)
-        inputs = [trained.tokenize(text) for text in texts]
-        for places in writer.batches(inputs, [i for i in range(len(texts)) if i not in blank]):
-            written = writer.write(trained.params, [inputs[i] for i in places], [first + i for i in places])
-            for place, samples in zip(places, written, strict=True):
-                several = [{"text": sample.text, "score": sample.score} for sample in samples]
-                more = {"samples": several} if len(samples) > 1 else {}
-                best = {"prediction": samples[0].text, "score": samples[0].score}
-                yield place, {**records[place], **best, **more}, samples[0].text
+        for number, result in writer.results(texts, first, place, skips_blank=True):
+            samples = result.samples
+            several = [{"text": sample.text, "score": sample.score} for sample in samples]
+            more = {} if trained.network.config.is_decoder_only else result.fields
+            more |= {"samples": several} if len(samples) > 1 and texts[number].strip() else {}
+            best = {"prediction": samples[0].text, "score": samples[0].score}
+            yield number, {**records[number], **best, **more}, samples[0].text
 
-    lines.process(given, trained, [given.field], {"generation": dataclasses.asdict(config)}, num_rows, judge)
+    about = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
+    with names_said(NAMES):
+        lines.process(given, trained, [given.field], about, num_rows, judge)
+    for sentence in writer.totals.sentences() if is_first else ():
+        _warning(sentence)
+
+
+def _warning(sentence: str) -> None:
+    """Says a sentence on stderr, with flags in the place of fields."""
+    print(said(sentence, NAMES), file=sys.stderr, flush=True)
+
+
+def _nothing(sentence: str) -> None:
+    """Says nothing: the first process has said it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said, said
 from limba.cli.use import model
-from limba.config import InputError, environment
+from limba.config import InputError, environment, kinds
 
 EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
 
@@ -24,8 +24,8 @@ IMPORT = """Makes a Limba checkpoint at step 0 from a Hugging Face folder or a m
     python -m convert.huggingface import DIR OUT
     python -m convert.huggingface import user/name[@revision] OUT
 
-It reads model.safetensors, flax_model.msgpack and, where torch is installed, pytorch_model.bin. A private model
-needs HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
+It reads model.safetensors, flax_model.msgpack and pytorch_model.bin, of which it runs nothing. A private model needs
+HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
 USAGE = "usage: python -m convert.huggingface export|import ...; add --help to either for details."
 
 
@@ -50,6 +50,10 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument(
         "--dropout", type=float, default=0.1, help="dropout in config.json, which fine-tuning uses (default 0.1)"
     )
+    parser.add_argument(
+        "--transformers", type=int, choices=(4, 5), default=5,
+        help="version that will load the folder (default 5); only for an untied umT5 they differ",
+    )  # fmt: skip
     parser.add_argument("--trc", action="store_true", help="thank the TPU Research Cloud in the model card")
     parser.add_argument("--push", metavar="USER/NAME", help="upload to the hub with the token in HF_TOKEN")
     parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")
@@ -73,19 +77,24 @@ def export(given: argparse.Namespace) -> None:
 
         push.check_target(given.push, given.dry_run)
     with environment.quiet_imports():
-        from limba.export import huggingface
+        from limba.export import huggingface, to_bucket
     names = {"`config`": "--config", "`vocabulary`": "--vocabulary"}
     with names_said(names):
         source = model.find(given.model_dir, given.config, imports=given.imports)
-    if given.out_dir is None and "://" in str(source.directory):
-        raise InputError(f"{given.model_dir} is in a bucket; name a local OUT_DIR after it.")
-    out = Path(os.path.expanduser(given.out_dir or f"{source.directory}/huggingface")).resolve()
+    out = given.out_dir or f"{source.directory}/huggingface"
     choices = huggingface.Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check,
         given.licence, given.hardware, given.trc, given.dropout, _names(given.language), _names(given.datasets),
+        given.transformers,
     )  # fmt: skip
     with names_said(names):
-        folders = huggingface.export(source, out, huggingface.chosen_steps(given.steps, source.steps), choices)
+        steps = huggingface.chosen_steps(given.steps, source.steps)
+        if "://" in out:
+            if given.push:
+                raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")
+            to_bucket.export(source, out, steps, choices)
+            return
+        folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
     if given.push:
         push.push(given.push, folders, given.dry_run)
 
@@ -98,6 +107,7 @@ def import_model(source: str, out: str) -> None:
     """Makes a Limba checkpoint and prints its path; raises InputError."""
     with environment.quiet_imports():
         from limba.export.from_huggingface import import_folder
+    kinds.check_local(out, "OUT")
     sentence = import_folder(source, Path(os.path.expanduser(out)).resolve())
     print(said(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
 

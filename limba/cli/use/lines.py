@@ -46,16 +46,31 @@ def process(
     num_rows: int,
     judge: Judge,
 ) -> None:
-    """Writes the results of `judge` for all input lines, in order; a stopped command resumes after its last line."""
+    """Writes the results of `judge` for all input lines, in order; a stopped command resumes after its last line.
+
+    Raises InputError if another command writes to the output now.
+    """
     import jax
 
     from limba.inference import files
+    from limba.sharding import multihost
 
     writes, source = jax.process_index() == 0, given.input or "stdin"
     about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
-    shows_progress = writes and sys.stderr.isatty()
-    window = BATCHES_PER_WINDOW * num_rows
-    with files.Output(given.output, {**about, **more_about}, writes) as output:
-        count = files.process(files.records(source, fields), output, window, judge, shows_progress)
+    # Lines that somebody waits for come batch by batch.
+    is_live = given.output in (*STANDARD, "stdout") or source in STANDARD
+    window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
+    shows = writes and not (is_live and sys.stdout.isatty())
+    with (
+        multihost.entered_by_first(files.alone(given.output)) as check,
+        files.Output(given.output, {**about, **more_about}, writes) as output,
+    ):
+        total = files.num_lines(source) if shows else None
+        read = files.records(source, fields)
+        count = files.process(read, output, window, judge, shows, total, check or _nothing)
     if writes:
         print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)
+
+
+def _nothing() -> None:
+    """The first process checks."""

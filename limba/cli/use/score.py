@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ def run(argv: Sequence[str]) -> None:
     """Scores what the flags name; raises InputError."""
     parser = Parser("score", ABOUT)
     model.add_flags(parser)
-    lines.add_flags(parser, "`log_likelihood`, `tokens` and `bits_per_byte`")
+    lines.add_flags(parser, "`log_likelihood`, `tokens`, `bits_per_byte` and `cut_tokens`")
     parser.add_argument("--fields", default="inputs,targets", help="fields of input and target in a .jsonl file")
     given = parser.parse(argv)
     fields = [field.strip() for field in given.fields.split(",")]
@@ -39,7 +40,18 @@ def run(argv: Sequence[str]) -> None:
         del first
         pairs = [(record[fields[0]] if len(fields) > 1 else "", record[fields[-1]]) for record in records]
         for place, score in enumerate(trained.score(pairs, num_rows)):
-            yield place, {**records[place], **score._asdict()}, repr(score.log_likelihood)
+            num_cut = trained.num_cut(*pairs[place])
+            cut.append(num_cut)
+            more = {} if trained.network.config.is_decoder_only else {"cut_tokens": num_cut}
+            yield place, {**records[place], **score._asdict(), **more}, repr(score.log_likelihood)
 
+    cut: list[int] = []
     num_rows = given.batch_size or trained.batch_size
     lines.process(given, trained, fields, {}, num_rows, judge)
+    if any(cut):
+        longer = sum(map(bool, cut))
+        print(
+            f"{longer:,} of the pairs were longer than the model's lengths; {sum(cut):,} of their tokens were not read,"
+            " and their likelihoods are those of the rest.",
+            file=sys.stderr,
+        )

@@ -7,6 +7,7 @@ from limba.data.objectives.choice import OBJECTIVES, derive_lengths, of_one_sequ
 from limba.data.objectives.denoisers import ul2
 from limba.data.objectives.diacritics import restore_diacritics
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation, prefix_lm
+from limba.data.objectives.segments import long_inputs_in_segments
 from limba.data.objectives.spans import span_corruption
 from limba.data.objectives.supervised import SUPERVISED, add_prefix
 from limba.data.objectives.tokenization import tokenize_documents
@@ -19,6 +20,7 @@ __all__ = [
     "causal_lm",
     "derive_lengths",
     "lm_adaptation",
+    "long_inputs_in_segments",
     "of_one_sequence",
     "prefix_lm",
     "restore_diacritics",

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
+import seqio
 import tensorflow as tf
 
 from limba.config import InputError
 from limba.data.objectives import transliteration
+from limba.data.objectives.segments import SPACES, segments_of
 from limba.data.sources.units import call_numpy
 
 LETTERS = {
@@ -58,6 +60,7 @@ LETTERS = {
 }
 COMMAS = str.maketrans("ŞşŢţ", "ȘșȚț")  # cedilla to comma
 DOTTED_I = {"tr", "az"}  # their small i has the capital İ
+EARLIER_BYTES_PER_TOKEN = 2.5  # of all tasks that name none, before segments were counted in tokens
 WORD = re.compile(r"\w+")
 
 
@@ -138,7 +141,7 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
 def restore_diacritics(
     language: str = "ro",
     share: float = 1.0,
-    bytes_per_token: float | None = 2.5,
+    bytes_per_token: float | str | None = "auto",
     capitals: bool = False,
     transliterate: str = "letters",
 ) -> Callable[..., tf.data.Dataset]:
@@ -146,41 +149,84 @@ def restore_diacritics(
 
     With `capitals` the inputs are in capital letters, as old records and telegrams are. `transliterate` as in
     `stripper`: 'ascii' also strips letters of other languages, quotes and dashes from the inputs.
-    Documents are cut at spaces into segments of at most `bytes_per_token` times the shorter length (1 for bytes); with
-    None, of as many bytes as the task's vocabulary spells in that length, counted for each document.
+    Documents are cut at spaces into segments. With `bytes_per_token` None they have as many tokens of the task's
+    vocabulary as the shorter length holds, so that nothing is truncated; with a number, at most that many bytes for
+    each token (1 for bytes). 'auto' is None, and 2.5 in runs that were begun so (`DataConfig.segments`).
     Segments without a letter that can have a diacritic are skipped. Raises InputError for an unknown language.
     """
     strip = stripper(language, transliterate)
     bases = re.compile("|".join(sorted(set(table(language).values()))), re.IGNORECASE)
 
-    def restore(
-        dataset: tf.data.Dataset,
-        sequence_length: Mapping[str, int] | None = None,
-        output_features: Mapping[str, Any] | None = None,
-    ) -> tf.data.Dataset:
-        limit = min(sequence_length.values()) - 1 if sequence_length else 512
-        vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
+    def pairs(text: bytes, limit: int, ratio: float | None, vocabulary: Any) -> np.ndarray:
+        parts = _segments(normalized(text.decode(), language), limit, ratio, vocabulary, strip)
+        parts = [part for part in parts if bases.search(strip(part))]
+        plain = [stripped(part, language, share, transliterate) for part in parts]
+        inputs = [text.upper() for text in plain] if capitals else plain
+        rows = [[given.encode(), part.encode()] for given, part in zip(inputs, parts, strict=True)]
+        return np.array(rows, object).reshape(-1, 2)
 
-        def pairs(text: bytes) -> np.ndarray:
-            whole = normalized(text.decode(), language)
-            ratio = _bytes_per_token(whole, strip, vocabulary) if bytes_per_token is None else bytes_per_token
-            parts = segments(whole, max(8, int(limit * ratio)))
-            parts = [part for part in parts if bases.search(strip(part))]
-            plain = [stripped(part, language, share, transliterate) for part in parts]
-            inputs = [text.upper() for text in plain] if capitals else plain
-            rows = [[given.encode(), part.encode()] for given, part in zip(inputs, parts, strict=True)]
-            return np.array(rows, object).reshape(-1, 2)
+    return functools.partial(_restore, pairs=pairs, bytes_per_token=bytes_per_token)
 
-        def rows_of(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
-            rows = tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
-            others = {name: value for name, value in example.items() if name != "text"}
-            return tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(others).repeat())) if others else rows
 
-        if set(cast(Mapping[str, Any], dataset.element_spec)) == {"text"}:
-            return dataset.flat_map(rows_of).map(lambda row: {"inputs": row[0], "targets": row[1]})
-        return dataset.flat_map(rows_of).map(lambda row, others: {**others, "inputs": row[0], "targets": row[1]})
+def _restore(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None = None,
+    output_features: Mapping[str, Any] | None = None,
+    *,
+    pairs: Callable[..., np.ndarray],
+    bytes_per_token: float | str | None,
+) -> tf.data.Dataset:
+    """The preprocessor of `restore_diacritics`, whose choices are the last two arguments."""
+    limit = min(sequence_length.values()) - 1 if sequence_length else 512
+    ratio = None if isinstance(bytes_per_token, str) else bytes_per_token
+    vocabulary = output_features["targets"].vocabulary if ratio is None and output_features else None
+    pairs = functools.partial(pairs, limit=limit, ratio=ratio, vocabulary=vocabulary)
 
-    return restore
+    def rows_of(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
+        rows = tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
+        others = {name: value for name, value in example.items() if name != "text"}
+        return tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(others).repeat())) if others else rows
+
+    if set(cast(Mapping[str, Any], dataset.element_spec)) == {"text"}:
+        return dataset.flat_map(rows_of).map(lambda row: {"inputs": row[0], "targets": row[1]})
+    return dataset.flat_map(rows_of).map(lambda row, others: {**others, "inputs": row[0], "targets": row[1]})
+
+
+_restore.long_inputs = "segments"  # pyright: ignore[reportFunctionMemberAccess]
+_restore.is_one_text = True  # pyright: ignore[reportFunctionMemberAccess]  inputs and targets are the same text
+
+
+def with_segments(task: seqio.Task, segments: str) -> seqio.Task:
+    """Returns the task as runs with `DataConfig.segments` have it: for 'bytes', 'auto' bytes per token are 2.5."""
+    steps = [
+        functools.partial(step, bytes_per_token=EARLIER_BYTES_PER_TOKEN)
+        if segments == "bytes"
+        and getattr(step, "func", None) is _restore
+        and step.keywords["bytes_per_token"] == "auto"
+        else step
+        for step in task.preprocessors
+    ]
+    return task if steps == list(task.preprocessors) else task.replace(preprocessors=steps)
+
+
+def _segments(
+    text: str, limit: int, ratio: float | None, vocabulary: Any, strip: Callable[[str], str]
+) -> Iterator[str]:
+    """Yields the segments of a document; of at most `limit` tokens of the vocabulary, if there is one."""
+    guess = _bytes_per_token(text, strip, vocabulary) if ratio is None else ratio
+    parts = segments(text, max(8, int(limit * guess)))
+    if vocabulary is None:
+        yield from parts
+        return
+
+    def count(part: str) -> int:
+        return max(len(vocabulary.encode(part)), len(vocabulary.encode(strip(part))))
+
+    for part in parts:
+        if count(part) <= limit:
+            yield part
+        else:
+            yield from (segment.text for segment in segments_of(part, count, limit, SPACES))
 
 
 def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: Any) -> float:

@@ -7,7 +7,7 @@ counts as katakana, where nearly all of them are. Digits, punctuation, spaces an
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import regex
@@ -56,24 +56,37 @@ def sets_of_bytes(text: np.ndarray) -> np.ndarray:
 class CharacterSets:
     """The character sets of a vocabulary's tokens in their context."""
 
-    def __init__(self, pieces: Sequence[bytes]):
-        """`pieces` is the UTF-8, or part of it, of each id; b"" for ids without text."""
+    def __init__(self, pieces: Sequence[bytes], has_dummy_space: bool = False):
+        """`pieces` is the UTF-8, or part of it, of each id; b"" for ids without text.
+
+        With `has_dummy_space` the vocabulary puts a space before each document, which is not of the text: the first
+        token of a document does not spell it.
+        """
         self._spells = np.array([bool(piece) for piece in pieces])
+        self._has_dummy = np.array([has_dummy_space and piece[:1] == b" " for piece in pieces])
         filled = [piece or _SPELLS_NOTHING for piece in pieces]
         self._lengths = np.array([len(piece) for piece in filled])
         self._starts = np.cumsum(self._lengths) - self._lengths
         self._bytes = np.frombuffer(b"".join(filled), np.uint8)
         self._dtype = np.min_scalar_type(self._lengths.max())
 
-    def counts(self, tokens: np.ndarray) -> np.ndarray:
+    def counts(self, tokens: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
         """Returns how many bytes of each token are in each set, unsigned [B, L, sets], for int32 [B, L].
 
-        A character that is spelled by several tokens, as with byte pieces, counts as one character; characters do not
-        continue from row to row. An id without text has one byte in "other".
+        `starts` [B, L] is True at the first token of a document. A character that is spelled by several tokens, as with
+        byte pieces, counts as one character; characters do not continue from row to row. An id without text, and a
+        dummy space alone, have one byte in "other".
         """
         rows = max(1, _TOKENS_AT_ONCE // tokens.shape[1])
         parts = [self._of_rows(tokens[start : start + rows]) for start in range(0, len(tokens), rows)]
-        return np.concatenate(parts)
+        found = np.concatenate(parts)
+        if starts is not None:
+            found[self._dummies(tokens, starts) & (self._lengths[tokens] > 1), OTHER] -= 1
+        return found
+
+    def _dummies(self, tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Returns True at the tokens that spell a document's dummy space, bool [B, L]."""
+        return starts & self._has_dummy[tokens]
 
     def _of_rows(self, tokens: np.ndarray) -> np.ndarray:
         separated = np.pad(tokens, ((0, 0), (0, 1))).ravel()  # id 0 has no text
@@ -84,7 +97,42 @@ class CharacterSets:
         found = np.bincount(token * len(SETS) + sets, minlength=len(separated) * len(SETS)).astype(self._dtype)
         return found.reshape(len(tokens), -1, len(SETS))[:, :-1]
 
-    def num_bytes(self, tokens: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    def num_bytes(self, tokens: np.ndarray, weights: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
         """Returns how many bytes in each set the tokens [B, L] with weights [B, L] above 0 have, int64 [sets]."""
         counted = (weights > 0) & self._spells[tokens]
-        return self.counts(tokens)[counted].sum(axis=0, dtype=np.int64)
+        if starts is not None:
+            counted &= ~(self._dummies(tokens, starts) & (self._lengths[tokens] == 1))
+        return self.counts(tokens, starts)[counted].sum(axis=0, dtype=np.int64)
+
+
+def document_starts(
+    batches: Sequence[Mapping[str, np.ndarray]], eos_id: int, is_pair: bool, is_one_sequence: bool
+) -> list[np.ndarray]:
+    """Returns True at the targets that are a document's first token, bool [B, L], for batches in the text's order.
+
+    `is_pair`: each row's, or packed segment's, targets are a text of their own. Else documents follow each other, with
+    the end of sequence between them, and `is_one_sequence` says that rows, as of a language model, are cut out of that.
+    Of a packed document that is longer than a row the rest counts as another one.
+
+    >>> features = {"decoder_target_tokens": np.array([[7, 8], [9, 1], [7, 0]])}
+    >>> features["decoder_loss_weights"] = features["decoder_target_tokens"]
+    >>> document_starts([features], 1, False, True)[0].tolist()
+    [[True, False], [False, False], [True, False]]
+    """
+    found, has_ended = [], True  # before the first row
+    for batch in batches:
+        tokens = batch["decoder_target_tokens"]
+        before = np.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+        segments = batch.get("decoder_segment_ids")
+        if is_pair:
+            weighs = batch["decoder_loss_weights"] > 0
+            starts = weighs & ~np.pad(weighs[:, :-1], ((0, 0), (1, 0)))
+        else:
+            starts = before == eos_id
+            if is_one_sequence and segments is None:
+                for row, of_row in enumerate(tokens):
+                    starts[row, 0], has_ended = has_ended, bool(of_row[-1] in (0, eos_id))
+        if segments is not None and (is_pair or is_one_sequence):
+            starts |= segments != np.pad(segments[:, :-1], ((0, 0), (1, 0)))
+        found.append(starts & (tokens > 0))
+    return found

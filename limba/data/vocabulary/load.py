@@ -7,15 +7,18 @@ published model, and others, already have them as their last pieces.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fsspec
 import numpy as np
 import seqio
+from seqio import vocabularies
 
 from limba.config import InputError
 from limba.config.errors import reason_of
@@ -27,6 +30,39 @@ NUM_SENTINELS = 100
 ROWS_MULTIPLE = 128
 SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
+
+
+class SentencePieceVocabulary(seqio.SentencePieceVocabulary):
+    """seqio's vocabulary, whose model may also be at any address that fsspec knows.
+
+    seqio opens it with TensorFlow's file system, which has a fixed address for gs:// and knows no hf:// or s3://.
+    """
+
+    def _model_context(self) -> Any:
+        if "://" in self._sentencepiece_model_file and not self._model:
+            overrides = self._normalizer_spec_overrides
+            serialized = overrides.SerializeToString(deterministic=True) if overrides else None
+            self._model = _model_at(
+                self._sentencepiece_model_file, self._extra_ids, serialized, self._reverse_extra_ids
+            )
+        return super()._model_context()
+
+
+@functools.cache
+def _model_at(address: str, *choices: Any) -> Any:
+    with tempfile.NamedTemporaryFile(suffix=".model") as file:
+        file.write(_content(address))
+        file.flush()
+        return vocabularies._load_model(file.name, *choices)
+
+
+def of_any_address(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
+    """Returns seqio's vocabulary of an address as ours, which can read it; any other one as it is."""
+    if type(vocabulary) is not seqio.SentencePieceVocabulary or "://" not in vocabulary.sentencepiece_model_file:
+        return vocabulary
+    ours = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
+    ours.__setstate__(vocabulary.__getstate__())
+    return ours
 
 
 def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.Vocabulary:
@@ -49,7 +85,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
     if inside and extra_ids:
         logger.info("%s has %d sentinels of its own; none are added.", path_or_byte, inside)
         extra_ids = 0
-    vocabulary = seqio.SentencePieceVocabulary(path_or_byte, extra_ids=extra_ids)
+    vocabulary = SentencePieceVocabulary(path_or_byte, extra_ids=extra_ids)
     _check_layout(vocabulary, path_or_byte)
     return vocabulary
 
@@ -126,6 +162,11 @@ def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:
     return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
 
 
+def has_dummy_space(vocabulary: seqio.Vocabulary, pieces: Sequence[bytes]) -> bool:
+    """Returns whether a vocabulary puts a space before each text, which is not in it; `pieces` are `piece_bytes`."""
+    return b"".join(pieces[number] for number in vocabulary.encode("a"))[:1] == b" "
+
+
 def first_byte(vocabulary: seqio.ByteVocabulary) -> int:
     """Returns the id of byte 0, the first after padding, end of sequence and unknown."""
     return (vocabulary.unk_id or 0) + 1
@@ -176,9 +217,21 @@ def parse_model(data: bytes) -> Any:
 
 def read_model(path: str) -> Any:
     """Returns the parsed SentencePiece model; InputError if it is missing, unreadable or another file."""
+    data = _content(path)
+    try:
+        model = parse_model(data)
+    except Exception:  # noqa: BLE001  protobuf's error is not public
+        model = None
+    if model is None or not len(model.pieces):
+        raise InputError(f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer.")
+    return model
+
+
+def _content(path: str) -> bytes:
+    """Returns a vocabulary's bytes; InputError if it is missing or unreadable."""
     try:
         with fsspec.open(path, "rb") as file:
-            data = file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
+            return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError:
         raise InputError(
             f"The vocabulary {path} does not exist; set DataConfig.vocabulary to a SentencePiece model's path, or"
@@ -188,13 +241,6 @@ def read_model(path: str) -> Any:
         raise InputError(
             f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."
         ) from error
-    try:
-        model = parse_model(data)
-    except Exception:  # noqa: BLE001  protobuf's error is not public
-        model = None
-    if model is None or not len(model.pieces):
-        raise InputError(f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer.")
-    return model
 
 
 def _check_layout(vocabulary: seqio.SentencePieceVocabulary, path: str) -> None:

@@ -9,9 +9,10 @@ import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import InputError
-from limba.data.vocabulary.character_sets import SETS, CharacterSets
+from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import (
     check_vocabulary,
+    has_dummy_space,
     load_vocabulary,
     num_sentinels,
     piece_bytes,
@@ -80,6 +81,38 @@ def test_character_sets_of_tokens(vocabulary, kind):
     weights = np.array([[0] + [1] * (len(ids) - 1)])
     expected = found[0].sum(axis=0) - found[0, 0] - [0, 0, 0, 0, 2]  # without the end of sequence and the sentinel
     assert sets.num_bytes(np.array([ids], np.int32), weights).tolist() == expected.tolist()
+
+
+def test_the_dummy_space_is_no_byte_of_the_text(vocabulary):
+    """Rows of a language model, pairs and packed pairs: the bytes are those of the texts, and of nothing else."""
+    loaded = load_vocabulary(str(vocabulary), 0)
+    pieces = piece_bytes(loaded, 1024)
+    in_bytes = load_vocabulary("byte", 0)
+    assert has_dummy_space(loaded, pieces) and not has_dummy_space(in_bytes, piece_bytes(in_bytes, 384))
+    sets = CharacterSets(pieces, True)
+    texts = ["The sea is wide.", "海", "A second one, and longer.", "x"]
+    num_bytes = sum(len(text.encode()) for text in texts)
+    stream = [number for text in texts for number in (*loaded.encode(text), 1)]
+    stream += [0] * (-len(stream) % 8)
+    rows = np.array(stream, np.int32).reshape(-1, 8)
+    batches = [{"decoder_target_tokens": part, "decoder_loss_weights": part} for part in (rows[:2], rows[2:])]
+    starts = document_starts(batches, 1, False, True)
+
+    def total(batches, starts):
+        names = ("decoder_target_tokens", "decoder_loss_weights")
+        return sum(sets.num_bytes(*(b[n] for n in names), s).sum() for b, s in zip(batches, starts, strict=True))
+
+    assert sum(each.sum() for each in starts) == len(texts) and total(batches, starts) == num_bytes
+    counts = np.concatenate([sets.counts(b["decoder_target_tokens"], s) for b, s in zip(batches, starts, strict=True)])
+    assert counts.sum(axis=-1).min() == 1, "every token's loss goes somewhere"
+    width = max(len(loaded.encode(text)) for text in texts) + 1
+    pairs = np.array([[*loaded.encode(text), 1] + [0] * (width - 1 - len(loaded.encode(text))) for text in texts])
+    pair = {"decoder_target_tokens": pairs, "decoder_loss_weights": (pairs > 0).astype(np.int32)}
+    assert total([pair], document_starts([pair], 1, True, False)) == num_bytes
+    packed = {name: each.reshape(2, -1) for name, each in pair.items()}
+    segments = np.repeat([[1, 2]], width, axis=1) * np.ones([2, 1], np.int32)
+    packed["decoder_segment_ids"] = np.where(packed["decoder_target_tokens"] > 0, segments, 0)
+    assert total([packed], document_starts([packed], 1, True, False)) == num_bytes
 
 
 def test_sentinels_inside_the_model_are_its_own(tmp_path, vocabulary):

@@ -1,0 +1,209 @@
+"""`limba generate`, `infer`, `score`: combinations of flags, long inputs, one writer, and the commands of the docs."""
+
+import argparse
+import itertools
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import limba
+from limba.cli import main
+from limba.cli.use import generate
+from limba.config import InputError
+from limba.inference import files
+from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of an earlier version
+from tests.export.runs import write_run
+from tests.tiny import language_model
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = "Sentence number one is here. And a second one! " * 6  # 288 bytes; the run reads 128 tokens
+COMMAND = re.compile(r"limba (?:generate|infer|score) .*")
+BATCH = "--gin.BATCH_SIZE=8"
+
+
+def given(**values: object) -> argparse.Namespace:
+    """What the parser of the command gives."""
+    flags = [f"--{'num' if name == 'num_samples' else name}={value}" for name, value in values.items()]
+    return generate._parser("generate").parse(["run", *flags])
+
+
+@pytest.fixture
+def language_run(place: Path) -> Path:  # noqa: F811
+    """A language model's run, of random parameters, with its vocabulary beside the T5's."""
+    write_run(place / "lm", language_model(vocab_size=384, num_decoder_layers=1, emb_dim=32, num_heads=2, head_dim=16))
+    return place / "lm"
+
+
+CHOICES = {
+    "temperature": (None, 0, 0.7),
+    "top_k": (None, 0, 5),
+    "top_p": (None, 0.9, 1),
+    "num_beams": (None, 1, 3),
+    "num_samples": (None, 2),
+}
+
+
+@pytest.mark.parametrize("kind", ["run", "lm"])
+def test_every_combination_gives_what_it_says_or_one_sentence(kind: str, place: Path, language_run: Path) -> None:  # noqa: F811
+    trained = limba.load(kind, vocabulary="byte")
+    for values in itertools.product(*CHOICES.values()):
+        flags = {name: value for name, value in zip(CHOICES, values, strict=True) if value is not None}
+        asked = given(**flags)
+        draws = [bool(flags.get("temperature")), bool(flags.get("top_k")), flags.get("top_p") == 0.9]
+        beams, zero = flags.get("num_beams", 1) > 1, flags.get("temperature") == 0
+        is_sampled = not zero and not beams and (kind == "lm" or any(draws) or "top_p" in flags)
+        too_many = flags.get("num_samples", 1) > 1 and not is_sampled and not beams
+        if (beams and any(draws) and not zero) or too_many:
+            with pytest.raises(InputError, match="give one|raise that, or sample"):
+                generate._check_values(asked)
+                generate._generation(asked, trained)
+            continue
+        generate._check_values(asked)
+        config = generate._generation(asked, trained)
+        assert (config.sample, config.num_beams) == (is_sampled, flags.get("num_beams", 1)), flags
+        assert config.num_samples == flags.get("num_samples", 1)
+        if is_sampled:
+            assert config.top_k == (5 if flags.get("top_k") == 5 else None if kind == "run" or "top_k" in flags else 20)
+            assert config.temperature == flags.get("temperature", 0.6 if kind == "lm" else 1.0)
+
+
+COMBINATIONS = [
+    (["--temperature=0"], 1),
+    (["--temperature=0", "--top_k=0", "--top_p=1"], 1),
+    (["--num_beams=2", "--temperature=0", "--num=2"], 2),
+    (["--temperature=0.7", "--top_k=5", "--top_p=0.9", "--num=2"], 2),
+]
+
+
+@pytest.mark.parametrize("kind", ["run", "lm"])
+def test_combinations_generate_in_both_forms(kind: str, place: Path, language_run: Path, capsys) -> None:  # noqa: F811
+    """Prompts and lines give the same texts, for a T5 and a language model."""
+    (place / "one.jsonl").write_text('{"inputs": "A small text"}\n')
+    for number, (flags, count) in enumerate(COMBINATIONS if kind == "run" else COMBINATIONS[::2]):
+        more = [kind, "--vocabulary=byte", "--max_tokens=5", *flags]
+        capsys.readouterr()
+        assert main.main(["generate", *more, "--prompt=A small text"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("== A small text\n") and ("\n2. " in printed) == (count == 2)
+        assert main.main(["infer", *more, "--batch_size=8", "--input=one.jsonl", f"--output={number}.jsonl"]) == 0
+        (row,) = lines(place / f"{number}.jsonl")
+        texts = [each["text"] for each in row.get("samples", [{"text": row["prediction"]}])]
+        shown = "\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)) if count == 2 else texts[0]
+        assert len(texts) == count and printed == f"== A small text\n{shown}\n"
+
+
+def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    texts = ["short", LONG, "", f"First line.\nSecond, {LONG}"]
+    (place / "long.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
+    command = ["generate", "run", "--max_tokens=60", "--batch_size=8", "--input=long.jsonl"]
+    assert main.main([*command, "--output=cut.jsonl"]) == 0
+    said = capsys.readouterr().err
+    num_tokens = [len(text.encode()) + 1 for text in texts]
+    assert f"long.jsonl line 2 has {num_tokens[1]} tokens, and the model reads 128: its rest is not read" in said
+    assert said.count("is not read, nor that") == 1, "one warning"
+    left = num_tokens[1] + num_tokens[3] - 2 * 128
+    assert f"2 inputs were cut to the 128 tokens that the model reads; {left} of their tokens were not read" in said
+    rows = lines(place / "cut.jsonl")
+    assert [row["input_tokens"] for row in rows] == num_tokens
+    assert [row["cut_tokens"] for row in rows] == [0, num_tokens[1] - 128, 0, num_tokens[3] - 128]
+    assert "segments" not in rows[1]
+
+    assert main.main([*command, "--long_inputs=segments", "--output=split.jsonl"]) == 0
+    said = capsys.readouterr().err
+    assert "2 inputs were longer than the 26 tokens that are read at once" in said  # 0.9 of the targets' 30
+    rows = lines(place / "split.jsonl")
+    assert [row["cut_tokens"] for row in rows] == [0] * 4
+    for row, text in zip(rows, texts, strict=True):
+        assert row["inputs"] == text
+        if len(text) > 100:
+            segments = row["segments"]
+            assert row["num_segments"] == len(segments) >= 6
+            assert "".join(each["input"] for each in segments).replace(" ", "") == re.sub(r"\s", "", text)
+            assert all(set(each) == {"input", "prediction", "score"} and each["input"] for each in segments)
+            assert row["score"] == pytest.approx(sum(each["score"] for each in segments))
+            at = 0
+            for each in segments:  # every segment's output stands in the whole, in order
+                at = row["prediction"].index(each["prediction"], at) + len(each["prediction"])
+
+    sentence = error_of(capsys, *command, "--long_inputs=refuse", "--output=refused.jsonl")
+    assert f"line 2 has {num_tokens[1]} tokens, and the model reads 128; split it, or set --long_inputs" in sentence
+    assert not (place / "refused.jsonl").exists(), "refused before anything is written"
+    assert main.main(["generate", "run", f"--prompt={LONG}", "--max_tokens=8"]) == 0
+    assert f"Prompt 1 has {len(LONG) + 1} tokens" in capsys.readouterr().err
+    assert "--long_inputs: invalid choice: 'no'" in error_of(capsys, *command, "--long_inputs=no")
+    assert "another generation" in error_of(capsys, *command, "--long_inputs=segments", "--output=cut.jsonl")
+
+
+def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    (place / "a.txt").write_text("one\ntwo\n")
+    command = ["generate", "run", "--max_tokens=4", "--output=out.jsonl"]
+    assert main.main([*command, "--input=a.txt"]) == 0
+    first = lines(place / "out.jsonl")
+    (place / "moved.txt").write_text("one\ntwo\nthree\n")
+    assert main.main([*command, "--input=moved.txt"]) == 0
+    assert "2 lines are already written" in capsys.readouterr().err
+    assert lines(place / "out.jsonl")[:2] == first and len(lines(place / "out.jsonl")) == 3
+    (place / "other.txt").write_text("one\n2\nthree\n")
+    assert "of another text" in error_of(capsys, *command, "--input=other.txt")
+    with files.alone("out.jsonl"):
+        sentence = error_of(capsys, *command, "--input=moved.txt")
+    assert "Another process writes lines to out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
+    about = json.loads((place / "out.jsonl.about.json").read_text())
+    del about["generation"]["long_inputs"]  # of an earlier version
+    (place / "out.jsonl.about.json").write_text(json.dumps(about))
+    assert main.main([*command, "--input=moved.txt"]) == 0
+
+
+def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    pairs = [{"inputs": "a", "targets": "b"}, {"inputs": LONG, "targets": LONG}]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert main.main(["score", "run", "--batch_size=8", "--input=pairs.jsonl", "--output=scored.jsonl"]) == 0
+    num_tokens, lengths = len(LONG) + 1, limba.load("run").lengths
+    cut = 2 * num_tokens - lengths["inputs"] - lengths["targets"]
+    assert [row["cut_tokens"] for row in lines(place / "scored.jsonl")] == [0, cut]
+    assert f"1 of the pairs were longer than the model's lengths; {cut} of their tokens were not read" in (
+        capsys.readouterr().err
+    )
+
+
+def documented() -> list[str]:
+    """The commands of README, docs, headers of gin files and --help that generate or score text."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "gin").rglob("*.gin")]
+    pages += [ROOT / "limba" / "cli" / "use" / f"{name}.py" for name in ("generate", "score")]
+    found = []
+    for page in pages:
+        for line in re.sub(r" *\\\n#?", " ", page.read_text()).splitlines():
+            plain = re.sub(r"^\s*#\s*|`[^`]*`", "", line).strip()
+            if match := re.match(r"(?:.*: )?(limba (?:generate|infer|score) [^;`]*)", plain):
+                found.append(match[1].split("  #")[0].strip().rstrip("."))
+    return sorted({command for command in found if "theirs" not in command})
+
+
+def test_the_documented_commands_are_found() -> None:
+    assert len(documented()) >= 8 and any("--num_beams" in command for command in documented())
+
+
+def test_each_documented_command_runs(place: Path, language_run: Path) -> None:  # noqa: F811
+    (place / "texts.txt").write_text("A text.\n")
+    for folder in ("gin",):
+        shutil.copytree(ROOT / folder, place / folder)
+    for number, command in enumerate(documented()):
+        is_language = "昔々" in command or "Once upon" in command or "LANGUAGE" in command or "=targets" in command
+        _, name, *words = shlex.split(command)
+        model = "lm" if is_language else "run"
+        words = [
+            model if re.fullmatch(r"[A-Z_]+DIR|FOLDER|runs/mine|user/name|LANGUAGE_MODEL_DIR", w) else w for w in words
+        ]
+        if any(word.startswith("--gin_file") for word in words):  # the sizes of the tiny run in place of base
+            words = [word for word in words if not word.startswith(("--gin_file", "--checkpoint", "--gin.", "--vocab"))]
+            words = ["--gin_file=run/config.gin", BATCH, *words]
+        else:
+            words += ["--vocabulary=byte"] if is_language else []
+        words += ["--max_tokens=4"] if name != "score" else []
+        assert main.main([name, *(word for word in words if word)]) == 0, command
+        for path in [*place.glob("out.*"), *place.glob("scored.*")]:
+            path.rename(place / f"kept-{number}-{path.name}")
