@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from limba.cli.arguments import Parser
-from limba.cli.from_json import read_json
 from limba.cli.gin import GinRun, read_run
 from limba.cli.gin.statements import REQUIRED, read
+from limba.cli.huggingface import command_line
+from limba.cli.huggingface.translation import read_script
+from limba.cli.t5x.read import is_t5x
+from limba.cli.t5x.translate import read_t5x
 from limba.cli.task_modules import ROOT
-from limba.config import InputError
+from limba.config import InputError, kinds
 
 PROFILE_STEPS = 3
 ABOUT = r"""Trains the run that gin files describe, and resumes it from its newest checkpoint.
 
     limba train gin/demo.gin --gin.CORPUS='data/*.txt' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \
       --gin.TRAIN_STEPS=20 --gin.MODEL_DIR=runs/first
-    limba train --json=config.json
+    limba train config.json
+    limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out
+
+The last two are a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
+(docs/coming_from_huggingface.md).
 
 NAME in --gin.NAME=VALUE is one of the names below, or any field of limba/config/ (--gin.config.ModelConfig.emb_dim=64).
 VALUE is a number, True, False, None, a string with or without quotation marks, or a Python tuple or dictionary:
@@ -60,11 +68,19 @@ def _names_in(files: Sequence[str], overrides: Sequence[str], search_paths: Sequ
 
 def search_folders(given: Sequence[str]) -> list[Path]:
     """Returns the folders of --gin_search_paths flags, each a list with commas; InputError for one that is none."""
-    folders = [Path(os.path.expanduser(folder)) for paths in given for folder in paths.split(",") if folder]
+    names = [folder for paths in given for folder in paths.split(",") if folder]
+    for name in names:
+        kinds.check_local(name, "--gin_search_paths")
+    folders = [Path(os.path.expanduser(name)) for name in names]
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"--gin_search_paths names {folder}, which is not a folder; correct it, or leave it out.")
     return folders
+
+
+def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun]:
+    """Returns the function that reads these gin files: T5X's are translated."""
+    return functools.partial(read_t5x if is_t5x(files, folders) else read_run, files)
 
 
 def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) -> GinRun:
@@ -72,7 +88,8 @@ def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) 
 
     Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
     """
-    parser = _parser(command, about)
+    parser, script = _parser(command, about), command_line.parse(argv)
+    argv = argv if script is None else script.rest
     given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
     folders = search_folders(given.gin_search_paths)
     if given.help:
@@ -83,9 +100,13 @@ def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) 
         raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
     if given.json is not None and given.gin_file:
         raise InputError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
-    if given.json is None and not given.gin_file:
+    if given.json is None and script is None and not given.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    run = read_json(given.json, given.gin, folders) if given.json else read_run(given.gin_file, given.gin, folders)
+    if script is not None or given.json is not None:
+        flags = {} if script is None else script.flags
+        run = read_script(given.json or (script and script.json), flags, given.gin, folders)
+    else:
+        run = reader_of(given.gin_file, folders)(given.gin, folders)
     if given.profile is None:
         return run
     # After the text, since the profile belongs to this start, not to the run.

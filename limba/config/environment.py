@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import logging
 import os
 import re
@@ -22,6 +23,7 @@ from typing import NoReturn
 VARIABLES = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
     "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; Limba does no arithmetic in TensorFlow
+    "EPATH_USE_TF": "false",  # buckets are read by fsspec; TensorFlow has an address and credentials of its own
     "GRPC_VERBOSITY": "ERROR",
     "GLOG_minloglevel": "2",
     "TOKENIZERS_PARALLELISM": "false",
@@ -31,6 +33,19 @@ VARIABLES = {
 # Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
 # 4 kB cost a fifth of the step. glibc reads this only when a process starts.
 LARGE_PAGES = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+# What helps where a step exchanges data between GPUs, by jaxlib 0.10's names (an unknown flag of XLA would end the
+# process; a test lets XLA read them). LIMBA_GPU_FLAGS=0 sets none of them. Not measured
+# here on several GPUs. The sources, which also say why others are not in this table: docs/gpus.md.
+GPU_FLAGS_SWITCH = "LIMBA_GPU_FLAGS"
+GPU_XLA_FLAGS = {
+    # Moves exchanges beside computation. NVIDIA's JAX images set it: docs.nvidia.com/jax-toolbox/environment-variables
+    "--xla_gpu_enable_latency_hiding_scheduler": "true",
+}
+GPU_VARIABLES = {
+    # jax's own 0.75 leaves 20 GB of an H100 unused; 0.9 leaves room for NCCL:
+    # docs.nvidia.com/jax-toolbox/performance-profiling/gpu-performance
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9",
+}
 # TensorFlow's notes that no variable silences.
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 
@@ -39,7 +54,20 @@ def set_variables() -> None:
     """Sets VARIABLES where the user has not, and silences Orbax, which logs each of its choices."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
+    if num_gpus() > 1:
+        set_gpu_flags()
     logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+def set_gpu_flags() -> None:
+    """Sets GPU_XLA_FLAGS and GPU_VARIABLES where the user has not, unless LIMBA_GPU_FLAGS is 0."""
+    if os.environ.get(GPU_FLAGS_SWITCH) == "0":
+        return
+    given = os.environ.get("XLA_FLAGS", "")
+    ours = [f"{name}={value}" for name, value in GPU_XLA_FLAGS.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([*given.split(), *ours])
+    for name, value in GPU_VARIABLES.items():
+        os.environ.setdefault(name, value)
 
 
 def set_logging() -> None:
@@ -127,8 +155,9 @@ def end_now(sentence: str, status: int) -> NoReturn:
             sys.stdout.flush()
 
     flushing = threading.Thread(target=flush, daemon=True)  # another thread may hold its lock for ever
-    flushing.start()
-    flushing.join(1.0)
+    with contextlib.suppress(RuntimeError):  # from Python 3.12 on none starts when the program has ended and flushed
+        flushing.start()
+        flushing.join(1.0)
     with contextlib.suppress(OSError):  # the terminal may be gone
         line = " ".join(sentence.split())
         os.write(console() or 2, ("\n" * sys.stderr.isatty() + line + "\n").encode(errors="backslashreplace"))
@@ -140,7 +169,45 @@ _BUFFERED: list[int] = []  # the console, inside `quiet_imports`
 
 
 def _has_accelerator() -> bool:
-    return is_tpu_vm() or bool(glob("/dev/nvidia[0-9]*"))
+    return is_tpu_vm() or num_gpus() > 0
+
+
+def num_gpus() -> int:
+    """Returns how many GPUs this process may use, of NVIDIA or of AMD, without asking their driver."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if (given := os.environ.get(name)) is not None:
+            return len([each for each in given.split(",") if each.strip() not in ("", "-1")])
+    return len(glob("/dev/nvidia[0-9]*")) or num_amd_gpus()
+
+
+def num_amd_gpus() -> int:
+    """Returns how many AMD GPUs the kernel's compute driver lists; its nodes without a gpu_id are CPUs."""
+    if not os.path.exists("/dev/kfd"):
+        return 0
+    number = 0
+    for path in glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"):
+        with contextlib.suppress(OSError, ValueError):
+            number += int(Path(path).read_text()) > 0
+    return number
+
+
+def accelerator_without_packages() -> tuple[str, str] | None:
+    """Returns the accelerator of this machine that jax has no packages for, in words and as the set-up names it.
+
+    None if there is no accelerator, if its packages are installed, or if JAX_PLATFORMS chooses the platform.
+    """
+    if os.environ.get("JAX_PLATFORMS") or not _has_accelerator():
+        return None
+    has_nvidia, of_nvidia = bool(glob("/dev/nvidia[0-9]*")), ["jax_cuda13_plugin", "jax_cuda12_plugin"]
+    kinds = [
+        ("a Cloud TPU", is_tpu_vm(), "tpu", ["libtpu"]),
+        ("an NVIDIA GPU", has_nvidia, "cuda", of_nvidia),
+        ("an AMD GPU", num_amd_gpus() > 0, "rocm", ["jax_rocm7_plugin", "jax_rocm60_plugin"]),
+    ]
+    for words, is_here, name, modules in kinds:
+        if is_here:
+            return None if any(importlib.util.find_spec(module) for module in modules) else (words, name)
+    return None
 
 
 def is_tpu_vm() -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from limba.config import InputError
+from limba.export.to_bucket import upload_made
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.storage.files import resolved
@@ -103,7 +105,10 @@ def export(path: str, out: str, step: int | None, dtype: str) -> str:
     if checkpoint is None:
         raise InputError(f"{path} has no Limba checkpoint; give a run directory.")
     tree = T5xTree(checkpoint)
-    written = t5x.write_legacy(out, checkpoint.step, tree, dtype)
+    if "://" in out:
+        written = upload_made(lambda folder: Path(t5x.write_legacy(folder, checkpoint.step, tree, dtype)), out)
+    else:
+        written = t5x.write_legacy(out, checkpoint.step, tree, dtype)
     state = (
         "with Adafactor state"
         if tree.has_optimizer
@@ -113,8 +118,13 @@ def export(path: str, out: str, step: int | None, dtype: str) -> str:
 
 
 def write_npz(tree: Mapping[str, np.ndarray], file: str) -> None:
-    """Writes all arrays to a .npz file, one in memory at a time (np.savez would hold all of them)."""
+    """Writes all arrays to a .npz file, one in memory at a time (np.savez would hold all of them).
+
+    bfloat16, which .npy cannot name, becomes float32: every value is the same.
+    """
     with zipfile.ZipFile(file, "w") as archive:
         for name in tree:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asarray(tree[name]), allow_pickle=False)
+                array = np.asarray(tree[name])
+                array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+                np.lib.format.write_array(entry, array, allow_pickle=False)

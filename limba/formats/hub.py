@@ -1,4 +1,5 @@
-"""Models of the Hugging Face hub as local folders: `user/name`, or `user/name@revision`.
+"""Models of the Hugging Face hub as local folders: `user/name`, or `user/name@revision`; `t5-small` without an owner;
+and models in buckets.
 
 Only the configuration, the tokenizer and one form of the weights are downloaded, to the hub's cache: a second start
 downloads nothing, and an interrupted download is resumed.
@@ -7,32 +8,40 @@ downloads nothing, and an interrupted download is resumed.
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.formats.huggingface import WEIGHTS
+from limba.storage import folders, hub_names
 
 logger = logging.getLogger(__name__)
 
-_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+_ID = re.compile(r"(?P<name>(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(?P<revision>\w[\w./-]*))?")
+SECONDS = 8.0  # for the hub's first answer
+_BUCKETS = ("gs://", "s3://", "az://")
 _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.json", "tokenizer_config.json")
 
 
 def is_id(text: str) -> bool:
-    """True for a text of the form user/name or user/name@revision."""
-    return _ID.fullmatch(text) is not None
+    """True for user/name, user/name@revision, and a name without an owner that is in the table of `hub_names`.
+
+    >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
+    (True, True, False)
+    """
+    match = _ID.fullmatch(text)
+    return match is not None and (match["owner"] is not None or hub_names.is_known(match["name"], "model"))
 
 
 def download(text: str, weights: bool = True) -> Path:
     """Returns the local folder of a model of the hub, downloaded with the token in HF_TOKEN if there is one.
 
-    Without `weights` only the configuration and the tokenizer are downloaded. If the hub cannot be reached, the cached
-    copy is used. Raises InputError for a name or a revision that the hub does not have, a model that needs a token,
-    a model without supported weights, and a network failure.
+    A name without an owner is the model that the hub redirects it to. Without `weights` only the configuration and the
+    tokenizer are downloaded. If the hub cannot be reached, the cached copy is used. Raises InputError for a name or a
+    revision that the hub does not have, a model that needs a token, a model without supported weights, and a network
+    failure.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -41,12 +50,12 @@ def download(text: str, weights: bool = True) -> Path:
     match = _ID.fullmatch(text)
     if match is None:
         raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
-    name, revision, token = match["name"], match["revision"], os.environ.get("HF_TOKEN") or None
+    name, revision, token = hub_names.full_name(match["name"], "model"), match["revision"], hub_names.token()
     try:
         try:
-            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision)
+            about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
             names = [entry.rfilename for entry in about.siblings or ()]
-            wanted: list[str] = _wanted(text, names) if weights else [*_BESIDE]
+            wanted: list[str] = wanted_files(text, names) if weights else [*_BESIDE]
             folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
@@ -59,13 +68,13 @@ def download(text: str, weights: bool = True) -> Path:
             )
     except errors.GatedRepoError as error:
         raise InputError(
-            f"The hub gives {name} only to those who accept its terms; accept them on its page, and set"
-            " HF_TOKEN to your token."
+            f"The hub gives {name} only to those who accept its terms (asked {hub_names.asked_as()}); accept them on"
+            " its page, and set HF_TOKEN to your token."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{name} is not a local path, and the hub has no model of that name, or it is private; check it, or set"
-            " HF_TOKEN to a token that may read it."
+            f"{name} is not a local path, and the hub has no model of that name, or it is private (asked"
+            f" {hub_names.asked_as()}); check it, or set HF_TOKEN to a token that may read it."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise InputError(
@@ -81,7 +90,22 @@ def download(text: str, weights: bool = True) -> Path:
     return Path(folder)
 
 
-def _wanted(text: str, names: Iterable[str]) -> list[str]:
+def from_bucket(address: str) -> Path | None:
+    """Returns a local copy of a folder for transformers at an address, kept until that changes; None if none is there.
+
+    Raises InputError for a folder whose upload has not ended, and StorageError if the bucket fails.
+    """
+    if not address.startswith(_BUCKETS):
+        return None
+
+    def wanted(names: Sequence[str]) -> Sequence[str]:
+        has_weights = any(form.fullmatch(name) for form in WEIGHTS for name in names)
+        return wanted_files(address, names) if has_weights and "config.json" in names else []
+
+    return folders.download(address, wanted)
+
+
+def wanted_files(text: str, names: Iterable[str]) -> list[str]:
     """Returns which of the files to download: of the weights the first form in WEIGHTS' order."""
     names = set(names)
     for form in WEIGHTS:

@@ -128,11 +128,13 @@ def _unreadable(path: epath.Path, name: str, error: Exception) -> InputError:
 
 
 def key_value_store(path: epath.Path | str) -> dict[str, str]:
-    """Returns tensorstore's address of a directory, local or gs://."""
+    """Returns tensorstore's address of a directory, local or gs://; InputError for another address."""
     text = str(path).rstrip("/") + "/"
     if text.startswith("gs://"):
         bucket, _, inside = text.removeprefix("gs://").partition("/")
         return {"driver": "gcs", "bucket": bucket, "path": inside}
+    if "://" in text:
+        raise InputError(f"{path} holds no arrays that can be read: they are at gs:// or on a disk; copy it there.")
     return {"driver": "file", "path": text}
 
 

@@ -93,16 +93,14 @@ def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str) -> Ma
     return arrays
 
 
-def open_folder(
-    folder: Path, model: ModelConfig, stored: Mapping[str, np.ndarray] | None = None
-) -> Mapping[str, np.ndarray]:
-    """Returns `Source.arrays` of a Hugging Face folder; `stored` as for `T5xView`."""
+def open_folder(folder: Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
+    """Returns `Source.arrays` of a Hugging Face folder."""
     arrays: Any
     if model.is_decoder_only:
         arrays = huggingface.open_folder(folder, model)
         shapes = {name: array.shape for name, array in arrays.items()}
     else:
-        arrays = huggingface.T5xView(folder, model, stored=stored)
+        arrays = huggingface.T5xView(folder, model)
         shapes = {name: arrays.shape(name) for name in arrays}
     check_arrays(shapes, model, str(folder), "its config.json belongs to another model: copy the folder again")
     return arrays
@@ -218,9 +216,12 @@ def is_hub_id(path: str) -> bool:
 
 
 def local_folder(path: str) -> Path:
-    """Returns a Hugging Face folder, downloaded if it is a hub id; InputError if there is none."""
-    folder = hub.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
-    if "://" not in path and huggingface.is_huggingface(folder):
+    """Returns a Hugging Face folder, downloaded if it is a hub id or in a bucket; InputError if there is none."""
+    if "://" in path:
+        folder = hub.from_bucket(path)
+    else:
+        folder = hub.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
+    if folder is not None and huggingface.is_huggingface(folder):
         return folder.resolve()
     what = "is not a model" if resolved(path).exists() else "does not exist"
     raise InputError(

@@ -16,9 +16,9 @@ from etils import epath
 
 from limba.config import InputError, kinds
 from limba.config.errors import reason_of
+from limba.storage import clients
 
-# Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
-os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+clients.settle()
 
 
 def resolved(path: str) -> epath.Path:

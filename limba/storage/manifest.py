@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import google_crc32c
@@ -35,7 +35,7 @@ def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda 
     root = epath.Path(directory)
     names = [name for name in sorted(_names(root)) if name != FILE and wanted(name)]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return dict(zip(names, pool.map(lambda name: _entry(root / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: entry(root / name), names), strict=True))
 
 
 def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None) -> None:
@@ -45,8 +45,13 @@ def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None)
     """
     known = known or {}
     files = {**known, **entries(directory, lambda name: name not in known)}
+    (epath.Path(directory) / FILE).write_text(text(files))
+
+
+def text(files: Mapping[str, Entry]) -> str:
+    """Returns a manifest of these entries, as a file's text."""
     content = {"format": FORMAT, "files": files, "crc32c": _own_checksum(files)}
-    (epath.Path(directory) / FILE).write_text(json.dumps(content, indent=0, sort_keys=True) + "\n")
+    return json.dumps(content, indent=0, sort_keys=True) + "\n"
 
 
 def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, int] = (0, 1)) -> list[str]:
@@ -74,7 +79,7 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
 
     def changed(name: str) -> str | None:
         try:
-            if _entry(root / name)[1] != files[name][1]:
+            if entry(root / name)[1] != files[name][1]:
                 return f"{name} has other bytes than when it was saved"
             return None
         except Exception as error:
@@ -137,7 +142,8 @@ def _size(path: epath.Path) -> int | None:
         return None
 
 
-def _entry(path: epath.Path) -> Entry:
+def entry(path: epath.Path | Path) -> Entry:
+    """Returns (size, checksum) of a file, read now."""
     size, checksum = 0, google_crc32c.Checksum()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

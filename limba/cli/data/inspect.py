@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
 from limba.cli.program import names_said
-from limba.config import InputError, environment
+from limba.config import InputError, environment, kinds
 
 ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well its vocabulary and lengths fit.
 
@@ -40,6 +40,7 @@ def run(argv: Sequence[str]) -> None:
 
         from limba.data.preparation import inspect as inspection
     if arguments.plot:
+        kinds.check_local(arguments.plot, "--plot")
         inspection.check_picture(arguments.plot)
     length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
     found = inspection.inspect_task(task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
 from limba.cli.program import names_said
-from limba.config import InputError, environment
+from limba.config import InputError, environment, kinds
 
 ABOUT = """Writes the documents of a task, as text or ids, in shards of equal size that can be read in any order.
 
@@ -51,10 +52,14 @@ def _import_quietly() -> None:
 def run(argv: Sequence[str]) -> None:
     """Prepares what the flags name and prints how to read it; raises InputError."""
     arguments = _parser().parse(argv)
+    _rename(arguments)
     if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.data.preparation.tfds import prepare_tfds
-        print(prepare_tfds(arguments.tfds, arguments.data_dir or os.environ.get("TFDS_DATA_DIR")))
+        if arguments.scratch:
+            kinds.check_local(arguments.scratch, "--scratch")
+        data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
+        print(prepare_tfds(arguments.tfds, data_dir, arguments.scratch))
         return
     if arguments.tfds:
         if arguments.output or arguments.tokenize or arguments.format != "array_record":
@@ -65,6 +70,8 @@ def run(argv: Sequence[str]) -> None:
             from limba.data.preparation.tfds import describe, folder_of
         data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         arguments.output = folder_of(arguments.tfds, data_dir)
+    if arguments.scratch:
+        kinds.check_local(arguments.scratch, "--scratch")
     if arguments.scratch and os.path.exists(arguments.scratch) and not os.path.isdir(arguments.scratch):
         raise InputError(f"--scratch is {arguments.scratch}, which is not a folder; give a folder on a local disk.")
     if not arguments.output:
@@ -108,6 +115,28 @@ def run(argv: Sequence[str]) -> None:
     print(
         f"{arguments.output}: {what}, in {found.shards} shards; {took}. Read them with "
         + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
+    )
+
+
+def _rename(arguments: Any) -> None:
+    """Replaces a name of TFDS' community builder by what makes the same text today, and says so; or InputError.
+
+    It ran the data set's script from the hub, which the library `datasets` does no longer.
+    """
+    given = arguments.tfds or ""
+    if not given.startswith("huggingface:") or arguments.task or arguments.files:
+        return
+    match = re.fullmatch(r"huggingface:cc100/(?:lang=)?([a-z]+)", given)
+    if match is not None and match[1] == "ja":
+        arguments.task, arguments.tfds = "cc100_ja_causal_lm_stream", "cc100/ja"
+        print(
+            f"{given} would run a script of the hub, which is not possible any more: the same lines are read from the"
+            " hub's range3/cc100-ja and written as cc100/ja, which the task cc100_ja_causal_lm reads."
+        )
+        return
+    raise InputError(
+        f"--tfds={given} would run a script of the hub, which is not possible any more; name a data set of the hub"
+        " with files of its own, as in limba prepare user/name:configuration --tfds=NAME/CONFIG."
     )
 
 

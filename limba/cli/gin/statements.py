@@ -22,7 +22,7 @@ from gin import config_parser
 from limba.cli.arguments import did_you_mean
 from limba.cli.gin import old_names
 from limba.cli.task_modules import ROOT
-from limba.config import InputError
+from limba.config import InputError, kinds
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
 
@@ -125,6 +125,7 @@ def _parsed(text: str, place: str) -> Iterator[Any]:
 
 def _found(name: str, search_paths: Sequence[Path], asked_by: str) -> Path:
     """Returns the first `folder / name` that is a file; the InputError lists the folders searched."""
+    kinds.check_local(name, f"The file that {asked_by} includes")
     places = [Path(name)] if Path(name).is_absolute() else [folder / name for folder in search_paths]
     for path in places:
         if path.is_file():
@@ -162,6 +163,12 @@ def read_text(source: Source, text: str, name: str, include: Any = None) -> None
             is_config = statement.module == "limba.config" and statement.bound_name() == "config"
             if not is_config and not statement.module.startswith("__gin__."):
                 source.modules.append((statement.module, place))
+
+
+def read_with_includes(source: Source, text: str, name: str) -> None:
+    """Adds the statements of a text, and of the files that it includes from the repository or the current directory."""
+    folders = [Path.cwd(), ROOT, ROOT / "gin"]
+    read_text(source, text, name, functools.partial(_read_file, source, search_paths=folders, above=()))
 
 
 def literal(value: str) -> str:
@@ -205,6 +212,7 @@ def read(
     source = Source()
     folders = [*search_paths, Path.cwd(), ROOT, ROOT / "gin"]
     for name in files:
+        kinds.check_local(name, "The gin file")
         _read_file(source, str(Path(os.path.expanduser(name))), folders, "", ())
     for override in overrides:
         read_override(source, override, flag)

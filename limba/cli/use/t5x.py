@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from limba.cli.arguments import Parser
-from limba.config import InputError
+from limba.config import InputError, kinds
 
 INSPECT = """Lists the arrays of a Limba or T5X checkpoint by T5X's names.
 
@@ -20,6 +20,8 @@ USAGE = "usage: python -m convert.t5x inspect|export ...; add --help to either f
 
 def list_arrays(path: str, npz: str | None) -> None:
     """Prints the arrays of a checkpoint, and writes them to a .npz file if one is named; raises InputError."""
+    if npz:
+        kinds.check_local(npz, "--npz")
     from limba.export import t5x
 
     tree, where = t5x.open_tree(path)

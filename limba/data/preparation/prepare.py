@@ -277,7 +277,11 @@ class _Folder:
 
     def shards(self) -> list[str]:
         with self._input_errors():
-            names = [Path(path).name for path in self._system.ls(self._path, detail=False)]
+            self._system.invalidate_cache()
+            try:
+                names = [Path(path).name for path in self._system.ls(self._path, detail=False)]
+            except FileNotFoundError:  # a bucket has no empty folders
+                names = []
         return sorted(name for name in names if name.endswith(tuple(SHARD_WRITERS)))
 
     def settings(self) -> dict[str, Any] | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import IO, Any, cast
 
-import tensorflow as tf
+import fsspec
+import google_crc32c
 
 from limba.config import InputError
 from limba.config.errors import reason_of
+from limba.data.sources import remote
 from limba.data.sources.chunks import ChunkReader
-from limba.data.sources.fingerprints import File
-from limba.data.sources.readers import Unit, in_chunks
+from limba.data.sources.fingerprints import File, version_of
+from limba.data.sources.readers import Unit, in_chunks, joined
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.units import Rewrite, UnitSource
+from limba.data.sources.units import Column, Rewrite, UnitSource
 
 OPTIONAL = ("validation", "test")  # splits that a data set need not have
 RECORDS_AT_ONCE = 1024
@@ -25,21 +29,23 @@ class TfdsSource(UnitSource):
 
     `splits` maps the names used here to TFDS's, slices included: {"train": "train[:98%]", "validation":
     "train[98%:]"}. Without it they are TFDS's train, validation and test, if they exist. Units are
-    its files, or the parts of them in a slice.
+    its files, or the parts of them in a slice. `community` is the folder that the community builder of earlier TFDS
+    versions wrote the same data set to, such as huggingface__cc100/*ja*; it is read if there is no other.
     """
 
     def __init__(
         self,
         name: str,
         splits: Mapping[str, str] | None = None,
-        column: str = "text",
+        column: Column = "text",
         data_dir: str | None = None,
         validation_percent: float = 1.0,
         rewrite: Rewrite | None = None,
+        community: str | None = None,
     ):
-        self.tfds_name, self._data_dir = name, data_dir
+        self.tfds_name, self._data_dir, self._community = name, data_dir, community
         self._slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
-        self._column = column
+        self._names = tuple(column.values()) if isinstance(column, Mapping) else (column,)
         super().__init__(
             f"The data set {name}",
             lambda: self._existing_slices,
@@ -58,23 +64,46 @@ class TfdsSource(UnitSource):
         """TFDS's builder of a prepared data set; InputError if it is unknown, not prepared, or lacks the feature."""
         import tensorflow_datasets as tfds
 
+        unknown: Exception | None = None
         try:
-            builder = tfds.builder(self.tfds_name, data_dir=self._data_dir)
+            builder: Any = tfds.builder(self.tfds_name, data_dir=self._data_dir)
+            is_prepared = bool(builder.info.splits)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
+            builder, is_prepared, unknown = None, False, error  # `error` ends with its clause
+        if not is_prepared and (folder := self._folder_of_community()):
+            builder, is_prepared = tfds.builder_from_directory(folder), True
+        if builder is None:
+            said = reason_of(unknown) if unknown else "it has no code"
             raise InputError(
-                f"{self.name} is not known to TFDS ({reason_of(error)}); check the name and TFDS_DATA_DIR, or prepare"
+                f"{self.name} is not known to TFDS ({said}); check the name and TFDS_DATA_DIR, or prepare"
                 " it there from a task's documents."
-            ) from error
-        if not builder.info.splits:
+            ) from unknown
+        if not is_prepared:
             raise InputError(
                 f"{self.name} is not prepared in {builder.data_dir}; prepare it first, or set TFDS_DATA_DIR to its"
                 " folder."
             )
         features = cast(Mapping[str, Any], builder.info.features)
-        if self._column not in features:
+        if missing := [name for name in self._names if name not in features]:
             names = ", ".join(map(repr, sorted(features)))
-            raise InputError(f"{self.name} has no feature {self._column!r}; it has {names}: name one of these.")
+            raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
         return builder
+
+    def _folder_of_community(self) -> str | None:
+        """Returns the folder with the newest version of `community` below the data directory; None without one.
+
+        Raises InputError for several configurations, of which nobody can know which is meant.
+        """
+        from etils import epath
+
+        data_dir = self._data_dir or os.environ.get("TFDS_DATA_DIR")
+        if self._community is None or not data_dir:
+            return None
+        found = sorted(path.parent for path in epath.Path(data_dir).glob(f"{self._community}/*/dataset_info.json"))
+        if len({path.parent for path in found}) > 1:
+            names = ", ".join(sorted({str(path.parent) for path in found}))
+            raise InputError(f"{self.name} is in several folders, {names}; keep one of them in TFDS_DATA_DIR.")
+        return str(found[-1]) if found else None
 
     @functools.cached_property
     def _existing_slices(self) -> Mapping[str, Sequence[str]]:
@@ -104,7 +133,7 @@ class TfdsSource(UnitSource):
         parts = self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions
         taken = [(part.take if part.take >= 0 else part.examples_in_shard - part.skip) for part in parts]
         return sum(
-            tf.io.gfile.stat(str(part.filename)).length * count // part.examples_in_shard
+            _size(str(part.filename)) * count // part.examples_in_shard
             for part, count in zip(parts, taken, strict=True)
         )
 
@@ -114,8 +143,8 @@ class TfdsSource(UnitSource):
     def _file_texts(self, unit: Unit) -> Iterator[bytes]:
         features = self.builder.info.features
         for record in self._file_records(unit):
-            text = features.deserialize_example_np(record)[self._column]
-            yield text.encode() if isinstance(text, str) else bytes(text)
+            row = features.deserialize_example_np(record)
+            yield joined([row[name] for name in self._names])
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
         assert unit.stop is not None  # as `list_units` makes them
@@ -128,14 +157,41 @@ class TfdsSource(UnitSource):
                 for start in range(unit.start, stop, RECORDS_AT_ONCE):
                     yield from reader.read(list(range(start, min(start + RECORDS_AT_ONCE, stop))))
             else:
-                records = tf.data.TFRecordDataset(unit.path).skip(unit.start).take(stop - unit.start)
-                yield from cast(Iterator[bytes], records.as_numpy_iterator())
-        except (OSError, RuntimeError, tf.errors.OpError) as error:
+                with remote.open_file(unit.path, self._policy) as file:
+                    yield from itertools.islice(_tfrecords(file), unit.start, stop)
+        except (OSError, RuntimeError, ValueError) as error:
             raise InputError(f"{unit.path} cannot be read ({reason_of(error)}); prepare the data set again.") from error
+
+
+def _tfrecords(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields a TFRecord file's records; ValueError for one that is damaged.
+
+    Each is its length (64 bits), a checksum of that, the record, and a checksum of it (TensorFlow,
+    lib/io/record_writer.h). TensorFlow's own reader would read a bucket with TensorFlow's file system.
+    """
+    while head := file.read(12):
+        if len(head) < 12 or _masked(head[:8]) != head[8:]:
+            raise ValueError("a record's length is damaged")
+        length = int.from_bytes(head[:8], "little")
+        record, checksum = file.read(length), file.read(4)
+        if len(record) < length or _masked(record) != checksum:
+            raise ValueError("a record is damaged")
+        yield record
+
+
+def _masked(data: bytes) -> bytes:
+    """Returns TFRecord's masked crc32c: rotated by 15 bits, plus a constant."""
+    value = google_crc32c.value(data)
+    return (((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if "://" not in path else _file(path).size or 0
 
 
 def _file(path: str) -> File:
     if "://" not in path:
         return File(path, None)
-    status: Any = tf.io.gfile.stat(path)
-    return File(path, status.length, f"mtime:{status.mtime_nsec}")
+    system, stripped = fsspec.core.url_to_fs(path)
+    found = remote.ask(system, ReadPolicy(), "info", stripped)
+    return File(path, found["size"], version_of(found))

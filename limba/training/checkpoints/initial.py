@@ -44,9 +44,7 @@ def load_initial(
     may raise an error. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
     checkpoint after step 0 has another optimizer.
     """
-    root = resolved(path)
-    if "://" not in path and not root.exists() and hub.is_id(path):
-        root = epath.Path(hub.download(path))
+    root = _root(path)
     found = t5x.checkpoints_of(root)
     if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
         tree = t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
@@ -58,7 +56,7 @@ def load_initial(
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
-    if "://" not in path and huggingface.is_huggingface(str(root)):
+    if "://" not in str(root) and huggingface.is_huggingface(str(root)):
         stored = huggingface.open_folder(str(root), model)
         return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
     place = limba_checkpoint_at(path)
@@ -73,14 +71,22 @@ def load_initial(
 
 def check_initial(path: str) -> None:
     """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path."""
-    root = resolved(path)
-    if "://" not in path and not root.exists() and hub.is_id(path):
-        root = epath.Path(hub.download(path))
+    root = _root(path)
     found = t5x.checkpoints_of(root)
     if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
         t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
-    elif "://" in path or not huggingface.is_huggingface(str(root)):
+    elif "://" in str(root) or not huggingface.is_huggingface(str(root)):
         limba_checkpoint_at(path)
+
+
+def _root(path: str) -> epath.Path:
+    """Returns the place of a checkpoint; a model of the hub, or in a bucket one for transformers, as a local copy."""
+    root = resolved(path)
+    if "://" not in path:
+        return epath.Path(hub.download(path)) if not root.exists() and hub.is_id(path) else root
+    is_run = limba_checkpoint.is_own(root) or limba_checkpoint.checkpoints_of(root) or t5x.checkpoints_of(root)
+    copy = None if is_run else hub.from_bucket(path)
+    return root if copy is None else epath.Path(copy)
 
 
 def _placed(leaf: jax.ShapeDtypeStruct, array: np.ndarray) -> jax.Array:

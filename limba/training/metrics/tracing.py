@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 from etils import epath
 
-from limba.config import RunConfig
+from limba.config import InputError, RunConfig, StorageError
+from limba.storage import folders
 
 FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
 
@@ -18,14 +21,27 @@ class Trace:
 
     def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
         self._directory = str(epath.Path(config.model_dir) / "profile")
+        # jax writes only to local folders.
+        self._local = tempfile.mkdtemp(prefix="limba-profile-") if self._is_remote else self._directory
         self._num_steps, self._say = config.profile_steps, say
         self._first = start + FIRST_TRACED
         self._is_running = False
 
+    @property
+    def _is_remote(self) -> bool:
+        return "://" in self._directory
+
+    def _upload(self) -> None:
+        for files in sorted(Path(self._local).glob("plugins/profile/*")):
+            try:
+                folders.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+            except (InputError, StorageError) as error:
+                self._say(f"The trace stays in {files}: {error}")
+
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
         if self._num_steps and step == self._first:
-            jax.profiler.start_trace(self._directory)
+            jax.profiler.start_trace(self._local)
             self._is_running = True
 
     def after(self, step: int, state: Any, is_last: bool) -> None:
@@ -34,6 +50,8 @@ class Trace:
             jax.block_until_ready(state)
             jax.profiler.stop_trace()
             self._is_running = False
+            if self._is_remote:
+                self._upload()
             self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
 
     def close(self, step: int, state: Any) -> None:

@@ -1,0 +1,97 @@
+"""metrics.jsonl and TensorBoard's event files in a bucket, where each upload holds only what is new."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from limba.config.errors import reason_of
+from limba.storage.growing import GrowingFile
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 60.0
+LAST_ATTEMPTS = 3  # at the end of a run
+
+
+class Uploads:
+    """Bytes that are collected and appended to a file at gs://…; a bucket in trouble delays them and ends nothing.
+
+    The three methods are what tensorboardX asks of the file behind its writer.
+    """
+
+    def __init__(self, address: str):
+        self._file, self._pending, self._lock = GrowingFile(address), [], threading.Lock()
+        self._sending, self._has_complained = threading.Lock(), False
+
+    def write(self, data: bytes) -> None:
+        """Keeps the bytes for the next `flush`."""
+        with self._lock:
+            self._pending.append(data)
+
+    def flush(self) -> bool:
+        """Appends what is kept; returns whether nothing is left. What cannot be sent now is sent with the next."""
+        with self._sending:
+            with self._lock:
+                taken, self._pending = b"".join(self._pending), []
+            try:
+                self._file.append(taken)
+            except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+                with self._lock:
+                    self._pending.insert(0, taken)
+                if not self._has_complained:
+                    self._has_complained = True
+                    logger.warning(
+                        "%s cannot be written at the moment (%s); it is tried again, and the run goes on.",
+                        self._file.address, reason_of(error),
+                    )  # fmt: skip
+                return False
+            return True
+
+    def close(self) -> None:
+        """Appends what is left; warns if the bucket does not take it."""
+        for _ in range(LAST_ATTEMPTS):
+            if self.flush():
+                return
+        logger.warning("The last lines of %s could not be written.", self._file.address)
+        self._pending = []
+
+
+class LinesInBucket:
+    """Lines of a file at gs://…, appended once a minute by a thread, so that training does not wait for the bucket."""
+
+    def __init__(self, address: str):
+        self._uploads, self._due, self._over = Uploads(address), threading.Event(), False
+        self._thread = threading.Thread(target=self._send, daemon=True, name="metrics")
+        self._thread.start()
+
+    def append(self, line: str) -> None:
+        """Keeps a line, with its end, for the next upload."""
+        self._uploads.write(line.encode())
+
+    def upload(self) -> None:
+        """Has the thread append what is kept now."""
+        self._due.set()
+
+    def _send(self) -> None:
+        while not self._over:
+            self._due.wait(FLUSH_SECONDS)
+            self._due.clear()
+            self._uploads.flush()
+
+    def close(self) -> None:
+        """Uploads what is left."""
+        self._over = True
+        self._due.set()
+        self._thread.join()
+        self._uploads.close()
+
+
+class EventFiles:
+    """Opens TensorBoard's event files in a bucket, as tensorboardX's `register_writer_factory` takes it."""
+
+    def open(self, path: str) -> Uploads:
+        return Uploads(path)
+
+    def directory_check(self, path: str) -> None:
+        """A bucket has no folders."""

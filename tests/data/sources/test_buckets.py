@@ -1,0 +1,87 @@
+"""Data sets of TFDS and vocabularies in an emulated bucket, without TensorFlow's file system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import seqio
+import tensorflow_datasets as tfds
+
+from limba.config import InputError
+from limba.data.preparation.tfds import prepare_tfds
+from limba.data.sources.tfds import TfdsSource
+from limba.data.vocabulary.load import load_vocabulary, of_any_address
+from limba.data.vocabulary.train import train_vocabulary
+from limba.storage import folders
+from tests.bucket_server import BucketServer, emulated
+
+TEXTS = [f"Textul {number} este scurt, dar este al nostru." for number in range(50)]
+
+
+class BucketText(tfds.core.GeneratorBasedBuilder):
+    """A data set with code of its own, as those of TFDS' catalogue."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+
+    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator:
+        yield from enumerate({"text": text} for text in TEXTS)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
+    monkeypatch.setattr(folders, "CACHE", str(tmp_path / "cache"))
+    with emulated(monkeypatch) as found:
+        yield found
+
+
+def texts(name: str) -> list[str]:
+    source = TfdsSource(name, {"train": "train"}, data_dir="gs://bucket/tfds")
+    assert source.num_bytes("train") > 1000
+    return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1).as_numpy_iterator())
+
+
+@pytest.mark.filterwarnings("ignore")  # TFDS's own
+def test_a_data_set_with_code_is_made_locally_and_uploaded(server: BucketServer, tmp_path: Path) -> None:
+    sentence = prepare_tfds("bucket_text", "gs://bucket/tfds", str(tmp_path / "scratch"))
+    assert sentence.startswith("gs://bucket/tfds/bucket_text/1.0.0: examples train 50.")
+    assert [name for name in server.names() if name.endswith("array_record-00000-of-00001")]
+    assert texts("bucket_text") == sorted(TEXTS)
+    before = server.requests["POST upload"]
+    assert prepare_tfds("bucket_text", "gs://bucket/tfds").startswith("gs://bucket/tfds/")  # it is there
+    assert server.requests["POST upload"] == before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tfrecords_are_read_and_a_changed_byte_is_noticed(server: BucketServer, tmp_path: Path) -> None:
+    builder = BucketText(data_dir=str(tmp_path), file_format="tfrecord")
+    builder.download_and_prepare()
+    folders.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
+    assert texts("bucket_text") == sorted(TEXTS)
+    (name,) = (name for name in server.names() if "tfrecord" in name)
+    data = bytearray(server.data(name))
+    data[200] ^= 1
+    server.put("bucket", name, bytes(data))
+    with pytest.raises(Exception, match=r"gs://bucket/.*cannot be read \(a record.* is damaged\)"):
+        texts("bucket_text")
+
+
+def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path: Path) -> None:
+    path = tmp_path / "v.model"
+    train_vocabulary(TEXTS, 320, str(path))
+    server.put("bucket", "v.model", path.read_bytes())
+    local, loaded = load_vocabulary(str(path)), load_vocabulary("gs://bucket/v.model")
+    of_task = of_any_address(seqio.SentencePieceVocabulary("gs://bucket/v.model", extra_ids=100))
+    assert of_task == loaded and of_any_address(local) is local
+    for each in (loaded, of_task):
+        assert each.encode(TEXTS[0]) == local.encode(TEXTS[0]) and each.vocab_size == local.vocab_size
+        assert each.encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
+    with pytest.raises(InputError, match="gs://bucket/none.model does not exist"):
+        load_vocabulary("gs://bucket/none.model")
