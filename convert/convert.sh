@@ -3,10 +3,24 @@
 #
 #   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=latest|all|N,M] [--formats=pytorch,flax]
 #        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte|none] [--no-check] [--push=user/name [--dry-run]]
+#
+# Without arguments it converts the newest run below runs/.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
+if [ $# = 0 ]; then
+  newest=
+  for step in "$root"/runs/*/checkpoints/*/; do
+    if [ -d "$step" ] && { [ -z "$newest" ] || [ "$step" -nt "$newest" ]; }; then newest=$step; fi
+  done
+  if [ -z "$newest" ]; then
+    echo "convert/convert.sh: there is no run below $root/runs; name one: bash convert/convert.sh MODEL_DIR" >&2
+    exit 2
+  fi
+  set -- "$(dirname "$(dirname "$newest")")"
+  echo "convert/convert.sh: no run is named; converting the newest, $1"
+fi
 bash "$root/launch/setup.sh"
 exec "$root/.venv/bin/python" -m limba convert export "$@"

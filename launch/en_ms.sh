@@ -7,4 +7,4 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export MODEL_DIR=${MODEL_DIR:-$here/../runs/en_ms}
-exec bash "$here/pretrain.sh" gin/en_ms_translation.gin "$@"
+LIMBA_SCRIPT="${BASH_SOURCE[0]}" exec bash "$here/pretrain.sh" gin/en_ms_translation.gin "$@"

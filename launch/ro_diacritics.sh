@@ -7,4 +7,4 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export MODEL_DIR=${MODEL_DIR:-$here/../runs/ro_diacritics}
-exec bash "$here/pretrain.sh" gin/ro_diacritics.gin "$@"
+LIMBA_SCRIPT="${BASH_SOURCE[0]}" exec bash "$here/pretrain.sh" gin/ro_diacritics.gin "$@"

@@ -3,8 +3,7 @@
 #
 #   MODEL_DIR=gs://BUCKET/ro_t5x_large VOCABULARY=PATH bash launch/ro_large.sh [NAME=VALUE ...] [--gin.NAME=VALUE ...]
 #
-# The defaults are the published paths, in the authors' own bucket. launch/pretrain.sh --help lists the names.
+# Both are yours: the published run's are in the authors' own bucket. launch/pretrain.sh --help lists the other names.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-export MODEL_DIR=${MODEL_DIR:-gs://myv4-bucket/ro_t5x_large}
-exec bash "$here/pretrain.sh" gin/ro_t5x_large.gin "$@"
+LIMBA_SCRIPT="${BASH_SOURCE[0]}" LIMBA_REQUIRED="MODEL_DIR VOCABULARY" exec bash "$here/pretrain.sh" gin/ro_t5x_large.gin "$@"

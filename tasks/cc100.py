@@ -27,7 +27,8 @@ def line(text: bytes) -> list[bytes]:
 
 
 SOURCES = {
-    "cc100_ja_causal_lm": TfdsSource("cc100/ja", SLICES, rewrite=line),
+    # Or where TFDS 4.8 wrote `huggingface:cc100/lang=ja`.
+    "cc100_ja_causal_lm": TfdsSource("cc100/ja", SLICES, rewrite=line, community="huggingface__cc100/*ja*"),
     "cc100_ja_causal_lm_stream": HubSource("range3/cc100-ja", splits=("train",), rewrite=line),
 }
 

@@ -228,12 +228,15 @@ class ModelHubHandler(Handler):
         if name.startswith("gated"):
             return self.reply(403, b"", {"X-Error-Code": "GatedRepo"})
         revision = rest[1] if len(rest) > 1 else "main"
+        revision = self.server.branches.get(f"{user}/{name}/{revision}", revision)
         place = next((entry for entry in repository.iterdir() if revision in (entry.name, _sha(entry.name))), None)
         if place is None:
             return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         sha = _sha(place.name)
         if rest[:1] == ["resolve"]:
-            file = place / rest[2]
+            file = place / "/".join(rest[2:])
+            if not file.is_file():
+                return self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
             self.path = f"/hub/{file.relative_to(self.server.folder)}"
             self.about = {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": sha}
             super()._answer(with_body)
@@ -243,6 +246,25 @@ class ModelHubHandler(Handler):
         siblings = [{"rfilename": file["path"]} for file in files]
         about = {"id": f"{user}/{name}", "sha": sha, "siblings": siblings, "private": False, "tags": []}
         return self._say(files if rest[:1] == ["tree"] else {**about, "downloads": 0, "likes": 0}, with_body)
+
+
+class DataHubHandler(ModelHubHandler):
+    """As ModelHubHandler, for data sets."""
+
+    def do_POST(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if "/paths-info/" not in path:
+            return super().do_POST()
+        sent = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
+        folder, _, revision = path.removeprefix("/api/datasets/").partition("/paths-info/")
+        places = [p for p in (self.server.folder / folder).iterdir() if revision in (p.name, _sha(p.name))]
+        found = [place / name for place in places for name in sent.get("paths", ()) if (place / name).is_file()]
+        about = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": _oid(f)} for f in found]
+        return self._say(about)
+
+    def _answer(self, with_body: bool) -> None:
+        self.path = self.path.replace("/api/datasets/", "/api/models/", 1).removeprefix("/datasets")
+        super()._answer(with_body)
 
 
 def _sha(revision: str) -> str:
@@ -265,6 +287,7 @@ class FileServer(ThreadingHTTPServer):
         self.folder, self.ranges = folder, ranges
         self.bytes_sent: Counter[tuple[str, str]] = Counter()  # by client and path, bodies only
         self.requests: Counter[tuple[str, str]] = Counter()  # by method and path
+        self.branches: dict[str, str] = {}  # of a hub: user/name/branch -> the folder that it is now
         self.over, self.writing = threading.Event(), threading.Lock()
         self.generations: Counter[str] = Counter()  # of a store's objects
         self._faults: dict[tuple[str, str], list[Fault | None]] = {}

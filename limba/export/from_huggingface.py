@@ -17,7 +17,6 @@ from jax.sharding import AxisType
 from orbax.checkpoint import future, type_handlers
 
 from limba.config import DataConfig, InputError, ModelConfig, OptimizerConfig, plain
-from limba.export.pytorch_bin import BinFolder
 from limba.formats import huggingface
 from limba.inference.source import VOCABULARIES, local_folder, open_folder
 from limba.model import Network
@@ -52,7 +51,7 @@ def import_folder(source: str | Path, out: Path) -> str:
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = local_folder(str(source))
     model = huggingface.model_config(folder)
-    arrays = _arrays(folder, model)
+    arrays = open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
         return _import(folder, arrays, model, out)
 
@@ -75,12 +74,6 @@ def _import(folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, 
         out.rmdir()
     writing.rename(out)
     return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."
-
-
-def _arrays(folder: Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
-    """Returns the folder's arrays by T5X's names; of a pickle only tensors are accepted."""
-    is_pickle = huggingface.weights_form(folder) == "bin" and not model.is_decoder_only
-    return open_folder(folder, model, BinFolder(folder) if is_pickle else None)
 
 
 @dataclass(frozen=True)

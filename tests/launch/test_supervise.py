@@ -164,7 +164,13 @@ def test_the_scripts_that_train_start_again(script: str, tmp_path: Path) -> None
     python.chmod(0o755)
     (tmp_path / "plan").write_text("SIGSEGV 75 0")
     name, *arguments = script.split()
-    variables = {**os.environ, "RETRY_SECONDS": "0", "ACCELERATOR": "cpu", "MODEL_DIR": str(tmp_path / "run")}
+    variables = {
+        **os.environ,
+        "RETRY_SECONDS": "0",
+        "ACCELERATOR": "cpu",
+        "MODEL_DIR": str(tmp_path / "run"),
+        "VOCABULARY": "v.model",
+    }
     done = subprocess.run(
         ["bash", str(tmp_path / "launch" / name), *arguments], cwd=tmp_path, env=variables, capture_output=True,
         text=True, timeout=60, check=False,

@@ -6,20 +6,29 @@ from collections.abc import Sequence
 
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
-from limba.config import RestartError, environment
+from limba.config import RestartError, StorageError, environment
 from limba.sharding import preemption
 
 
 def run(argv: Sequence[str]) -> None:
-    """Trains the run that the flags describe; raises the errors of `limba.cli.program.CODES`."""
+    """Trains the run that the flags describe, or only evaluates it; raises the errors of `limba.cli.program.CODES`."""
     with preemption.listening():
         with environment.quiet_imports():
             given = parse_args(argv)
+            if given.evaluation:
+                from limba.cli.use import evaluate
+
+                evaluate.run(given.evaluation)
+                return
             from limba.run import train  # imports JAX and TensorFlow
-        from limba.sharding import liveness, multihost
+        from limba.sharding import joining, liveness
 
         with liveness.ending_together(), names_said(given.names):
-            multihost.join_hosts(given.config)
+            joining.join_hosts(given.config)
             result = train(given.config, given.text)
+            if not result["interrupted"]:
+                joining.say_ended()
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
+    if result["failed_exports"]:
+        raise StorageError(" ".join(result["failed_exports"]))

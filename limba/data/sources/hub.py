@@ -6,10 +6,83 @@ import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from limba.config import InputError
+from limba.config import ConfigError, InputError
 from limba.config.errors import reason_of
+from limba.data.sources.files import DataFiles, patterns_of
+from limba.data.sources.readers import file_format
 from limba.data.sources.units import Column, Rewrite, UnitSource
+from limba.storage import hub_names
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
+_PART = r"[A-Za-z0-9][\w.-]*"
+_NAME = re.compile(
+    rf"(?P<path>({_PART}/)?{_PART})(:(?P<configuration>[^@#:]+))?(@(?P<revision>[^#@]+))?(#(?P<split>[^#]+))?"
+)
+
+
+class HubName(NamedTuple):
+    """A data set's name in a run's configuration: user/name:configuration@revision#split; the last three may lack."""
+
+    path: str
+    configuration: str | None = None
+    revision: str | None = None
+    split: str | None = None
+
+
+def hub_name(text: str) -> HubName | None:
+    """Returns the parts of a data set's name; None for the path, pattern or address of files.
+
+    A local file or folder has priority, and the suffix of a file makes a path.
+
+    >>> hub_name("wikimedia/wikipedia:20231101.ro@main#train")
+    HubName(path='wikimedia/wikipedia', configuration='20231101.ro', revision='main', split='train')
+    >>> hub_name("corpus/ro.jsonl"), hub_name("corpus/*.txt"), hub_name("hf://datasets/user/name/a.parquet")
+    (None, None, None)
+    """
+    match = _NAME.fullmatch(text)
+    if match is None or os.path.exists(match["path"]) or os.path.exists(text):
+        return None
+    if "/" not in match["path"] and not hub_names.is_known(match["path"], "dataset"):
+        return None  # a word may be a mistyped path
+    try:
+        file_format(match["path"])
+    except InputError:  # no suffix of a file
+        return HubName(**match.groupdict())
+    return None
+
+
+def hub_corpus(data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0) -> HubSource | None:
+    """Returns the source of a hub data set that is named in the place of files; None if files are named.
+
+    Raises ConfigError for several data sets, and for a data set beside files.
+    """
+    named = {split: [hub_name(text) for text in texts] for split, texts in patterns_of(data_files).items()}
+    found = [name for names in named.values() for name in names]
+    if not any(found):
+        return None
+    if None in found or any(len(names) > 1 for names in named.values()) or len({(*f[:3],) for f in found if f}) > 1:
+        raise ConfigError(
+            "DataConfig.data_files",
+            f"is {data_files!r}, and a data set of the hub must be the only corpus; name one, with its splits as"
+            " {'train': 'user/name#train', 'validation': 'user/name#test'}, or register a mixture of tasks.",
+        )
+    name = next(filter(None, found))
+    splits = {split: each.split or split for split, (each,) in named.items() if each is not None}
+    for given in splits.values():
+        if not re.fullmatch(r"[\w.-]+", given):
+            raise ConfigError(
+                "DataConfig.data_files",
+                f"names the split {given!r}; give a split's whole name, such as {name.path}#train: slices are"
+                " of TensorFlow Datasets.",
+            )
+    return HubSource(
+        name.path, name.configuration, name.revision, column, tuple(dict.fromkeys((*splits, "validation"))),
+        validation_percent, splits.get("validation", "validation"), train_split=splits.get("train", "train"),
+        is_named=True,
+    )  # fmt: skip
 
 
 class HubSource(UnitSource):
@@ -29,10 +102,27 @@ class HubSource(UnitSource):
         validation_percent: float = 1.0,
         validation_split: str = "validation",  # the data set's name for the split
         rewrite: Rewrite | None = None,
+        train_split: str = "train",
+        is_named: bool = False,  # by the run's configuration; then splits with other names must exist
     ):
-        self.path, self.config_name, self.revision = path, name, revision
-        self._validation_split = validation_split
+        self._arguments: dict[str, Any] = {
+            "path": path, "name": name, "revision": revision, "column": column, "splits": tuple(splits),
+            "validation_percent": validation_percent, "validation_split": validation_split, "rewrite": rewrite,
+            "train_split": train_split, "is_named": is_named,
+        }  # fmt: skip
+        self.path, self.config_name, self.revision, self.is_named = path, name, revision, is_named
+        self._own_names = {"train": train_split, "validation": validation_split}
         super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent, rewrite)
+
+    @property
+    def hub_name(self) -> HubName:
+        """The data set's name on the hub, without splits."""
+        return HubName(self.path, self.config_name, self.revision)
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the revision is a commit: a branch moves, and saved data positions would be wrong then."""
+        return COMMIT.fullmatch(self.revision or "") is not None
 
     @property
     def resolved_revision(self) -> str | None:
@@ -43,35 +133,66 @@ class HubSource(UnitSource):
 
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at this commit."""
-        source = HubSource(
-            self.path,
-            self.config_name,
-            revision,
-            self.column,
-            tuple(self.splits),
-            self._validation_percent,
-            self._validation_split,
-            self._rewrite,
-        )
+        source = HubSource(**{**self._arguments, "revision": revision})
         source.read_by(self._policy)
         return source
 
     def _hub_files(self) -> Mapping[str, Sequence[str]]:
         import datasets
 
+        path = self.path
+        if not os.path.exists(self.path):
+            path = hub_names.full_name(self.path, "dataset")
+            self._ask_hub(path)
         try:
             builder = datasets.load_dataset_builder(
-                self.path, self.config_name, revision=self.revision, token=os.environ.get("HF_TOKEN") or None
+                path, self.config_name, revision=self.revision, token=hub_names.token()
             )
         except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are among these
-            raise InputError(
-                f"{self.name} cannot be opened ({reason_of(error)}); check the name, the network, and HF_TOKEN if it is"
-                " private."
-            ) from error
+            raise self._not_opened(reason_of(error)) from error
         files = builder.config.data_files
         if not files:
             raise InputError(f"{self.name} has no data files of its own; set DataConfig.data_files to its files.")
-        found = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
-        if self._validation_split in found:
-            found["validation"] = found.pop(self._validation_split)
+        there = {str(split): [str(address) for address in addresses] for split, addresses in files.items()}
+        found = dict(there)
+        for own, theirs in self._own_names.items():
+            if theirs in there:
+                found[own] = there[theirs]
+            elif theirs != own and self.is_named:
+                raise InputError(f"{self.name} has no split {theirs!r}; it has {', '.join(there)}: name one of these.")
+        if found.get("validation") == found.get("train"):
+            found.pop("validation", None)  # a part of it is used for validation
         return found
+
+    def _ask_hub(self, path: str) -> None:
+        """Raises InputError if the hub does not have the data set, or does not answer within some seconds."""
+        import huggingface_hub
+        from huggingface_hub import errors
+
+        hub = huggingface_hub.HfApi(token=hub_names.token())
+        for attempt in (1, 2):
+            try:
+                hub.dataset_info(path, revision=self.revision, timeout=ANSWER_SECONDS)
+                return
+            except errors.GatedRepoError as error:
+                raise self._not_opened(
+                    "the hub gives it only to those who accept its terms", "accept them on its page, and set HF_TOKEN"
+                ) from error
+            except errors.RevisionNotFoundError as error:
+                raise self._not_opened(f"it has no revision {self.revision}", "give a branch or commit") from error
+            except errors.RepositoryNotFoundError as error:
+                raise self._not_opened(
+                    f"there is no local file {self.path}, and the hub has no data set of that name, or it is private",
+                    "check the name, or set HF_TOKEN to a token that may read it",
+                ) from error
+            except errors.HFValidationError as error:
+                raise self._not_opened(reason_of(error)) from error
+            except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
+                if attempt == 2:
+                    raise self._not_opened(f"the hub cannot be reached: {reason_of(error)}") from error
+
+    def _not_opened(
+        self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"
+    ) -> InputError:
+        asked = "" if os.path.exists(self.path) else f"; asked {hub_names.asked_as()}"
+        return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.")

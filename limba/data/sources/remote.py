@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ SMALLEST_BLOCK = 1 << 10  # after the end of a unit, where only the rest of a li
 LISTING_TIMEOUTS = 5  # a listing is many requests, and no library can time them one by one
 REPEATED_STATUSES = (408, 425, 429)  # of those below 500
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, ValueError, TypeError, LookupError, ImportError)
+FIRST_ATTEMPTS = 3  # to find a host whose name is not known, before anything was read: 3 seconds
 PERMANENT_KINDS = ("OfflineModeIsEnabled", "DefaultCredentialsError")  # of the hub and of Google, by name: not imported
 
 T = TypeVar("T")
@@ -62,9 +64,9 @@ class ReadPolicy:
 class ReadError(OSError):
     """A request failed: the reason, whether it may succeed later, and whether the file does not exist."""
 
-    def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False):
+    def __init__(self, reason: str, *, is_temporary: bool, missing: bool = False, is_unreachable: bool = False):
         super().__init__(reason)
-        self.is_temporary, self.missing = is_temporary, missing
+        self.is_temporary, self.missing, self.is_unreachable = is_temporary, missing, is_unreachable
 
 
 def _protocols(system: Any) -> tuple[str, ...]:
@@ -77,10 +79,12 @@ def ask(system: Any, policy: ReadPolicy, method: str, *arguments: Any, **options
     Raises ReadError when the attempts are used up, or at once for a permanent failure (404, 403).
     """
     seconds = policy.timeout_seconds * (LISTING_TIMEOUTS if method in ("glob", "ls") else 1)
+    # Nothing has been read yet: a host that does not exist is a mistake rather than trouble of the network.
+    patience = FIRST_ATTEMPTS
     if isinstance(system, AsyncFileSystem):
-        return _persist(policy, seconds, lambda: _await(system, seconds, f"_{method}", arguments, options))
+        return _persist(policy, seconds, lambda: _await(system, seconds, f"_{method}", arguments, options), patience)
     function = functools.partial(getattr(system, method), *arguments, **options)
-    return _persist(policy, seconds, lambda: _within(seconds, function))
+    return _persist(policy, seconds, lambda: _within(seconds, function), patience)
 
 
 def fetch(system: Any, path: str, start: int, stop: int, policy: ReadPolicy) -> bytes:
@@ -147,7 +151,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     return results[0]
 
 
-def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
+def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T], attempts_to_connect: int | None = None) -> T:
     def attempt() -> T:
         try:
             return once()
@@ -161,10 +165,15 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
             "Attempt %d of %d: %s", state.attempt_number, policy.attempts, state.outcome and state.outcome.exception()
         )
 
+    def most(state: tenacity.RetryCallState) -> int:
+        error = state.outcome and state.outcome.exception()
+        is_unreachable = isinstance(error, ReadError) and error.is_unreachable
+        return (attempts_to_connect or policy.attempts) if is_unreachable else policy.attempts
+
     first = policy.timeout_seconds / 60
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: isinstance(error, ReadError) and error.is_temporary),
-        stop=tenacity.stop_after_attempt(policy.attempts),
+        stop=lambda state: state.attempt_number >= min(policy.attempts, most(state)),
         wait=tenacity.wait_exponential_jitter(multiplier=first, max=policy.timeout_seconds / 2, jitter=first),
         before_sleep=log,
         reraise=True,
@@ -174,7 +183,8 @@ def _persist(policy: ReadPolicy, seconds: float, once: Callable[[], T]) -> T:
     except ReadError as error:
         if not error.is_temporary:
             raise
-        raise ReadError(f"{error}, at the last of {policy.attempts} attempts", is_temporary=True) from error
+        count = retrying.statistics["attempt_number"]
+        raise ReadError(f"{error}, at the last of {count} attempts", is_temporary=True) from error
 
 
 def _as_read_error(error: Exception, seconds: float) -> ReadError:
@@ -197,8 +207,20 @@ def _as_read_error(error: Exception, seconds: float) -> ReadError:
     is_temporary = not refused and not isinstance(cause, PERMANENT_ERRORS)
     missing = isinstance(cause, FileNotFoundError)
     return ReadError(
-        "there is no such file" if missing else reason_of(cause), is_temporary=is_temporary, missing=missing
+        "there is no such file" if missing else reason_of(cause),
+        is_temporary=is_temporary,
+        missing=missing,
+        is_unreachable=_is_nameless(cause),
     )
+
+
+def _is_nameless(error: BaseException | None) -> bool:
+    """Returns whether the host's name is not known, which each library says by an error of its own."""
+    while error is not None:
+        if isinstance(error, socket.gaierror) or str(error).startswith(("[Errno -2]", "[Errno -3]")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class RemoteFile(io.RawIOBase):

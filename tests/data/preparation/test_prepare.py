@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -315,3 +316,28 @@ def test_documents_become_a_tensorflow_data_set(corpus, tmp_path):
         launch_prepare.run([*arguments[:-1], "--tfds=../x", f"--data_dir={tmp_path}"])
     with pytest.raises(InputError, match="not known to TFDS.*check the name and TFDS_DATA_DIR"):
         TfdsSource("cc100/ja", cc100.SLICES, data_dir=str(tmp_path / "none")).check("train")
+
+
+def test_names_of_tfds_community_builder_say_what_differs(tmp_path, capsys):
+    """huggingface:cc100/lang=ja, as TFDS 4.8 had it, is the preparation tested above; any other is one sentence."""
+    given = launch_prepare._parser().parse(["--tfds=huggingface:cc100/lang=ja", f"--data_dir={tmp_path}"])
+    launch_prepare._rename(given)
+    assert (given.task, given.tfds) == ("cc100_ja_causal_lm_stream", "cc100/ja")
+    assert "range3/cc100-ja and written as cc100/ja, which the task cc100_ja_causal_lm reads" in capsys.readouterr().out
+    with pytest.raises(InputError, match="huggingface:oscar/ro would run a script of the hub, .*files of its own"):
+        launch_prepare.run(["--tfds=huggingface:oscar/ro", f"--data_dir={tmp_path}"])
+
+
+def test_without_a_network_a_download_is_refused_at_once(tmp_path, monkeypatch):
+    """TFDS itself tries for minutes."""
+
+    def unreachable(*arguments):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    for name in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    began = time.monotonic()
+    with pytest.raises(InputError, match="lm1b cannot be downloaded: the network does not reach .* on another machine"):
+        prepare_tfds("lm1b", str(tmp_path))
+    assert time.monotonic() - began < 10

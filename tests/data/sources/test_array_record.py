@@ -1,7 +1,9 @@
 """ArrayRecord and TFDS: every record once an epoch in one shard, in an order over all of them; exact positions."""
 
 import itertools
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from array_record.python.array_record_module import ArrayRecordWriter
 
+import tasks.cc100  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError
 from limba.data import streams
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
@@ -124,7 +127,7 @@ def test_records_train_as_a_corpus_and_tokens_are_taken_as_they_are(tmp_path, vo
         ("text", "{}/none*.array_record", "matches no file"),
         ("body", "{}/*.array_record", "is 'body', and .* has 'text'; give one"),
         ("text", "{}/torn.array_record", "cannot be read as ArrayRecord"),
-        ("text", "memory://x/a.array_record", "not on a disk"),
+        ("text", "memory://x/a.array_record", "local files and gs:// only"),
     ],
 )
 def test_bad_records_are_refused(records, tmp_path, column, files, message):
@@ -210,3 +213,17 @@ def test_bad_tfds_choices_are_refused(prepared):
         TfdsSource("documents", {"train": "test"}, data_dir=prepared).check("train")
     with pytest.raises(InputError, match="wiki40b/ro is not prepared in .*; prepare it first"):
         TfdsSource("wiki40b/ro", data_dir=prepared).check("train")
+
+
+def test_a_folder_of_tfds_community_builder_is_read(prepared, tmp_path):
+    """`huggingface:cc100/lang=ja` of TFDS 4.8 was written to huggingface__cc100; no code of TFDS knows it now."""
+    (tmp_path / "huggingface__cc100").mkdir()
+    shutil.copytree(Path(prepared) / "documents", tmp_path / "huggingface__cc100" / "ja-lang=ja")
+    task = seqio.TaskRegistry.get("cc100_ja_causal_lm").source
+    source = TfdsSource("cc100/ja", task._slices, data_dir=str(tmp_path), community=task._community)
+    train = texts(source.documents("train", num_epochs=1))
+    validation_texts = texts(source.documents("validation", num_epochs=1))
+    assert Counter(train) + Counter(validation_texts) == Counter(TEXTS) and validation_texts
+    shutil.copytree(Path(prepared) / "documents", tmp_path / "huggingface__cc100" / "ja-2")
+    with pytest.raises(InputError, match="is in several folders, .*ja-2.*; keep one of them"):
+        TfdsSource("cc100/ja", data_dir=str(tmp_path), community=task._community).check("train")

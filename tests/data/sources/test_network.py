@@ -318,3 +318,11 @@ def test_each_of_four_hosts_reads_a_quarter_of_the_corpus(tmp_path, kind, monkey
                 0 < share < (0.27 if kind != "parquet" else 0.17)
             )  # half of the parquet files is columns that nobody wants
     assert seen == NUM_DOCUMENTS
+
+
+def test_a_host_that_does_not_exist_is_said_in_seconds():
+    """Before anything is read; in the middle of a run the same trouble may pass."""
+    began = time.monotonic()
+    with pytest.raises(InputError, match="cannot be listed .*last of 3 attempts"):
+        FileSource("http://no-such-host.invalid/corpus.jsonl").units("train")
+    assert time.monotonic() - began < 10

@@ -1,0 +1,180 @@
+"""The exports at the end of a run: its last step as a folder for transformers, proved, at each destination.
+
+A process of its own writes and proves the folder, on the CPU: it needs no device, and nothing that goes wrong in it,
+memory included, ends the run. A failed export is repeated, then said; the run's checkpoints are untouched by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from limba.config import ConfigError, InputError, RunConfig
+from limba.config.errors import reason_of
+from limba.data.reader_processes import LARGE_PAGES, NO_DEVICES
+from limba.export.push import HubDestination
+from limba.sharding.agreement import is_first, of_first
+from limba.storage import folders
+from limba.training.checks import check_writable
+
+ATTEMPTS = 3
+PAUSES = (10.0, 60.0)  # seconds between them
+HOURS_WAITED = 12  # by the other processes of the run
+RECORD = "conversion.json"  # of an exported folder
+REPEAT = "the same command tries it again, and trains nothing"
+
+
+class Destination(Protocol):
+    """A place that gets the final model; `name` says it in sentences."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self) -> None:
+        """Raises InputError, before anything is trained, if nothing can be brought there."""
+
+    def deliver(self, folder: Path, step: int) -> str:
+        """Brings the files of a proved local folder there; returns the place. Raises OSError or InputError."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderDestination:
+    """A local folder or an address such as gs://…, which gets the folder step_<N>."""
+
+    name: str
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.name
+
+    def check(self) -> None:
+        if self.is_local:
+            from limba.export.huggingface import check_out
+
+            check_out(Path(self.name))
+        check_writable(self.name, "RunConfig.export_to", self.name)
+
+    def deliver(self, folder: Path, step: int) -> str:
+        if folder.parent == Path(self.name):  # it was written there
+            return str(folder)
+        place = f"{self.name.rstrip('/')}/{folder.name}"
+        # A folder that is there is replaced only by the same run's.
+        folders.upload(folder, place, replace=_source_of(folders.read_file(place, RECORD)) == _source_of(folder))
+        return place
+
+
+def _source_of(folder: Path | bytes | None) -> str | None:
+    """Returns the run that an exported folder was made from, by its record; None if there is no such folder."""
+    try:
+        return json.loads((folder / RECORD).read_bytes() if isinstance(folder, Path) else folder or b"")["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def destinations(config: RunConfig) -> list[Destination]:
+    """Returns the places that the run's final model goes to, in order."""
+    places = (config.export_to,) if isinstance(config.export_to, str) else config.export_to or ()
+    hub = [HubDestination(config.hub_model_id, config.hub_private)] if config.hub_model_id else []
+    return [*(FolderDestination(place) for place in places), *hub]
+
+
+def check(config: RunConfig) -> None:
+    """Raises InputError for a network that transformers lacks, and for a destination that cannot be written."""
+    places = destinations(config)
+    if places:
+        from limba.formats.huggingface_files import config_json
+
+        try:
+            config_json(config.model)
+        except InputError as error:
+            field = "RunConfig.export_to" if config.export_to else "RunConfig.hub_model_id"
+            raise ConfigError(field, f"is set, and the network cannot be exported: {error}") from error
+    for place in places:
+        place.check()
+
+
+def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Returns the result of a run with `exports`, the places that got its model, and `failed_exports`, sentences.
+
+    A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
+    """
+    places = [] if result["interrupted"] else destinations(config)
+    outcome: dict[str, Any] = {"exports": [], "failed_exports": []}
+    if places and is_first():
+        outcome = _delivered(config, result["step"], places, say)
+    if places:
+        outcome = json.loads(of_first(json.dumps(outcome), HOURS_WAITED * 3600))
+    return {**result, **outcome}
+
+
+def _delivered(
+    config: RunConfig, step: int, places: Sequence[Destination], say: Callable[[str], None]
+) -> dict[str, Any]:
+    done, failed = [], []
+    with ExitStack() as stack:
+        say(f"step {step:,}: exporting the model to {', '.join(place.name for place in places)}")
+        out, reason = _staging(config, places, stack), ""
+        folder, reason = _repeated(lambda: written(config, step, out), say)
+        for place in places:
+            found, why = (None, reason) if folder is None else _repeated(_delivery(place, folder, step), say)
+            if found is not None:
+                say(f"step {step:,}: the model is in {found}")
+                done.append(str(found))
+            else:
+                failed.append(
+                    f"The model of step {step:,} is trained and saved in {config.model_dir}, and not exported to"
+                    f" {place.name} ({why.rstrip('.')}): {REPEAT}."
+                )
+                say(failed[-1])
+    return {"exports": done, "failed_exports": failed}
+
+
+def _delivery(place: Destination, folder: Path, step: int) -> Callable[[], str]:
+    return lambda: place.deliver(folder, step)
+
+
+def _staging(config: RunConfig, places: Sequence[Destination], stack: ExitStack) -> Path:
+    """Returns the local folder that the export is written to; a temporary one if no destination or run is local."""
+    local = [place.name for place in places if isinstance(place, FolderDestination) and place.is_local]
+    if local:
+        return Path(local[0])
+    if "://" not in config.model_dir:
+        return Path(config.model_dir) / "huggingface"
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limba_export_")))
+
+
+def _repeated(once: Callable[[], Any], say: Callable[[str], None]) -> tuple[Any, str]:
+    """Returns (what it returns, ""), or (None, the reason) after the last attempt; a wrong input is not repeated."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return once(), ""
+        except InputError as error:
+            return None, str(error)
+        except Exception as error:  # noqa: BLE001  a bucket's client, or the hub's, has errors of its own
+            reason = reason_of(error)
+        if attempt < len(PAUSES):
+            say(f"The export has failed ({reason}); it is tried again in {PAUSES[attempt]:.0f} s.")
+            time.sleep(PAUSES[attempt])
+    return None, reason
+
+
+def written(config: RunConfig, step: int, out: Path) -> Path:
+    """Returns the proved folder of a step, written by a process of its own."""
+    environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
+    asked = {"run": config.model_dir, "out": str(out), "step": step, "modules": list(config.data.task_modules)}
+    command = [sys.executable, "-m", "limba.export.at_end_process", json.dumps(asked)]
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    if ended.returncode == 0:
+        return out / f"step_{step}"
+    last = (ended.stderr.strip().splitlines() or [f"its process ended with status {ended.returncode}"])[-1]
+    raise InputError(last) if ended.returncode == InputError.exit_status else OSError(last)

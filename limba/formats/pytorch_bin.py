@@ -1,0 +1,330 @@
+"""The weights of a pytorch_model.bin, by PyTorch's names, read without torch: a zip or a stream with a pickle.
+
+No pickle is loaded: its instructions are followed here, and only those that make tables of tensors are known. So a file
+of somebody else runs nothing. (torch/serialization.py has both forms: `_save` the zip of version 1.6 and later,
+`_legacy_save` the stream before it.)
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from limba.config import InputError
+from limba.config.errors import reason_of
+from limba.formats.weight_files import files_of_index
+
+MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
+ZIP = b"PK\x03\x04"
+TAR_MARK = (257, b"ustar")  # where a tar file has it; older ones begin with this name:
+TAR_NAMES = (b"sys_info", b"pickle", b"storages", b"tensors")
+BYTES_OF_PICKLE = 1 << 26
+# Classes of storages -> numpy's type; bfloat16 is widened from its bits.
+STORAGES = {
+    "FloatStorage": "f4", "DoubleStorage": "f8", "HalfStorage": "f2", "BFloat16Storage": "u2", "LongStorage": "i8",
+    "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "u1",
+}  # fmt: skip
+TENSOR, PARAMETER, TABLE = (
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "collections OrderedDict",
+)
+_MARK = object()
+_SIMPLE = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT")
+_NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+
+
+class _WrongError(Exception):
+    """What a file holds that is no table of tensors, as a clause."""
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A class or function that a pickle names; it is never imported."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """The numbers of one or several tensors."""
+
+    key: str
+    kind: str  # one of STORAGES
+    length: int
+
+    @property
+    def bytes(self) -> int:
+        return self.length * np.dtype(STORAGES[self.kind]).itemsize
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A view of a storage, counted in numbers."""
+
+    storage: _Storage
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class BinFolder(Mapping[str, np.ndarray]):
+    """The arrays of `pytorch_model.bin`, or of the files that its index names, as float32; each is read on access.
+
+    bfloat16 and float16 are exact in float32. Raises InputError for a file that cannot be read, or that holds anything
+    but tensors.
+    """
+
+    def __init__(self, directory: str | Path):
+        self.path = Path(directory)
+        index = self.path / "pytorch_model.bin.index.json"
+        names = files_of_index(index) if index.exists() else ["pytorch_model.bin"]
+        self._places: dict[str, tuple[_File, _Tensor]] = {}
+        for name in names:
+            file = _File(self.path / name)
+            self._places |= {key: (file, tensor) for key, tensor in file.tensors.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        file, tensor = self._places[name]
+        return file.array(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns an array's shape without reading its values."""
+        return self._places[name][1].shape
+
+
+class _File:
+    """One file, mapped into memory: its tensors, and the place of each storage."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._order = "<"
+        self._places: dict[str, int] = {}  # storage -> its first byte
+        try:
+            with path.open("rb") as file:
+                head = file.read(512)
+                if head[:4] == ZIP:
+                    found = self._read_zip(file)
+                elif _is_tar(head):
+                    raise _WrongError("is a tar file of PyTorch before 0.1.10")
+                else:
+                    found = self._read_stream(file)
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.tensors = self._checked(found)
+        except _WrongError as error:
+            raise InputError(
+                f"{path} {error}; it is not opened: use model.safetensors, or save it again with a newer PyTorch as a"
+                " table of tensors, torch.save(model.state_dict(), …)."
+            ) from error
+        except (OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, TypeError) as error:
+            raise self._damaged(reason_of(error)) from error
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, MemoryError) as error:
+            raise self._damaged(reason_of(error)) from error
+
+    def _damaged(self, reason: str) -> InputError:
+        return InputError(f"{self.path} cannot be read as PyTorch's ({reason}); copy it again.")
+
+    def _read_zip(self, file: BinaryIO) -> object:
+        with zipfile.ZipFile(file) as archive:
+            entries = {entry.filename: entry for entry in archive.infolist()}
+            table = next((name for name in entries if name.endswith("/data.pkl")), None)
+            if table is None:
+                raise _WrongError("holds no data.pkl, so it is no table of tensors")
+            folder = table.removesuffix("data.pkl")
+            if (order := folder + "byteorder") in entries and archive.read(order) == b"big":
+                self._order = ">"
+            if entries[table].file_size > BYTES_OF_PICKLE:
+                raise _WrongError(f"has {entries[table].file_size:,} bytes beside its tensors")
+            found = _followed(io.BytesIO(archive.read(table)), _storage_of)
+            for name, entry in entries.items():
+                if not name.startswith(folder + "data/"):
+                    continue
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise _WrongError("is compressed")
+                file.seek(entry.header_offset + 26)
+                lengths = int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+                self._places[name.removeprefix(folder + "data/")] = entry.header_offset + 30 + lengths
+        return found
+
+    def _read_stream(self, file: BinaryIO) -> object:
+        file.seek(0)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if _first_number(data) != MAGIC:
+                raise ValueError("it begins neither as a zip nor as a stream of tensors")
+            for _ in range(3):  # the magic number, the version, the machine's sizes
+                head = _followed(data, _storage_of)
+                if isinstance(head, dict) and head.get("little_endian") is False:
+                    self._order = ">"
+            storages: dict[str, _Storage] = {}
+
+            def storage_of(asked: object) -> _Storage:
+                found = _storage_of(asked)
+                return storages.setdefault(found.key, found)
+
+            found, keys = _followed(data, storage_of), _followed(data, _storage_of)
+            if not isinstance(keys, list):
+                raise ValueError("it has no list of storages")
+            place = data.tell()
+            for key in keys:
+                if int.from_bytes(data[place : place + 8], "little") != storages[key].length:
+                    raise ValueError(f"storage {key} has another length than its tensors")
+                self._places[key] = place + 8
+                place += 8 + storages[key].bytes
+            return found
+
+    def _checked(self, found: object) -> dict[str, _Tensor]:
+        if not isinstance(found, dict) or not found:
+            raise _WrongError("holds no table of tensors")
+        for name, tensor in found.items():
+            if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
+                raise _WrongError(f"holds {str(name)[:80]!r}, which is no tensor")
+            last = tensor.start + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+            place = self._places[tensor.storage.key]
+            if (math.prod(tensor.shape) and last >= tensor.storage.length) or min(tensor.start, *tensor.strides, 0) < 0:
+                raise ValueError(f"{name} ends beyond its storage")
+            if place + tensor.storage.bytes > len(self._data):
+                raise ValueError(f"{name} ends beyond the file")
+        return found
+
+    def array(self, tensor: _Tensor) -> np.ndarray:
+        storage = tensor.storage
+        dtype = np.dtype(self._order + STORAGES[storage.kind])
+        numbers = np.frombuffer(self._data, dtype, storage.length, self._places[storage.key])[tensor.start :]
+        strides = tuple(dtype.itemsize * step for step in tensor.strides)
+        view = np.lib.stride_tricks.as_strided(numbers, tensor.shape, strides, writeable=False)
+        if storage.kind == "BFloat16Storage":  # the upper half of a float32's bits
+            return (view.astype(np.uint32) << 16).view(np.float32)
+        return view.astype(np.float32)
+
+
+def _is_tar(head: bytes) -> bool:
+    place, mark = TAR_MARK
+    return head[place:].startswith(mark) or head.startswith(TAR_NAMES)
+
+
+def _first_number(data: Any) -> object:
+    """Returns the number that the first pickle holds; None for anything else."""
+    try:
+        return next(argument for code, argument, _ in pickletools.genops(data[:64]) if code.name != "PROTO")
+    except (ValueError, StopIteration):
+        return None
+
+
+def _storage_of(asked: object) -> _Storage:
+    """Returns the storage that a pickle refers to: ("storage", its class, key, device, length, …)."""
+    match asked:
+        case ("storage", _Name(text), str(key), _, int(length), *rest) if not any(rest) and length >= 0:
+            kind = text.rpartition(" ")[2]
+            if text.startswith("torch ") and kind in STORAGES:
+                return _Storage(key, kind, length)
+            raise _WrongError(f"holds numbers as {text.replace(' ', '.')}")
+    raise _WrongError("refers to something that is no storage of numbers")
+
+
+def _made(function: object, arguments: object) -> object:
+    """Returns what a call in a pickle makes: a tensor or an empty table."""
+    match function, arguments:
+        case _Name(text), (_Storage() as storage, int(start), tuple(shape), tuple(strides), *_) if text == TENSOR:
+            if len(shape) == len(strides) and all(isinstance(n, int) and n >= 0 for n in (*shape, *strides)):
+                return _Tensor(storage, start, shape, strides)
+        case _Name(text), (_Tensor() as tensor, *_) if text == PARAMETER:
+            return tensor
+        case _Name(text), () if text == TABLE:
+            return {}
+        case _Name(text), _:
+            raise _WrongError(f"holds more than tensors, a call of {text.replace(' ', '.')}, which could run code")
+    raise _WrongError("holds more than tensors")
+
+
+def _named(text: str) -> _Name:
+    is_known = text in (TENSOR, PARAMETER, TABLE) or (text.startswith("torch ") and text.endswith("Storage"))
+    if not is_known:
+        raise _WrongError(f"holds more than tensors, a call of {text.replace(' ', '.')}, which could run code")
+    return _Name(text)
+
+
+def _followed(file: Any, storage_of: Callable[[object], _Storage]) -> object:
+    """Returns what the pickle makes that a file is at; _WrongError for an instruction that other files have.
+
+    The instructions are those that torch.save writes, of pickle's protocols 2 to 4 (Python's pickletools).
+    """
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+
+    def above_mark() -> list[Any]:
+        at = len(stack) - 1 - stack[::-1].index(_MARK)
+        several = stack[at + 1 :]
+        del stack[at:]
+        return several
+
+    def filled(pairs: list[Any]) -> None:
+        if not isinstance(stack[-1], dict):
+            raise _WrongError("holds more than tensors")
+        stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+
+    for code, argument, _ in pickletools.genops(file):
+        match code.name:
+            case "PROTO" | "FRAME":
+                pass
+            case "MARK":
+                stack.append(_MARK)
+            case name if name in _SIMPLE:
+                stack.append(argument)
+            case name if name in _NEW:
+                stack.append(_NEW[name]())
+            case name if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            case "GLOBAL":
+                stack.append(_named(str(argument)))
+            case "STACK_GLOBAL":
+                module, function = stack[-2:]
+                stack[-2:] = [_named(f"{module} {function}")]
+            case "BINPUT" | "LONG_BINPUT":
+                memo[int(argument or 0)] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[int(argument or 0)])
+            case "TUPLE":
+                stack.append(tuple(above_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(code.name[-1])
+                stack[-count:] = [tuple(stack[-count:])]
+            case "BINPERSID":
+                stack.append(storage_of(stack.pop()))
+            case "REDUCE":
+                stack[-2:] = [_made(*stack[-2:])]
+            case "SETITEM":
+                filled([stack.pop(-2), stack.pop()])
+            case "SETITEMS":
+                filled(above_mark())
+            case "APPEND" | "APPENDS":
+                several = above_mark() if code.name == "APPENDS" else [stack.pop()]
+                if not isinstance(stack[-1], list):
+                    raise _WrongError("holds more than tensors")
+                stack[-1].extend(several)
+            case "BUILD":  # the versions of a model's parts, of which nothing is used
+                state = stack.pop()
+                if not (isinstance(stack[-1], dict) and isinstance(state, dict)):
+                    raise _WrongError("holds more than tensors")
+            case "STOP":
+                return stack.pop()
+            case other:
+                raise _WrongError(f"holds more than tensors, the instruction {other}")
+    raise ValueError("it ends too early")

@@ -1,0 +1,110 @@
+"""The final model of a run at its destinations: written whole and proved, repeated, and never the end of a run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import limba
+import tasks.demo  # noqa: F401  registers the task
+from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
+from limba.export import at_end
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, corpus: Path, vocabulary: Path) -> RunConfig:
+    folder = tmp_path_factory.mktemp("at_end")
+    data = DataConfig(
+        "demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files=str(corpus), task_modules=("tasks.demo",)
+    )
+    return RunConfig(
+        model=tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, mlp_dim=64, num_decoder_layers=2),
+        data=data,
+        model_dir=str(folder / "run"),
+        train_steps=2,
+        mesh=MeshConfig(data=8),
+        checkpoint=CheckpointConfig(every_steps=100),
+        evaluation=EvaluationConfig(every_steps=100, num_batches=1),
+        export_to=str(folder / "out"),
+    )
+
+
+class Remote(at_end.FolderDestination):
+    """An address of fsspec's that no run directory can have."""
+
+    def check(self) -> None:
+        pass
+
+
+class Flaky:
+    """A destination whose first deliveries fail."""
+
+    name = "a flaky place"
+
+    def __init__(self, failures: int):
+        self.failures, self.folders = failures, []
+
+    def check(self) -> None:
+        pass
+
+    def deliver(self, folder: Path, step: int) -> str:
+        self.folders.append(folder)
+        if len(self.folders) <= self.failures:
+            raise OSError("the network is down")
+        return f"flaky/{step}"
+
+
+def test_the_final_model_is_whole_in_every_destination(
+    run: RunConfig, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start trains nothing and finds it done; a failing place is tried again and costs only itself."""
+    result = limba.train(run)
+    assert run.export_to
+    out = run.export_to[0]
+    folder = Path(out) / "step_2"
+    assert (result["exports"], result["failed_exports"]) == ([str(folder)], [])
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {f.name for f in folder.iterdir()}
+    assert json.loads((folder / "conversion.json").read_text())["checked"]
+    texts = ["The parser reads a file and", "Returns a list of"]
+    here, there = (limba.load(path).encode(texts) for path in (run.model_dir, folder))
+    np.testing.assert_allclose(there, here, atol=1e-5)
+
+    capfd.readouterr()
+    places = [at_end.FolderDestination(out), Remote(f"memory://{out}"), Flaky(2), Flaky(9)]
+    monkeypatch.setattr(at_end, "destinations", lambda config: places)
+    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    result = limba.train(run)
+    said = capfd.readouterr().out
+    assert "step 2: done before" in said and said.count("the network is down") == 2 + 2 + 1
+    assert result["step"] == 2 and result["exports"] == [str(folder), f"memory://{out}/step_2", "flaky/2"]
+    assert result["failed_exports"] == [
+        f"The model of step 2 is trained and saved in {run.model_dir}, and not exported to a flaky place"
+        " (the network is down): the same command tries it again, and trains nothing."
+    ]
+    assert len(places[3].folders) == at_end.ATTEMPTS
+
+
+def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    taken = dataclasses.replace(run, model_dir=str(tmp_path.with_name("new")), export_to=str(tmp_path))
+    with pytest.raises(InputError, match=r"holds notes\.txt, which no conversion wrote"):
+        limba.train(taken)
+    odd = dataclasses.replace(taken, model=dataclasses.replace(run.model, mlp_activations=("gelu", "relu")))
+    with pytest.raises(InputError, match=r"RunConfig\.export_to is set, and the network cannot be exported"):
+        at_end.check(odd)
+    with pytest.raises(InputError, match="ftp://"):
+        dataclasses.replace(run, export_to="ftp://host/out")
+
+
+def test_what_cannot_be_written_is_said_and_ends_nothing(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that exports fails: nobody has trained in this directory."""
+    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    lost = dataclasses.replace(run, model_dir=str(tmp_path / "lost"), export_to=str(tmp_path / "out"))
+    result = at_end.deliver_all(lost, {"step": 2, "interrupted": False})
+    assert not result["exports"] and "lost does not exist" in result["failed_exports"][0]
+    assert at_end.deliver_all(lost, {"step": 2, "interrupted": True})["exports"] == []

@@ -1,0 +1,139 @@
+"""pytorch_model.bin without torch: the same numbers as torch's own reader gives, and nothing else than tensors."""
+
+import collections
+import importlib
+import io
+import json
+import os
+import pickle
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from limba.config import InputError
+from limba.formats.pytorch_bin import BinFolder
+
+pytestmark = pytest.mark.fast
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Every dtype; views of one storage with offsets and strides; a scalar, and an empty one."""
+    torch.manual_seed(0)
+    numbers = torch.randn(6, 8)
+    kinds = {"half": torch.float16, "bfloat16": torch.bfloat16, "double": torch.float64, "bool": torch.bool}
+    kinds |= {"long": torch.int64, "int": torch.int32, "short": torch.int16, "char": torch.int8, "byte": torch.uint8}
+    found = {name: (numbers.abs() * 9).to(kind) for name, kind in kinds.items()}
+    found |= {"float": numbers, "rows": numbers[2:4], "transposed": numbers.T, "every_other": numbers[:, 1::2]}
+    found |= {"spread": numbers[0].expand(3, 8), "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
+    return {**found, "parameter": torch.nn.Parameter(numbers[1]), "nan": torch.tensor([float("nan"), float("inf")])}
+
+
+def same(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
+    read = BinFolder(folder)
+    assert list(read) == list(wanted) and len(read) == len(wanted)
+    for name, tensor in wanted.items():
+        expected = tensor.detach().float().numpy()
+        assert read.shape(name) == expected.shape and read[name].dtype == np.float32
+        np.testing.assert_array_equal(read[name], expected)
+
+
+@pytest.mark.parametrize("choices", [{}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}])
+def test_all_tensors_equal_those_that_torch_reads(choices: dict, tmp_path: Path) -> None:
+    torch.save(collections.OrderedDict(weights()), tmp_path / "pytorch_model.bin", **choices)
+    same(tmp_path, weights())
+    if "pickle_protocol" not in choices:  # which torch reads only with more rights
+        same(tmp_path, torch.load(tmp_path / "pytorch_model.bin", weights_only=True))
+
+
+def test_a_module_in_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has an attribute, and two of its weights are one."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4), torch.nn.Linear(4, 6)).bfloat16()
+    model[2].weight = model[0].weight
+    table = model.state_dict()
+    names, places = list(table), {}
+    for number, part in enumerate((names[:3], names[3:]), 1):
+        file = f"pytorch_model-0000{number}-of-00002.bin"
+        kept = table.copy()
+        for name in set(names) - set(part):
+            del kept[name]
+        torch.save(kept, tmp_path / file)
+        places |= dict.fromkeys(part, file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    same(tmp_path, {name: table[name] for name in names})
+
+
+class Harmful:
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_what_is_no_tensor_is_refused_and_runs_nothing(is_zip: bool, tmp_path: Path) -> None:
+    path, tensor = tmp_path / "pytorch_model.bin", torch.zeros(2)
+    for content, sentence in {
+        "code": ({"a": tensor, "b": Harmful(tmp_path / "harm")}, r"a call of (posix|nt)\.mkdir, which could run code"),
+        "number": ({"a": tensor, "step": 7}, "holds 'step', which is no tensor"),
+        "nested": ({"state_dict": {"a": tensor}}, "holds 'state_dict', which is no tensor"),
+        "list": ([tensor], "holds no table of tensors"),
+        "nothing": ({}, "holds no table of tensors"),
+        "sparse": ({"a": torch.eye(2).to_sparse()}, r"a call of torch\._utils\._rebuild_sparse_tensor"),
+        "complex": ({"a": torch.zeros(2, dtype=torch.complex64)}, r"numbers as torch\.ComplexFloatStorage"),
+        "module": (torch.nn.Linear(2, 2), r"a call of torch\.nn\.modules\.linear\.Linear"),
+    }.values():
+        torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+        with pytest.raises(InputError, match=f"{sentence}.*; it is not opened: use model.safetensors"):
+            BinFolder(tmp_path)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_files_of_before_and_damaged_files_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    with tarfile.open(path, "w:") as archive:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(InputError, match=r"is a tar file of PyTorch before 0\.1\.10; .*save it again with a newer"):
+        BinFolder(tmp_path)
+    for is_zip in (True, False):
+        torch.save(weights(), path, _use_new_zipfile_serialization=is_zip)
+        whole = path.read_bytes()
+        for length in (0, 3, 60, len(whole) // 2, len(whole) - 40):
+            path.write_bytes(whole[:length])
+            with pytest.raises(InputError, match=r"pytorch_model\.bin .*(copy it again|it is not opened)"):
+                BinFolder(tmp_path)
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(InputError, match="neither as a zip nor as a stream"):
+        BinFolder(tmp_path)
+    torch.save(weights(), path)
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    (tmp_path / "packed").rename(path)
+    with pytest.raises(InputError, match="is compressed"):
+        BinFolder(tmp_path)
+
+
+def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:
+    """As a changed file could have it: other bytes of the memory would be read."""
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(5, 77)}, path)
+    data = path.read_bytes()
+    assert data.count(b"K\x05K\x4d") == 1
+    path.write_bytes(data.replace(b"K\x05K\x4d", b"K\x06K\x4d"))
+    with pytest.raises(InputError, match=r"ends beyond its storage|Bad CRC"):
+        BinFolder(tmp_path)
+
+
+def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "limba.formats.pytorch_bin")
+    read = importlib.import_module("limba.formats.pytorch_bin").BinFolder(tmp_path)
+    np.testing.assert_array_equal(read["a"], np.ones(3, np.float32))

@@ -1,0 +1,62 @@
+"""Scripts of single runs say what they need and show their own help; convert.sh finds the newest run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.fast
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ("ro_base.sh", "ro_large.sh", "ro_mt5_base.sh", "ro_mt5_large.sh")
+
+
+def started(script: str, *arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
+    kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "VOCABULARY", "CORPUS")}
+    return subprocess.run(
+        ["bash", str(folder / script), *arguments], env={**kept, **variables}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [*PUBLISHED, "en_ms.sh", "ro_diacritics.sh", "pretrain.sh"])
+def test_help_is_the_scripts_own(script: str) -> None:
+    shown = started(f"launch/{script}", "--help")
+    own = [line[2:] for line in (ROOT / "launch" / script).read_text().splitlines() if line.startswith("# ")]
+    assert shown.returncode == 0 and shown.stdout.splitlines()[0] == own[0] and f"bash launch/{script}" in shown.stdout
+
+
+@pytest.mark.parametrize("script", PUBLISHED)
+def test_a_run_is_never_written_to_a_bucket_of_somebody_else(script: str) -> None:
+    text = (ROOT / "launch" / script).read_text()
+    assert "myv4-bucket" not in text
+    names = ["MODEL_DIR"] if "mt5" in script else ["MODEL_DIR", "VOCABULARY"]
+    refused = started(f"launch/{script}")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith(f"launch/{script}: {' and '.join(names)} must be given")
+    assert f"bash launch/{script}" in refused.stderr
+    half = started(f"launch/{script}", "VOCABULARY=v.model", "MODEL_DIR=")
+    assert half.stderr.startswith(f"launch/{script}: MODEL_DIR must be given")
+
+
+def test_convert_without_arguments_takes_the_newest_run(tmp_path: Path) -> None:
+    """With the script's own text, in a folder whose setup does nothing and whose Python shows its arguments."""
+    shutil.copytree(ROOT / "convert", tmp_path / "convert")
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; print(sys.argv[1:])" "$@"\n')
+    python.chmod(0o755)
+    none = started("convert/convert.sh", folder=tmp_path)
+    assert none.returncode == 2 and "there is no run below" in none.stderr and "MODEL_DIR" in none.stderr
+    for number, name in enumerate(("new", "old one"), 1):
+        folder = tmp_path / "runs" / name / "checkpoints" / "5"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1e9 - number, 1e9 - number))
+    done = started("convert/convert.sh", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"converting the newest, {tmp_path}/runs/new\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == str(["-m", "limba", "convert", "export", f"{tmp_path}/runs/new"])

@@ -1,0 +1,155 @@
+"""A data set of the hub as a run's corpus, by its id, read from a server that speaks the hub's protocol."""
+
+import dataclasses
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import seqio
+from huggingface_hub import constants
+
+import tasks.demo
+import tasks.en_ms
+import tasks.ro_diacritics
+import tasks.t5_mlm
+import tasks.text_to_text  # noqa: F401  they register the tasks
+from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
+from limba.data.sources.hub import HubSource
+from limba.data.tasks import hub_datasets, resolve_task, source_of_files
+from limba.run import train
+from limba.training.metrics.logging import read_metrics
+from tests import tiny
+from tests.http_server import DataHubHandler, FileServer, serving
+
+
+def write_set(folder: Path, words: str) -> None:
+    folder.mkdir(parents=True)
+    for split, count in (("train", 300), ("validation", 40), ("test", 20)):
+        rows = ({"text": f"{words} {split} {i}, the parser reads it", "up": f"UP {i}"} for i in range(count))
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """A hub of this machine's with one data set, which the libraries ask instead of their own."""
+    write_set(tmp_path / "hub" / "me" / "set" / "main", "new")
+    write_set(tmp_path / "hub" / "me" / "set" / "v1", "old")
+    for name in ("gated-set", "private-set"):
+        shutil.copytree(tmp_path / "hub" / "me" / "set", tmp_path / "hub" / "me" / name)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serving(tmp_path / "hub", handler=DataHubHandler) as server:
+        endpoint = server.url("").removesuffix("/client/")
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", endpoint)
+        monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("datasets.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
+        fsspec.get_filesystem_class("hf").clear_instance_cache()
+        yield server
+        fsspec.get_filesystem_class("hf").clear_instance_cache()
+
+
+def first_texts(corpus: str | dict[str, str]) -> tuple[str, str]:
+    source = source_of_files(corpus)
+    return next(source.texts("train")), next(source.texts("validation"))
+
+
+def test_configuration_revision_and_split_are_in_the_name(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set's own validation split is used; with one split alone, a part of that."""
+    assert [text[:9] for text in first_texts("me/set")] == ["new train", "new valid"]
+    assert [text[:9] for text in first_texts("me/set:default@v1")] == ["old train", "old valid"]
+    assert [text[:8] for text in first_texts({"train": "me/set#test", "validation": "me/set#train"})] == [
+        "new test",
+        "new trai",
+    ]
+    carved = source_of_files("me/set#validation", validation_percent=20.0)
+    sides = [set(carved.texts(split)) for split in ("train", "validation")]
+    assert all(sides) and not sides[0] & sides[1] and len(sides[0] | sides[1]) == 40
+    monkeypatch.setenv("HF_TOKEN", "good")
+    assert first_texts("me/private-set")[0].startswith("new train")
+
+
+@pytest.mark.parametrize(
+    ("corpus", "sentence"),
+    [
+        ("me/absent", r"no local file me/absent, and the hub has no data set of that name, or it is private"),
+        ("me/private-set", r"or it is private; asked without a token, .*\); check the name, or set HF_TOKEN"),
+        ("me/gated-set", r"only to those who accept its terms; .*\); accept them on its page"),
+        ("me/set@no", r"it has no revision no.*\); give a branch or commit"),
+        ("me/set:other", r"BuilderConfig 'other' not found"),
+        ("me/set#dev", r"has no split 'dev'; it has train, validation, test"),
+        ("me/set#train[:10%]", r"whole name, such as me/set#train: slices are of TensorFlow"),
+        ("me/set, me/other", r"must be the only corpus"),
+        ({"train": "me/set", "validation": "mine.jsonl"}, r"must be the only corpus"),
+    ],
+)
+def test_a_name_that_the_hub_does_not_have_is_one_sentence(
+    corpus: str | dict[str, str], sentence: str, hub: FileServer
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        source_of_files(corpus).units("train")
+
+
+def test_without_a_network_the_answer_comes_in_seconds(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"the hub cannot be reached: .*refused"):
+        source_of_files("me/set").units("train")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("task", "column"),
+    [
+        ("demo_span_corruption", "text"),
+        ("t5_mlm", "text"),
+        ("ro_diacritics", "text"),
+        ("en_ms_translation", {"inputs": "text", "targets": "up"}),
+        ("summarization", {"inputs": "text", "targets": "up"}),
+    ],
+)
+def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dict[str, str], hub: FileServer) -> None:
+    found = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
+    assert isinstance(found, seqio.Task) and isinstance(found.source, HubSource) and hub_datasets(found) == ("me/set",)
+    assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
+
+
+def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_path: Path, vocabulary: Path) -> None:
+    """The data set changes on the hub in between: no row differs from those of a run that never stopped."""
+    data = DataConfig("demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files="me/set@main")
+    run = RunConfig(
+        model=tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, mlp_dim=64, num_decoder_layers=2),
+        data=data,
+        model_dir=str(tmp_path / "whole"),
+        train_steps=6,
+        mesh=MeshConfig(data=8),
+        checkpoint=CheckpointConfig(every_steps=3),
+        evaluation=EvaluationConfig(every_steps=100, num_batches=1),
+        log_every_steps=1,
+    )
+    train(run)
+    parted = dataclasses.replace(run, model_dir=str(tmp_path / "parted"))
+    train(dataclasses.replace(parted, train_steps=3))
+    (pins,) = json.loads((tmp_path / "parted" / "data_revisions.json").read_text()).items()
+    assert pins[0] == "demo_span_corruption from me/set:@main" and re.fullmatch("[0-9a-f]{40}", pins[1])
+
+    repository = tmp_path / "hub" / "me" / "set"
+    (repository / "main").rename(repository / pins[1])  # reached by its commit only
+    write_set(repository / "main.new", "other")
+    hub.branches["me/set/main"] = "main.new"
+    fsspec.get_filesystem_class("hf").clear_instance_cache()
+    assert first_texts("me/set@main")[0].startswith("other")
+    train(parted)
+    losses = [
+        {record["step"]: record["loss"] for record in read_metrics(each.model_dir) if record["kind"] == "train"}
+        for each in (run, parted)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
