@@ -19,6 +19,7 @@ VOCABULARY = seqio.ByteVocabulary(extra_ids=125)  # ByT5's
 TEMPLATES = {
     # name: (prefix, columns, metrics)
     "summarization": ("summarize: ", ("text", "summary"), [text_metrics.rouge]),
+    "translation": ("", ("source", "target"), [text_metrics.bleu, text_metrics.chrf]),
     "classification": ("classify: ", ("text", "label"), [text_metrics.accuracy]),
     "text_to_text": ("", ("inputs", "targets"), [text_metrics.exact_match, text_metrics.word_f1, text_metrics.chrf]),
 }

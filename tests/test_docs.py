@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from limba import config
+from limba.cli.huggingface.keys import KNOWN
 from limba.cli.main import COMMANDS
+from limba.cli.t5x import tables as t5x
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parent.parent
@@ -42,6 +44,7 @@ MACROS = {
     for file in (ROOT / "gin").rglob("*.gin")
     for name in re.findall(r"^([A-Z_]+) =", file.read_text(), re.MULTILINE)
 }
+T5X_MACROS = {name for path in t5x.PATHS for name in (t5x.include_file(path) or ((), {}))[1] if "." not in name}
 BLOCKS = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 
@@ -142,7 +145,7 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
             assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{page}: python -m {module}"
         if COMMAND.search(line):
             for flag in FLAG.findall(line):
-                assert flag in ("gin", "help") or f"--{flag}" in spelt, f"{page}: --{flag} in {line}"
+                assert flag in ("gin", "help", *KNOWN) or f"--{flag}" in spelt, f"{page}: --{flag} in {line}"
 
 
 @pages
@@ -152,4 +155,4 @@ def test_gin_names_exist(page: Path) -> None:
             _, owner, field = name.split(".")
             assert field in {each.name for each in dataclasses.fields(getattr(config, owner))}, f"{page}: {name}"
         else:
-            assert name in MACROS | {"NAME"}, f"{page}: {name}"
+            assert name in MACROS | T5X_MACROS | {"NAME"}, f"{page}: {name}"

@@ -8,7 +8,7 @@ from limba.config import kinds
 from limba.config.errors import above_zero, one_of, positive, require
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 POSITIONS = ("relative", "rotary", "learned", "sinusoidal")
 NORMS = ("rms", "layer")
@@ -31,26 +31,28 @@ class ModelConfig:
     """
 
     vocab_size: int  # rows of the embedding, on TPUs best a multiple of 128
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
+    emb_dim: int  # D: width of the model
+    num_heads: int  # H: attention heads
+    head_dim: int  # C: width of a head
+    mlp_dim: int  # F: width of the MLP
     num_encoder_layers: int  # 0: a decoder-only language model
-    num_decoder_layers: int
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    num_decoder_layers: int  # layers of the decoder, or of a language model
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")  # one function, or two for a gated MLP
     logits_via_embedding: bool = False  # tied head; T5 1.0 scales its input by emb_dim^-1/2
     relative_bias_per_layer: bool = False  # umT5
-    num_relpos_buckets: int = 32
-    relpos_max_distance: int = 128
+    num_relpos_buckets: int = 32  # buckets of T5's relative positions
+    relpos_max_distance: int = 128  # positions further apart share a bucket
     positions: str = "relative"  # T5's bias; decoder-only: rotary, learned or sinusoidal
     rotary_base: float = 10_000.0  # of rotary positions; larger for longer texts
     max_length: int = 2048  # rows of learned positions
     norm: str = "rms"  # or layer, with scale and bias
     biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
     num_kv_heads: int | None = None  # decoder-only: heads of keys and values, each for several queries; None: num_heads
-    layer_norm_epsilon: float = 1e-6
-    dropout_rate: float = 0.0
-    dtype: str = "bfloat16"  # of activations; parameters, softmax, logits and loss are float32
+    layer_norm_epsilon: float = 1e-6  # added to the mean square
+    dropout_rate: float = 0.0  # share of activations set to 0 in training
+    # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
+    # T4): the sum over layers is then float32, and the loss is scaled.
+    dtype: str = "bfloat16"
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
     remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
     attention: str = (
@@ -146,6 +148,11 @@ class ModelConfig:
             "ModelConfig.rotary_base",
             f"is {self.rotary_base!r}; give a number above 1, such as 10000.0.",
         )
+
+    @property
+    def residual_dtype(self) -> str:
+        """The dtype of the sum over layers: T5's grows beyond float16."""
+        return "float32" if self.dtype == "float16" else self.dtype
 
     @property
     def is_decoder_only(self) -> bool:

@@ -141,13 +141,13 @@ class Embed(nn.Module):
         self.embedding = parameter(self, "embedding", init, ("vocab", "embed"), shape)
 
     def __call__(self, ids: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        return jnp.take(self.embedding, ids, axis=0).astype(self.config.dtype)
+        return jnp.take(self.embedding, ids, axis=0).astype(self.config.residual_dtype)
 
     def both(
         self, first: Int[Array, "B K"], second: Int[Array, "B Q"]
     ) -> tuple[Float[Array, "B K D"], Float[Array, "B Q D"]]:
         """Returns the embeddings of two inputs; the table's gradient is then computed once."""
-        return _gather_both(self.embedding, first, second, jnp.dtype(self.config.dtype))
+        return _gather_both(self.embedding, first, second, jnp.dtype(self.config.residual_dtype))
 
     def attend(self, x: Float[Array, "B L D"]) -> Float[Array, "B L V"]:
         """Returns float32 logits against the embeddings: the tied head of T5 1.0."""
@@ -255,4 +255,5 @@ class MlpBlock(nn.Module):
         )
         hidden: Any = gated(config.mlp_activations, branches)
         hidden = Dropout(config.dropout_rate)(hidden, deterministic)
-        return Dense(x.shape[-1], ("mlp", "embed"), dtype, has_bias=has_bias, name="wo")(hidden)
+        out = jnp.dtype(config.residual_dtype)  # a product of this matrix overflows float16 first
+        return Dense(x.shape[-1], ("mlp", "embed"), dtype, output_dtype=out, has_bias=has_bias, name="wo")(hidden)

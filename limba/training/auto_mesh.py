@@ -89,7 +89,8 @@ def _compiled(
 
     If the state alone exceeds the limit nothing is compiled: returns (None, the state's bytes).
     """
-    model, optimizer = Network(config.model, mesh), make_optimizer(config.optimizer, config.train_steps)
+    model = Network(config.model, mesh)
+    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
     if (size := _bytes_of(state)) > limit:

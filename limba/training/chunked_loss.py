@@ -87,7 +87,8 @@ def _sums_backward(
     plan: _Plan, mesh: Mesh | None, saved: tuple[Array, Array], gradients: Sums
 ) -> tuple[Array, Array, None, None]:
     to_states, to_head = saved  # of the trained sum; the others are figures, not trained
-    return to_states * gradients[0].astype(to_states.dtype), to_head * gradients[0].astype(to_head.dtype), None, None
+    to_head = (to_head * gradients[0].astype(to_head.dtype)).astype(to_states.dtype)
+    return to_states * gradients[0].astype(to_states.dtype), to_head, None, None
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
@@ -142,7 +143,8 @@ def _through_chunks(
     sums = jax.lax.psum(sums, batch_axes) if batch_axes else sums
     if to_head is None or to_states is None:
         return sums, None
-    to_head = to_head.astype(head.dtype)  # as elsewhere, gradients are reduced in the activations' dtype
+    if head.dtype != jnp.float16:  # where the sum over all tokens, which is not scaled yet, may overflow
+        to_head = to_head.astype(head.dtype)  # as elsewhere, gradients are reduced in the activations' dtype
     return sums, (to_states.reshape(states.shape), jax.lax.psum(to_head, batch_axes) if batch_axes else to_head)
 
 

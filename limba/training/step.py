@@ -16,7 +16,8 @@ from limba.config import LossConfig
 from limba.model import Batch, Network
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
-from limba.training.losses import Sums, cross_entropy, weighted_sums
+from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.precision.loss_scale import scaled_gradients
 from limba.training.state import TrainState
 
 Metrics = dict[str, Float[Array, ""]]
@@ -41,19 +42,20 @@ def train_step(
     With `limits`, a step whose loss or gradient norm is above them, or not finite, is dropped: only `step` advances.
 
     The key is the run's own and is the same for all steps: the step's number is folded into it, so that a resumed run
-    repeats exactly. The gradient of the summed loss is divided once, by the number of real target tokens.
+    repeats exactly. The gradient of the summed loss is divided once, by `losses.divisor`: the real target tokens.
     """
     dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
     choices = (num_microbatches, gradient_reduce_dtype, specs)
-    grads, sums = gradients(model, loss, state.params, batch, dropout_key, *choices)
-    tokens = jnp.maximum(sums["tokens"], 1.0)
-    grads = jax.tree.map(lambda g: g / tokens, grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    compute = functools.partial(gradients, model, loss, state.params, batch, dropout_key, *choices)
+    grads, sums, opt_state = scaled_gradients(compute, state.opt_state, batch["decoder_target_tokens"].size)
+    divided_by, weight = divisor(loss, sums, batch["decoder_target_tokens"]), jnp.maximum(sums["weights"], 1.0)
+    grads = jax.tree.map(lambda g: g / divided_by, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {
-        "loss": sums["loss"] / tokens,
-        "cross_entropy": sums["nats"] / tokens,
-        "accuracy": sums["correct"] / tokens,
+        "loss": sums["loss"] / weight,
+        "cross_entropy": sums["nats"] / weight,
+        "accuracy": sums["correct"] / weight,
         "target_tokens": sums["tokens"],
         "input_tokens": _count_inputs(batch),
         "learning_rate": schedule(state.step),
@@ -120,8 +122,9 @@ def gradients(
     num_microbatches: int,
     reduce_dtype: str = "auto",
     specs: Any = None,
+    scale: Any = 1.0,
 ) -> tuple[Any, Sums]:
-    """Returns the gradient of the *summed* loss and the sums, over all micro-batches and devices.
+    """Returns the gradient of `scale` x the *summed* loss and the sums, over all micro-batches and devices.
 
     With pure data parallelism, each device adds up the gradient of its own rows in float32. Devices are summed once,
     after the last micro-batch, in `reduce_dtype`; 'auto' is float32.
@@ -135,7 +138,7 @@ def gradients(
     """
     mesh, sums_once = model.mesh, num_microbatches > 1 or reduce_dtype != "auto" or specs is not None
     if mesh is None or not sums_once or not is_pure_data_parallel(mesh):
-        return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches)
+        return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches, scale)
     rows, activations = LOGICAL_AXIS_RULES["batch"], jnp.dtype(model.config.dtype)
     dtype = jnp.dtype("float32" if reduce_dtype == "auto" else reduce_dtype)
     shard_dtype = activations if reduce_dtype == "auto" and num_microbatches == 1 else dtype
@@ -157,7 +160,7 @@ def gradients(
     def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
         key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(rows))
         params = jax.tree.map(gather, params, specs)
-        grads, sums = _over_microbatches(one_device, loss, params, batch, key, num_microbatches)
+        grads, sums = _over_microbatches(one_device, loss, params, batch, key, num_microbatches, scale)
         return jax.tree.map(reduce, grads, specs), jax.lax.psum(sums, rows)
 
     inputs, outputs = (specs, PartitionSpec(rows), replicated), (specs, replicated)
@@ -166,23 +169,23 @@ def gradients(
 
 
 def _over_microbatches(
-    model: Network, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None, num_microbatches: int
+    model: Network, loss: LossConfig, params: Any, batch: Batch, key: Array | None, num_microbatches: int, scale: Any
 ) -> tuple[Any, Sums]:
     def summed_loss(params: Any, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
         sums = loss_sums(model, loss, params, batch, key)
-        return sums["loss"], sums
+        return scale * sums["loss"], sums
 
     gradient = jax.grad(summed_loss, has_aux=True)
     if num_microbatches == 1:
-        return gradient(params, batch, dropout_key)
+        return gradient(params, batch, key)
 
     def add_one(total: tuple[Any, Sums], xs: tuple[Batch, Array]) -> tuple[tuple[Any, Sums], None]:
         rows, index = xs
-        key = None if dropout_key is None else jax.random.fold_in(dropout_key, index)
-        return jax.tree.map(jnp.add, total, gradient(params, rows, key)), None
+        own_key = None if key is None else jax.random.fold_in(key, index)
+        return jax.tree.map(jnp.add, total, gradient(params, rows, own_key)), None
 
     micro = microbatches(batch, num_microbatches)
-    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), dropout_key)
+    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), key)
     zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(num_microbatches)))
     return total
@@ -200,14 +203,16 @@ def microbatches(batch: Batch, number: int) -> Batch:
 def loss_sums(model: Network, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None) -> Sums:
     """Returns sums over the batch's real target tokens, not means, so that they can be added up.
 
-    `loss` is what is trained (see `losses.trained_nats`), `nats` the plain cross entropy; the others are counts.
+    `loss` is what is trained (see `losses.trained_nats`), `nats` the plain cross entropy; `weights` sums the
+    `losses.token_weights` of these, and `tokens` counts the target tokens.
     """
-    targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"].astype(jnp.float32)
+    targets, weights = batch["decoder_target_tokens"], token_weights(loss, batch)
+    counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
     if not _in_chunks(model, loss, targets):
-        return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights)
+        return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights) | counts
     states, (head, scale) = model.apply(params, batch, dropout_key, as_states=True), model.head(params)
     sums = chunked_cross_entropy(states, head, targets, weights, loss, model.mesh, scale)
-    return dict(zip(("loss", "nats", "correct"), sums, strict=True), tokens=jnp.sum(weights))
+    return dict(zip(("loss", "nats", "correct"), sums, strict=True)) | counts
 
 
 def _in_chunks(model: Network, loss: LossConfig, targets: Array) -> bool:

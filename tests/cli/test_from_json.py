@@ -47,7 +47,7 @@ def argument(values: dict[str, Any], folder: Path) -> str:
 
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
     few_shards = "--gin.config.DataConfig.num_data_shards=8"
-    config, operative_config, _ = parse_args([argument(values, tmp_path), few_shards])
+    config, operative_config, *_ = parse_args([argument(values, tmp_path), few_shards])
     assert config.data.batch_size == 4 * jax.device_count() and config.num_microbatches == 2
     assert config.optimizer.name == "adamw" and config.optimizer.schedule.name == "linear"
     assert config.model.emb_dim == 32 and config.model.dtype == "float32"
@@ -94,7 +94,12 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
     [
         ({"learnin_rate": 1.0}, r"'learnin_rate', which is not known; did you mean learning_rate"),
         ({"max_steps": "many"}, "max_steps 'many'; give a whole number"),
-        ({"fp16": True}, "float16, in which T5 overflows"),
+        ({"fp16": True, "bf16": True}, "gives bf16 True and fp16 True, which are bfloat16 and float16; leave one out"),
+        ({"dtype": "float32", "mixed_precision": "bf16"}, "gives mixed_precision 'bf16' and dtype 'float32'"),
+        ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size 0; give a whole number above 0"),
+        ({"deepspeed": "ds.json"}, "has no counterpart here; set config.MeshConfig.fsdp"),
+        ({"do_train": False, "do_eval": False}, "nothing to do"),
+        ({"max_source_length": 64}, "gives max_seq_length, of span corruption, and max_source_length, of pairs"),
         ({"train_file": None}, "one of train_file and dataset_name; it gives neither"),
         ({"dataset_name": "a/b"}, "it gives both"),
         ({"output_dir": None}, "no output_dir"),

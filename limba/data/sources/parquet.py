@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -98,8 +99,10 @@ def parquet_values(
             parquet = pyarrow.parquet.ParquetFile(
                 file, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
             )
-            for batch in parquet.iter_batches(64, row_groups=[group], columns=list(columns), use_threads=False):
-                for row in zip(*(_texts(path, batch.column(name), name) for name in columns), strict=True):
+            for batch in parquet.iter_batches(
+                64, row_groups=[group], columns=[stored_name(name) for name in columns], use_threads=False
+            ):
+                for row in zip(*(_texts(path, _column(batch, name), name) for name in columns), strict=True):
                     if None not in row:
                         yield row
     except ReadError:
@@ -113,21 +116,54 @@ def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
 
     if isinstance(values, pyarrow.DictionaryArray):
         values = values.dictionary_decode()
-    texts = values.to_pylist()
+    texts = [flat(value, column) for value in values.to_pylist()]
     for value in texts:
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
             raise InputError(not_text(path, value, column))
     return texts
 
 
+def stored_name(column: str) -> str:
+    """Returns a column's name in the file: `words[]` are the words of the column `words`, as one text."""
+    return column.removesuffix("[]")
+
+
+def flat(value: Any, column: str) -> Any:
+    r"""Returns a list of words as text with spaces between, and ids in the column `tokens` as int32 bytes.
+
+    >>> flat(["to", "be"], "words"), flat([5, 1], "tokens"), flat(["to", "be"], "tokens[]"), flat([1], "text")
+    ('to be', b'\x05\x00\x00\x00\x01\x00\x00\x00', 'to be', [1])
+    """
+    if not isinstance(value, list) or not value:
+        return "" if value == [] else value
+    if column != TOKENS and all(isinstance(word, str) for word in value):
+        return " ".join(value)
+    if column == TOKENS and all(isinstance(number, int) and not isinstance(number, bool) for number in value):
+        return array.array("i", value).tobytes()
+    return value
+
+
+def _column(batch: Any, name: str) -> Any:
+    """Returns a column of a batch; `translation.en` is the field `en` of `translation`."""
+    import pyarrow.compute
+
+    name = stored_name(name)
+    if name in batch.schema.names or "." not in name:
+        return batch.column(name)
+    first, *fields = name.split(".")
+    return pyarrow.compute.struct_field(batch.column(first), fields)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def not_text(place: str, value: Any, column: str) -> str:
     """Returns the error message for a value that is not text."""
+    if column == TOKENS and isinstance(value, list):
+        return f"{place} holds words in column {column!r}, a name for ids; set DataConfig.column to '{column}[]'."
     return f"{place} holds {type(value).__name__} in column {column!r}, not text; set DataConfig.column to another one."
 
 
 def _column_range(group: Any, column: str, size: int) -> tuple[int, int]:
     """Returns the byte range [start, stop) of a row group's column."""
-    starts, stops = [], []
+    starts, stops, column = [], [], stored_name(column)
     for index in range(group.num_columns):
         chunk = group.column(index)
         if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from limba.formats.t5x import key_value_store, orbax_leaves
 from limba.sharding.tree import leaf_name, named_leaves
 
 Index = tuple[slice, ...]
+
+OPTIONAL = re.compile(r"/loss_scale_\w+$")  # numbers that only a run in float16 has: the dtype may change
 
 CHUNK_BYTES = 1 << 26  # a larger shard is written as several chunks, which are compressed side by side
 BATCH_BYTES = 1 << 30  # of the arrays that are written, or read, at one time
@@ -266,12 +269,14 @@ def _leaves(directory: epath.Path) -> dict[str, Any]:
 def read_arrays(directory: epath.Path, abstract: Any) -> Any:
     """Returns the tree of arrays in a checkpoint's `state`, of the dtypes and with the shardings of `abstract`.
 
-    Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error.
+    Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error; one of
+    OPTIONAL is then zero.
     """
     specs, wanted = _leaves(directory), named_leaves(abstract)
-    read: dict[str, jax.Array] = {}
+    absent = [name for name in wanted if name not in specs and OPTIONAL.search(name)]
+    read = {name: jax.device_put(np.zeros((), wanted[name].dtype), wanted[name].sharding) for name in absent}
     context = ts.Context()
-    for batch in _batches(list(wanted), lambda name: num_bytes(wanted[name])):
+    for batch in _batches([name for name in wanted if name not in read], lambda name: num_bytes(wanted[name])):
         started = {name: _started(specs[name], wanted[name], context) for name in batch}
         for name, pieces in started.items():
             read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})

@@ -421,7 +421,7 @@ def _check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, s
         differing = [
             f"{name} is {saved.get(name, 'absent')} in the checkpoint and {wanted.get(name, 'absent')} in this run"
             for name in sorted(saved.keys() | wanted.keys())
-            if saved.get(name) != wanted.get(name)
+            if saved.get(name) != wanted.get(name) and not arrays.OPTIONAL.search(name)
         ]
         if differing:
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from limba.config import InputError
-from limba.data.sources import readers
+from limba.data.sources import json_documents, readers
 from limba.data.sources.chunks import ChunkReader
 
 pytestmark = pytest.mark.fast
@@ -73,6 +73,64 @@ def test_byte_ranges_part_the_lines(tmp_path, size, ending):
     total = path.stat().st_size
     units = [readers.Unit(str(path), start, min(start + size, total)) for start in range(0, total, size)]
     assert read_all(units) == [line for line in lines if line.strip()]
+
+
+RECORDS = [{"id": n, "text": text, "nested": {"ro": text[::-1]}} for n, text in enumerate(TEXTS)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.zst"])
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("form", ["array", "data", "texts"])
+def test_a_json_file_may_be_one_array(tmp_path, suffix, indent, form, monkeypatch):
+    monkeypatch.setattr(json_documents, "PIECE_BYTES", 1000)  # records are cut, and letters within
+    content = {"array": RECORDS, "data": {"version": "1.0", "data": RECORDS}, "texts": TEXTS}[form]
+    path = tmp_path / f"c{suffix}"
+    opened = {".gz": gzip.open, ".zst": zstandard.open}.get(path.suffix, open)
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=indent, ensure_ascii=indent is None))
+    units = readers.list_units(readers.list_files([str(path)]))
+    assert len(units) == 1 and read_all(units) == TEXTS
+    if form != "texts":
+        assert read_all(units, "nested.ro") == [text[::-1] for text in TEXTS]
+    reader = ChunkReader("text")
+    assert reader(units[0], 0) == ChunkReader("text")(units[0], 0)
+
+
+def test_long_records_of_an_array_are_read_whole(tmp_path):
+    texts = ["ș" * 3_000_000, "short", "x" * 2_000_000]
+    path = tmp_path / "long.json"
+    path.write_text(json.dumps([{"text": text} for text in texts], ensure_ascii=False), encoding="utf-8")
+    assert read_all(readers.list_units(readers.list_files([str(path)]))) == texts
+
+
+def test_lines_whose_column_is_a_list_are_lines(tmp_path):
+    path = tmp_path / "words.json"
+    path.write_text("".join(json.dumps({"data": text.split()}) + "\n" for text in TEXTS))
+    assert read_all(readers.list_units(readers.list_files([str(path)])), "data") == [" ".join(t.split()) for t in TEXTS]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_lists_of_words_and_of_ids(tmp_path, suffix):
+    words, ids = [["to", "be"], [], ["or", "not"]], [[5, 6], [7], [8, 9, 300]]
+    path = tmp_path / f"c.{suffix}"
+    if suffix == "parquet":
+        rows = {"words": words, "tokens": ids, "translation": [{"ro": "a"}, {"ro": "b"}, {"ro": "c"}]}
+        pyarrow.parquet.write_table(pyarrow.table(rows), path)
+    else:
+        path.write_text("".join(json.dumps({"words": w, "tokens": i}) + "\n" for w, i in zip(words, ids, strict=True)))
+    units = readers.list_units(readers.list_files([str(path)]))
+    assert read_all(units, "words") == read_all(units, "words[]") == ["to be", "or not"]
+    found = [row for unit in units for chunk in readers.read_chunks(unit, "tokens") for row in chunk]
+    assert [np.frombuffer(row, "<i4").tolist() for row in found] == ids
+    if suffix == "parquet":
+        assert read_all(units, "translation.ro") == ["a", "b", "c"]
+
+
+def test_the_first_column_of_a_csv_file_stands_in_for_text(tmp_path, caplog):
+    path = write(tmp_path / "c.csv", column="body")
+    path.write_text("body,other\nOne text,1\nAnother text,2\n")
+    assert read_all(readers.list_units(readers.list_files([str(path)]))) == ["One text", "Another text"]
+    assert "has no column 'text': its first one, 'body', is read" in caplog.text
 
 
 def test_zstandard_of_several_frames_and_long_windows(tmp_path):
@@ -138,12 +196,15 @@ def test_bad_files_are_named_with_the_place(tmp_path):
 
     assert "not UTF-8 at byte 8 (line 2)" in message("a.txt", b"good\nbad\xff\n")
     assert "line 2 is not JSON" in message("b.jsonl", b'{"text": "a"}\n{"text": \n')
-    assert "one JSON array" in message("c.json", b'[{"text": "a"},\n')
-    assert "one JSON array must be rewritten as JSON lines" in message(
-        "array.json", b'[{"text": "a"}, {"text": "b"}]\n'
+    assert "line 2 is not JSON (it ends within the array)" in message("c.json", b'[{"text": "a"},\n')
+    assert "line 2 is not JSON" in message("c2.json", b'[{"text": "a"},\n {"text": }]')
+    assert "one JSON array must have the suffix .json" in message("array.jsonl", b'[{"text": "a"}, {"text": "b"}]\n')
+    assert "holds words in column 'tokens', a name for ids; set DataConfig.column to 'tokens[]'" in message(
+        "words.jsonl", b'{"tokens": ["to", "be"]}\n', "tokens"
     )
+    assert "holds list in column 'text', not text" in message("ids.jsonl", b'{"text": [1, 2]}\n')
     assert "'title', 'body'" in message("d.jsonl", b'{"title": "a", "body": "b"}\n')
-    assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n")
+    assert "'title', 'body'" in message("e.csv", b"title,body\na,b\n", "txt")
     assert "int" in message("f.jsonl", b'{"text": 3}\n')
     assert "line 2 has 1 fields" in message("g.csv", b"id,text\n1\n")
     assert "cannot be read" in message("h.txt.gz", b"no gzip")

@@ -1,0 +1,111 @@
+"""The corpus of a script's configuration, and the number of steps that its epochs are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from limba.config import InputError
+
+BYTES_COUNTED = 50_000_000  # of text, from which the rest of a corpus is estimated
+
+
+def set_corpus(translation: Any) -> None:
+    """Sets CORPUS and its column: local files, or a data set of the hub by its full name."""
+    train, key = translation.get("train_file")
+    validation, validation_key = translation.get("validation_file")
+    dataset, dataset_key = translation.get("dataset_name")
+    only_evaluates = not translation.trains and train is None and validation is not None
+    if (train is None) == (dataset is None) and not only_evaluates:
+        given = "both" if train else "neither"
+        raise InputError(f"{translation.place} must give one of train_file and dataset_name; it gives {given}.")
+    if dataset is not None:
+        translation.set("CORPUS", _data_set(translation, dataset), dataset_key)
+    elif only_evaluates:
+        translation.set("CORPUS", {"validation": validation}, validation_key)
+    else:
+        translation.set("CORPUS", {"train": train, "validation": validation} if validation else train, key)
+    column, key = translation.get("text_column_name")
+    if column is not None and not translation.has_pairs:
+        # Limba keeps the name `tokens` for a column of ids; `tokens[]` are words.
+        translation.set("COLUMN", "tokens[]" if column == "tokens" else column, key)
+
+
+def _data_set(translation: Any, name: str) -> Any:
+    """Returns what CORPUS names: user/name:configuration@revision, or the files of a local folder by split."""
+    from limba.storage import hub_names
+
+    configuration, _ = translation.get("dataset_config_name")
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        return _files_of(folder, configuration)
+    revision, _ = translation.get("dataset_revision")
+    full = hub_names.full_name(name, "dataset")
+    return full + (f":{configuration}" if configuration else "") + (f"@{revision}" if revision else "")
+
+
+def _files_of(folder: str, configuration: str | None) -> dict[str, str]:
+    """Returns the files of a data set in a local folder, by split, as the library `datasets` finds them."""
+    from limba.data.sources import HubSource
+
+    source = HubSource(os.path.abspath(folder), configuration)
+    splits = [split for split in ("train", "validation") if split == "train" or not source.is_carved(split)]
+    return {split: ",".join(source.patterns_of_split(split)) for split in splits}
+
+
+def set_length_of_run(translation: Any) -> None:
+    """Sets TRAIN_STEPS, and NUM_EPOCHS for whole epochs."""
+    steps, key = translation.one_of("max_steps", "max_train_steps")
+    if not translation.trains:
+        translation.set("TRAIN_STEPS", 1, "do_train; nothing is trained")
+        return
+    if steps is not None and steps > 0:
+        translation.set("TRAIN_STEPS", steps, key)
+        return
+    epochs, key = translation.get("num_train_epochs")
+    epochs = 3.0 if epochs is None else epochs
+    if not epochs > 0:
+        raise InputError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
+    steps = int(epochs * steps_per_epoch(translation.bindings)) + 1
+    translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
+    if epochs == int(epochs):
+        translation.set("NUM_EPOCHS", int(epochs), key)
+
+
+def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
+    """Returns the optimizer steps of one pass over CORPUS, estimated from its first files."""
+    from limba.data.tasks import source_of_files
+
+    choices = {name: value for name, (value, _) in bindings.items()}
+    lengths = choices["TASK_FEATURE_LENGTHS"]
+    column = choices.get("COLUMN", "text")
+    percent = choices.get("VALIDATION_PERCENT", choices.get("config.DataConfig.validation_percent", 5.0))
+    source = source_of_files(choices["CORPUS"], column, percent)
+    count, a_row = _counter(choices) if "targets" not in lengths else (len, 1.0)
+    total = num_bytes = num_read = 0
+    units = source.units("train")
+    for num_read, unit in enumerate(units, 1):  # noqa: B007
+        for documents in source.chunks("train", unit):
+            total += count(documents)
+            num_bytes += sum(map(len, documents))
+        if num_bytes > BYTES_COUNTED:
+            break
+    if not total:
+        raise InputError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
+    return total * len(units) / num_read / a_row / choices["BATCH_SIZE"]
+
+
+def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:
+    """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
+    from limba.data.objectives.spans import span_corruption_lengths
+    from limba.data.vocabulary.load import encoder, load_vocabulary
+
+    encode = encoder(load_vocabulary(choices["VOCABULARY"]))
+    density, span = choices.get("NOISE_DENSITY", 0.15), choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
+    raw = span_corruption_lengths(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
+
+    def tokens(documents: Sequence[bytes]) -> int:
+        return sum(len(encode(text)) for text in documents)
+
+    return tokens, raw

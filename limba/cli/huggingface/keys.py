@@ -1,0 +1,220 @@
+"""Every key of Hugging Face's T5 scripts that is known here: what it takes, and what it becomes.
+
+The keys are those of `run_t5_mlm_flax.py`, of PyTorch scripts like it (with accelerate or torch_xla), of
+`run_summarization.py` and `run_translation.py`, and of transformers' TrainingArguments (versions 4 and 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Key -> the gin name that gets its value unchanged, and the value's kind.
+PLAIN: Mapping[str, tuple[str, type]] = {
+    "mlm_probability": ("NOISE_DENSITY", float),
+    "mean_noise_span_length": ("MEAN_NOISE_SPAN_LENGTH", float),
+    "validation_split_percentage": ("VALIDATION_PERCENT", float),
+    "learning_rate": ("LEARNING_RATE", float),
+    "weight_decay": ("WEIGHT_DECAY", float),
+    "adam_beta1": ("config.OptimizerConfig.beta1", float),
+    "adam_beta2": ("config.OptimizerConfig.beta2", float),
+    "adam_epsilon": ("config.OptimizerConfig.epsilon", float),
+    "max_grad_norm": ("config.OptimizerConfig.clip_global_norm", float),
+    "label_smoothing_factor": ("LABEL_SMOOTHING", float),
+    "save_total_limit": ("CHECKPOINTS_KEPT", int),
+    "seed": ("RANDOM_SEED", int),
+}
+# Defaults of the scripts that differ from those of Limba's gin files.
+DEFAULTS: Mapping[str, tuple[str, Any]] = {
+    "learning_rate": ("LEARNING_RATE", 5e-5),
+    "warmup_steps": ("WARMUP_STEPS", 0),
+    "weight_decay": ("WEIGHT_DECAY", 0.0),
+    "logging_steps": ("LOG_PERIOD", 500),
+    "save_steps": ("CHECKPOINT_PERIOD", 500),
+    "seed": ("RANDOM_SEED", 42),
+}
+# Periods: key -> its gin name. A number below 1 is a share of the run's steps, as in TrainingArguments.
+PERIODS = {
+    "logging_steps": "LOG_PERIOD",
+    "save_steps": "CHECKPOINT_PERIOD",
+    "checkpointing_steps": "CHECKPOINT_PERIOD",
+    "eval_steps": "EVAL_PERIOD",
+    "warmup_steps": "WARMUP_STEPS",
+    "num_warmup_steps": "WARMUP_STEPS",
+}
+STRATEGIES = {
+    "logging_strategy": "LOG_PERIOD",
+    "save_strategy": "CHECKPOINT_PERIOD",
+    "eval_strategy": "EVAL_PERIOD",
+    "evaluation_strategy": "EVAL_PERIOD",
+}
+# Keys of the scripts of summaries and translations; one of them makes a run of pairs.
+OF_PAIRS: Mapping[str, type] = {
+    **dict.fromkeys(("source_lang", "target_lang", "source_prefix", "text_column", "summary_column"), str),
+    **dict.fromkeys(("max_source_length", "max_target_length", "val_max_target_length"), int),
+    **dict.fromkeys(("generation_max_length", "generation_num_beams", "num_beams"), int),
+    **dict.fromkeys(("predict_with_generate", "ignore_pad_token_for_loss", "pad_to_max_length"), bool),
+    **dict.fromkeys(("lang", "forced_bos_token", "test_file"), str),
+    **dict.fromkeys(("resize_position_embeddings", "sortish_sampler"), bool),
+}
+OF_SPANS = ("max_seq_length", "mlm_probability", "mean_noise_span_length")
+OTHERS: Mapping[str, type] = {
+    **dict.fromkeys(("model_name_or_path", "config_name", "tokenizer_name", "output_dir"), str),
+    **dict.fromkeys(("dataset_name", "dataset_config_name", "dataset_revision", "model_revision"), str),
+    **dict.fromkeys(("train_file", "validation_file", "text_column_name"), str),
+    **dict.fromkeys(("dtype", "torch_dtype", "mixed_precision", "optim", "lr_scheduler_type"), str),
+    **dict.fromkeys(STRATEGIES, str),
+    **dict.fromkeys(PERIODS, float),
+    **dict.fromkeys(("max_seq_length", "per_device_train_batch_size", "per_device_eval_batch_size"), int),
+    **dict.fromkeys(("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "gradient_accumulation_steps"), int),
+    **dict.fromkeys(("max_steps", "max_train_steps", "max_eval_samples"), int),
+    **dict.fromkeys(("num_train_epochs", "warmup_ratio"), float),
+    **dict.fromkeys(("adafactor", "do_train", "do_eval", "do_predict", "bf16", "fp16"), bool),
+    **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), bool),
+    **dict.fromkeys(("push_to_hub", "push_to_hub_final_step", "hub_private_repo"), bool),
+    **dict.fromkeys(("hub_model_id", "hub_strategy", "hub_token", "hub_revision"), str),
+    **dict.fromkeys(("push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token", "token"), str),
+    "use_auth_token": str,
+    "metric_for_best_model": str,
+    **dict.fromkeys(("load_best_model_at_end", "greater_is_better"), bool),
+}
+# Keys that are taken with one line: what they mean here.
+NOTED: Mapping[str, str] = {
+    "model_type": "the model's config.json says it",
+    "cache_dir": "the hub's library has HF_HOME for it",
+    "use_fast_tokenizer": "there is one tokenizer, and it is fast",
+    "trust_remote_code": "no code of a model or data set is run",
+    "overwrite_cache": "nothing is cached: the corpus is streamed",
+    "overwrite_output_dir": "removes nothing: a run in output_dir resumes, and another one is refused",
+    "preprocessing_num_workers": "all cores tokenize; DataConfig.num_reader_processes adds processes",
+    "dataloader_num_workers": "all cores read; DataConfig.num_reader_processes adds processes",
+    "dataloader_pin_memory": "has no counterpart: batches are placed on the devices by jax",
+    "dataloader_drop_last": "no text is dropped at the end of the corpus",
+    "dataloader_persistent_workers": "readers live as long as the run",
+    "dataloader_prefetch_factor": "batches are always prefetched",
+    "dataloader_in_order": "batches are always in order",
+    "report_to": "TensorBoard files and metrics.jsonl are always written to output_dir",
+    "with_tracking": "TensorBoard files and metrics.jsonl are always written to output_dir",
+    "logging_dir": "TensorBoard's files are in output_dir/tensorboard",
+    "logging_first_step": "the first step of a start is always logged",
+    "logging_nan_inf_filter": "a loss that is not finite is said, and ends the run",
+    "log_level": "has no counterpart",
+    "log_level_replica": "has no counterpart",
+    "log_on_each_node": "each process writes its own log",
+    "disable_tqdm": "there is no bar: a line per logged step has the time left",
+    "run_name": "the run's name is that of output_dir",
+    "resume_from_checkpoint": "a run in output_dir always resumes from its newest checkpoint",
+    "ignore_data_skip": "a resumed run continues at its exact data position, at once",
+    "save_safetensors": "limba convert, and an upload to the hub, write safetensors",
+    "save_on_each_node": "processes write their own parts of one checkpoint",
+    "streaming": "data sets are always read where they are stored",
+    "keep_linebreaks": "a line of a .txt file is a document",
+    "remove_unused_columns": "only the text's column is read",
+    "ddp_find_unused_parameters": "has no counterpart: XLA compiles one program for all devices",
+    "ddp_bucket_cap_mb": "has no counterpart: XLA compiles one program for all devices",
+    "ddp_broadcast_buffers": "has no counterpart: XLA compiles one program for all devices",
+    "ddp_backend": "has no counterpart: jax chooses it",
+    "ddp_timeout": "RunConfig.step_timeout_seconds is the limit of a step",
+    "local_rank": "processes find each other by themselves",
+    "tpu_num_cores": "all cores of the TPU are used",
+    "tpu_metrics_debug": "has no counterpart",
+    "no_cuda": "set JAX_PLATFORMS=cpu to use the CPU",
+    "use_cpu": "set JAX_PLATFORMS=cpu to use the CPU",
+    "use_mps_device": "has no counterpart",
+    "tf32": "jax chooses it by jax_default_matmul_precision",
+    "fp16_opt_level": "has no counterpart: loss scaling is dynamic",
+    "fp16_backend": "has no counterpart: loss scaling is dynamic",
+    "half_precision_backend": "has no counterpart: loss scaling is dynamic",
+    "fp16_full_eval": "evaluation computes in the run's dtype",
+    "bf16_full_eval": "evaluation computes in the run's dtype",
+    "torch_compile": "every step is compiled by XLA",
+    "torch_compile_backend": "every step is compiled by XLA",
+    "torch_compile_mode": "every step is compiled by XLA",
+    "torch_empty_cache_steps": "has no counterpart: XLA plans the memory of a step once",
+    "low_cpu_mem_usage": "arrays are always read one by one",
+    "group_by_length": "rows are full: text is cut into rows of one length",
+    "length_column_name": "rows are full: text is cut into rows of one length",
+    "full_determinism": "a run always repeats itself",
+    "data_seed": "seed shuffles the data too",
+    "prediction_loss_only": "the loss and its figures are computed",
+    "eval_accumulation_steps": "evaluation keeps sums only",
+    "eval_delay": "evaluations begin with eval_steps",
+    "eval_do_concat_batches": "evaluation keeps sums only",
+    "batch_eval_metrics": "evaluation keeps sums only",
+    "include_for_metrics": "evaluation keeps sums only",
+    "include_inputs_for_metrics": "evaluation keeps sums only",
+    "include_num_input_tokens_seen": "tokens are always counted",
+    "include_tokens_per_second": "tokens per second are always logged",
+    "skip_memory_metrics": "the memory is always logged",
+    "average_tokens_across_devices": "the loss is always divided by the tokens of all devices",
+    "gradient_checkpointing_kwargs": "has no counterpart: REMAT chooses",
+    "restore_callback_states_from_checkpoint": "a resumed run restores all that it saved",
+    "hub_always_push": "a failed upload is repeated",
+    "label_names": "the targets are the labels",
+    "past_index": "has no counterpart",
+    "max_predict_samples": "limba infer writes the texts of a whole file",
+    "eval_on_start": "the first evaluation is after eval_steps",
+    "train_sampling_strategy": "the corpus is shuffled anew in each epoch",
+    "activation_checkpointing_kwargs": "has no counterpart: REMAT chooses",
+    "use_liger_kernel": "the fastest kernels of the device are chosen",
+    "liger_kernel_config": "the fastest kernels of the device are chosen",
+    "use_cache": "the decoder's cache is used in generation alone",
+    **dict.fromkeys(
+        (
+            *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_use_gather_object"),
+            *("enable_jit_checkpoint", "accelerator_config", "dataloader_multiprocessing_context", "mp_parameters"),
+            *("ddp_static_graph", "xpu_backend", "dispatch_batches", "split_batches", "jit_mode_eval", "use_ipex"),
+            *("ray_scope", "use_legacy_prediction_loop", "torchdynamo", "fsdp_transformer_layer_cls_to_wrap"),
+        ),
+        "has no counterpart",
+    ),
+    "project": "has no counterpart",
+    "debug": "has no counterpart",
+    # accelerate launch
+    **dict.fromkeys(("config_file", "multi_gpu", "tpu", "cpu", "use_env"), "all devices are used without a launcher"),
+    **dict.fromkeys(("num_processes", "num_machines", "machine_rank"), "processes find each other by themselves"),
+    **dict.fromkeys(("main_process_ip", "main_process_port"), "processes find each other by themselves"),
+    **dict.fromkeys(("main_training_function", "num_cpu_threads_per_process"), "has no counterpart"),
+    **dict.fromkeys(("dynamo_backend", "downcast_bf16"), "every step is compiled by XLA"),
+}
+# Keys that would change the training and have no counterpart: an error, unless their value is a default that asks for
+# nothing (None, false, 0, an empty text).
+REFUSED: Mapping[str, str] = {
+    "deepspeed": "set config.MeshConfig.fsdp or config.MeshConfig.auto to share the state among devices",
+    "fsdp": "set config.MeshConfig.fsdp or config.MeshConfig.auto to share the state among devices",
+    "fsdp_config": "set config.MeshConfig.fsdp or config.MeshConfig.auto to share the state among devices",
+    "fsdp_min_num_params": "set config.MeshConfig.fsdp to share the state among devices",
+    "neftune_noise_alpha": "leave it out",
+    "max_train_samples": "give max_steps, or files with fewer texts",
+    "line_by_line": "text is cut into full rows; leave it out",
+    "parallelism_config": "set config.MeshConfig to share the work among devices",
+    "optim_args": "give adam_beta1, adam_beta2 and adam_epsilon, or config.OptimizerConfig in gin",
+    "optim_target_modules": "leave it out",
+    "lr_scheduler_kwargs": "set config.ScheduleConfig in gin",
+    "auto_find_batch_size": "give per_device_train_batch_size and gradient_accumulation_steps",
+    "save_only_model": "checkpoints hold what a run needs to resume; limba convert writes the model alone",
+    "generation_config": "set config.GenerationConfig in gin",
+}
+BY_DEFAULT = (None, False, 0, "", [], {}, ())  # of REFUSED, and of keys that need no line
+SILENT = {  # keys whose usual value needs no line
+    "report_to": ("none", "all", ["none"]), "log_level": ("passive",), "log_level_replica": ("warning",),
+    "logging_nan_inf_filter": (True,), "log_on_each_node": (True,), "remove_unused_columns": (True,),
+    "dataloader_pin_memory": (True,), "dataloader_in_order": (True,), "save_safetensors": (True,),
+    "skip_memory_metrics": (True,), "average_tokens_across_devices": (True,), "eval_do_concat_batches": (True,),
+    "use_fast_tokenizer": (True,), "local_rank": (-1,), "past_index": (-1,), "ddp_timeout": (1800,),
+    "fp16_opt_level": ("O1",), "fp16_backend": ("auto",), "half_precision_backend": ("auto",),
+    "length_column_name": ("length",), "train_sampling_strategy": ("random",),
+    "include_num_input_tokens_seen": ("no",), "project": ("huggingface",),
+}  # fmt: skip
+KINDS: Mapping[str, type] = {**{key: kind for key, (_, kind) in PLAIN.items()}, **OTHERS, **OF_PAIRS}
+KNOWN = (*KINDS, *NOTED, *REFUSED)
+# What cannot be 0; None and a key that is left out stand for the scripts' default.
+ABOVE_ZERO = (
+    *("max_seq_length", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "max_source_length", "max_target_length"),
+    *("val_max_target_length", "generation_max_length", "generation_num_beams", "num_beams"),
+    "max_eval_samples",
+)
+TOKENS = ("hub_token", "push_to_hub_token", "token", "use_auth_token")  # never printed, never written
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "factors", "constant_with_warmup": "factors"}
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

@@ -1,0 +1,109 @@
+"""Documents in JSON besides one object a line: files that are one array, nested columns, and lists of words or ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from limba.data.sources.parquet import flat, stored_name
+
+HEAD_BYTES = 4096  # that say whether a file is one array
+PIECE_BYTES = 1 << 20  # read at a time
+MOST_BYTES = 1 << 28  # of one record
+# [{…}, …], ["…", …], or an object with that array under "data", which few short values may precede.
+_VALUE = rb'(?:"[^"]*"|[-\d.eE]+|true|false|null)'
+_ARRAY = re.compile(
+    rb'(?:\xef\xbb\xbf)?\s*(?:\{\s*(?:"[^"]*"\s*:\s*' + _VALUE + rb'\s*,\s*)*"data"\s*:\s*)?\[\s*(?=[\{"\]])'
+)
+_SEPARATORS = re.compile(r"[\s,]*")
+
+
+class JsonError(ValueError):
+    """Text that is not JSON; `offset` is its place in the file, in bytes."""
+
+    def __init__(self, reason: str, offset: int):
+        super().__init__(reason)
+        self.offset = offset
+
+
+def is_array(head: bytes) -> bool:
+    """Returns whether a file that begins like this is one array of records, or an object with one as "data".
+
+    >>> is_array(b'[{"text": "a"}]'), is_array(b'{"version": "1", "data": [{"text": "a"}]}'), is_array(b'{"text": "a"}')
+    (True, True, False)
+    """
+    match = _ARRAY.match(head)
+    # A line {"data": ["word", …]} is a record with a list of words.
+    return match is not None and not (b"{" in match[0] and head[match.end() : match.end() + 1] == b'"')
+
+
+def array_records(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yields (offset in bytes, record) of a file that is one array, in bounded memory. JsonError for bad JSON."""
+    head = file.read(HEAD_BYTES)
+    match = _ARRAY.match(head)
+    assert match is not None, "is_array has seen it"
+    offset, decoder = match.end(), json.JSONDecoder()
+    data = head[offset:]
+    is_over = False
+    while True:
+        text, rest = _whole_text(data, offset, is_over)
+        place = used = 0
+        while True:
+            start = _SEPARATORS.match(text, place)
+            place = start.end() if start else place
+            if text[place : place + 1] == "]":
+                return
+            try:
+                record, end = decoder.raw_decode(text, place)
+            except (ValueError, RecursionError) as error:
+                if is_over or len(data) > MOST_BYTES:
+                    reason = str(error).split(":")[0] if place < len(text) else "it ends within the array"
+                    raise JsonError(reason, offset + len(text[:place].encode())) from None
+                break
+            if end == len(text) and not is_over and not isinstance(record, list | dict | str):
+                break  # a number may continue
+            yield offset + len(text[:used].encode()) if place < 1 << 16 else offset, record
+            place = used = end
+        consumed = len(text[:used].encode())
+        offset += consumed
+        data = text[used:].encode() + rest
+        more = file.read(max(PIECE_BYTES, len(data)))  # twice as much each time for a long record
+        is_over = not more
+        data += more
+
+
+def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:
+    """Returns the text of the bytes, and the bytes of a letter that is cut at their end."""
+    try:
+        return data.decode("utf-8"), b""
+    except UnicodeDecodeError as error:
+        if is_over or error.start < len(data) - 3:
+            raise JsonError("it is not UTF-8; convert it, for instance with iconv", offset + error.start) from None
+        return data[: error.start].decode("utf-8"), data[error.start :]
+
+
+def has_column(record: Mapping[str, Any], column: str) -> bool:
+    """Returns whether a record has a column; `translation.en` is `en` within `translation`."""
+    try:
+        value_at(record, column)
+    except KeyError:
+        return False
+    return True
+
+
+def value_at(record: Mapping[str, Any], column: str) -> Any:
+    """Returns a column's value as text where it is one; KeyError if the record lacks it.
+
+    >>> value_at({"translation": {"en": "a", "ro": "b"}}, "translation.ro"), value_at({"words": ["a", "b"]}, "words")
+    ('b', 'a b')
+    """
+    name = stored_name(column)
+    if name not in record and "." in name:
+        first, _, rest = column.partition(".")
+        inner = record[first]
+        if not isinstance(inner, Mapping):
+            raise KeyError(column)
+        return value_at(inner, rest)
+    return flat(record[name], column)

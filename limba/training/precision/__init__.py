@@ -1,0 +1,4 @@
+"""Numbers of half precision in training: float16's loss scale.
+
+Part of `training/`; imports `config/` only.
+"""

@@ -1,0 +1,216 @@
+"""The keys and flags of Hugging Face's scripts: all known, the three forms equal, and what each becomes."""
+
+import dataclasses
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import MT5Config, Seq2SeqTrainingArguments, T5Config
+
+from limba.cli.huggingface import command_line, corpus, keys, precision, translation, values
+from limba.config import InputError
+from limba.formats import huggingface
+from limba.storage import hub_names
+
+# Of seed scripts' own lists, and of run_t5_mlm_flax.py.
+OF_SCRIPTS = re.findall(
+    r"\w+",
+    """model_name_or_path config_name tokenizer_name dtype dataset_name dataset_config_name train_file
+ validation_file max_seq_length mlm_probability mean_noise_span_length output_dir per_device_train_batch_size
+ per_device_eval_batch_size learning_rate num_train_epochs warmup_steps logging_steps save_steps eval_steps
+ gradient_accumulation_steps max_grad_norm mixed_precision push_to_hub push_to_hub_final_step hub_model_id hub_token
+ hub_private_repo preprocessing_num_workers model_type cache_dir use_fast_tokenizer use_auth_token overwrite_cache
+ train_ref_file validation_split_percentage overwrite_output_dir do_train do_eval weight_decay adam_beta1 adam_beta2
+ adam_epsilon adafactor seed save_strategy logging_dir logging_first_step resume_from_checkpoint tpu_num_cores
+ source_lang target_lang source_prefix text_column summary_column max_source_length max_target_length
+ val_max_target_length num_beams predict_with_generate generation_max_length generation_num_beams""",
+)
+BASE = {
+    "output_dir": "out", "config_name": "small.json", "tokenizer_name": "byte", "train_file": "c.txt", "max_steps": 20,
+}  # fmt: skip
+
+
+@pytest.fixture
+def translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function from keys to the translation, in a folder with a small config.json."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.json").write_text(json.dumps({"d_model": 64, "num_layers": 2}))
+    monkeypatch.setattr(translation, "_num_devices", lambda: 2)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    def of(**changes: Any) -> translation.Translation:
+        return translation._translated(*values.read_values(None, {**BASE, **changes}))
+
+    return of
+
+
+def bound(found: translation.Translation) -> dict[str, Any]:
+    return {name: value for name, (value, _) in found.bindings.items()}
+
+
+def test_every_key_is_known_and_every_harmless_one_has_one_line() -> None:
+    of_arguments = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    assert not of_arguments - set(keys.KNOWN)
+    assert not set(OF_SCRIPTS) - set(keys.KNOWN) - {"train_ref_file"}
+    for key in keys.NOTED:
+        (line,) = values.read_values(None, {key: "something else"})[2]
+        assert line.startswith(f"{key} 'something else': ") and "\n" not in line
+    for key in keys.REFUSED:
+        with pytest.raises(InputError, match=f"gives {key} 'x', which has no counterpart here; "):
+            values.read_values(None, {key: "x"})
+
+
+def test_the_defaults_of_training_arguments_ask_for_nothing() -> None:
+    """A dump of a whole TrainingArguments, as it is often saved."""
+    arguments = {
+        field.name: field.default
+        for field in dataclasses.fields(Seq2SeqTrainingArguments)
+        if field.default is not dataclasses.MISSING and not hasattr(field.default, "value")
+    }
+    given, _, notes = values.read_values(None, {key: value for key, value in arguments.items() if key != "debug"})
+    assert given["learning_rate"] == 5e-5 and not notes
+
+
+@pytest.mark.parametrize("kind", [T5Config, MT5Config])
+def test_a_config_that_lacks_keys_has_the_defaults_of_transformers(kind: Any, tmp_path: Path) -> None:
+    theirs = kind()
+    names = {
+        "vocab_size": "vocab_size", "d_model": "emb_dim", "d_kv": "head_dim", "d_ff": "mlp_dim",
+        "num_layers": "num_encoder_layers", "num_decoder_layers": "num_decoder_layers", "num_heads": "num_heads",
+        "relative_attention_num_buckets": "num_relpos_buckets",
+        "relative_attention_max_distance": "relpos_max_distance",
+        "layer_norm_epsilon": "layer_norm_epsilon", "tie_word_embeddings": "logits_via_embedding",
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind.model_type}))
+    ours = huggingface.model_config(path)
+    for their, own in names.items():
+        assert getattr(ours, own) == getattr(theirs, their), their
+    assert (len(ours.mlp_activations) == 2) is theirs.is_gated_act
+    # Each key alone, with a value of its own.
+    for their, own in names.items():
+        value = not getattr(theirs, their) if isinstance(getattr(theirs, their), bool) else getattr(theirs, their) * 2
+        path.write_text(json.dumps({"model_type": kind.model_type, their: value}))
+        assert getattr(huggingface.model_config(path), own) == value, their
+    path.write_text(json.dumps({"hidden_size": 96, "num_attention_heads": 3}))
+    assert huggingface.model_config(path, kind="t5").emb_dim == 96
+    with pytest.raises(InputError, match="describes a None"):
+        huggingface.model_config(path)
+
+
+def test_json_and_command_line_are_one_thing(translated, tmp_path: Path) -> None:
+    given = {**BASE, "learning_rate": 3e-4, "do_train": True, "bf16": True, "logging_steps": 7, "seed": 3}
+    Path("a.json").write_text(json.dumps(given))
+    flags = [part for key, value in given.items() for part in (f"--{key}", *([] if value is True else [str(value)]))]
+    wanted = translated(**given).bindings
+    for argv in (flags, ["run_t5_mlm.py", *flags], [f"--{key}={value}" for key, value in given.items()]):
+        parsed = command_line.parse(argv)
+        assert parsed is not None and not parsed.rest and parsed.json is None
+        found = translation._translated(*values.read_values(None, parsed.flags))
+        assert found.bindings == wanted
+    for argv in (["a.json"], ["run_t5_mlm.py", "a.json"], ["a.json", "--gin.TRAIN_STEPS=3"]):
+        parsed = command_line.parse(argv)
+        assert parsed is not None and parsed.json == "a.json"
+        assert parsed.rest == [each for each in argv if each.startswith("--gin.")]
+        found = translation._translated(*values.read_values(parsed.json, parsed.flags))
+        assert found.bindings == wanted
+    assert command_line.parse(["gin/demo.gin", "--gin.CORPUS=a.json"]) is None
+    assert command_line.parse(["--json=a.json"]) is None
+    own = command_line.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
+    assert own.rest == ["--gin_search_paths", "x", "--gin.A=1"]
+    assert own.flags == {"max_steps": "-1", "do_eval": False}
+
+
+def test_strings_are_numbers_and_periods_may_be_shares(translated) -> None:
+    found = bound(translated(learning_rate="5e-5", max_steps="200", save_steps=0.25, warmup_ratio=0.1, bf16="true"))
+    assert found["LEARNING_RATE"] == 5e-5 and found["TRAIN_STEPS"] == 200 and found["DTYPE"] == "bfloat16"
+    assert found["CHECKPOINT_PERIOD"] == 50 and found["WARMUP_STEPS"] == 20
+    found = bound(translated(max_steps=90, eval_strategy="epoch", save_strategy="no", logging_strategy="steps"))
+    assert found["EVAL_PERIOD"] == 30 and found["CHECKPOINT_PERIOD"] > 90 and found["LOG_PERIOD"] == 500
+
+
+def test_batches_are_per_device_in_training_and_evaluation(translated) -> None:
+    found = bound(
+        translated(per_device_train_batch_size=4, gradient_accumulation_steps=3, per_device_eval_batch_size=16)
+    )
+    assert found["BATCH_SIZE"] == 24 and found["config.EvaluationConfig.batch_size"] == 32
+    assert bound(translated(max_eval_samples=100, per_device_eval_batch_size=16))["EVAL_STEPS"] == 4
+
+
+def test_gradients_are_clipped_as_in_each_script_and_as_a_run_began(translated) -> None:
+    name = "config.OptimizerConfig.clip_global_norm"
+    assert bound(translated())[name] == 1.0 and bound(translated(max_grad_norm=0.5))[name] == 0.5
+    assert name not in bound(translated(adafactor=True)) and name not in bound(translated(max_grad_norm=0))
+    Path("out/checkpoints").mkdir(parents=True)
+    Path("out/from_json.gin").write_text("LEARNING_RATE = 1\n")
+    assert name not in bound(translated())  # a run of an earlier version
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted"), [(7.0, "float16"), (7.5, "float16"), (8.0, "bfloat16"), (0.0, "bfloat16")]
+)
+def test_fp16_is_bfloat16_where_the_device_has_it(translated, monkeypatch, capability: float, wanted: str) -> None:
+    monkeypatch.setattr("limba.model.kernels.choose.compute_capability", lambda device: capability)
+    for given in ({"fp16": True}, {"mixed_precision": "fp16"}, {"dtype": "float16"}):
+        found = translated(**given)
+        assert bound(found)["DTYPE"] == wanted
+        assert any("bfloat16" in note for note in found.notes)
+    assert precision.dtype_of(translated(mixed_precision="no"))[0] == "float32"
+
+
+def test_the_hub_keys_become_gin_names_and_the_token_is_never_shown(translated, capsys) -> None:
+    found = translated(push_to_hub=True, hub_token="hf_secret", hub_private_repo=True)
+    assert bound(found)["HUB_MODEL_ID"] == "out" and bound(found)["HUB_PRIVATE"] is True
+    assert os.environ["HF_TOKEN"] == "hf_secret" and bound(found)["HUB_STRATEGY"] == "end"
+    translation._written(found, "out")
+    assert "secret" not in Path("out/from_json.gin").read_text() + capsys.readouterr().out
+    found = bound(translated(push_to_hub=True, hub_model_id="me/t5", hub_strategy="every_save"))
+    assert found["HUB_MODEL_ID"] == "me/t5" and found["HUB_STRATEGY"] == "every_save"
+    assert bound(translated(push_to_hub_final_step=True, hub_model_id="me/t5"))["HUB_STRATEGY"] == "end"
+    assert "HUB_MODEL_ID" not in bound(translated(hub_model_id="me/t5"))
+    os.environ.pop("HF_TOKEN")
+
+
+def test_pairs_take_the_columns_of_the_scripts(translated) -> None:
+    found = bound(translated(source_lang="en_XX", target_lang="ro_RO", source_prefix="to Romanian: ", num_beams=4))
+    assert found["COLUMN"] == {"inputs": "translation.en", "targets": "translation.ro"} and found["NUM_BEAMS"] == 4
+    assert found["MIXTURE_OR_TASK_NAME"] == "translation" and found["PREFIX"] == "to Romanian: "
+    found = bound(translated(max_source_length=64, text_column="article", summary_column="highlights"))
+    assert found["COLUMN"] == {"inputs": "article", "targets": "highlights"}
+    assert found["TASK_FEATURE_LENGTHS"] == {"inputs": 64, "targets": 128} and found["NUM_EXAMPLES"] == 0
+
+
+def test_words_are_read_from_a_column_named_tokens(translated) -> None:
+    assert bound(translated(text_column_name="tokens"))["COLUMN"] == "tokens[]"
+    assert bound(translated(text_column_name="body"))["COLUMN"] == "body"
+
+
+def test_names_without_an_owner_offline(monkeypatch) -> None:
+    hub_names.full_name.cache_clear()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert hub_names.full_name("t5-11b", "model") == "google-t5/t5-11b"
+    assert hub_names.full_name("wikitext", "dataset") == "Salesforce/wikitext"
+    assert hub_names.full_name("me/own", "model") == "me/own"
+    began = time.monotonic()
+    with pytest.raises(InputError, match="the hub cannot be asked for a data set of that name") as caught:
+        hub_names.full_name("my_corpus", "dataset")
+    assert time.monotonic() - began < 10 and "secret" not in str(caught.value)
+    hub_names.full_name.cache_clear()
+
+
+def test_a_local_folder_of_a_data_set_keeps_its_splits(translated, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        path = tmp_path / "set" / f"{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text('{"text": "One text."}\n')
+    found = corpus._files_of(str(tmp_path / "set"), None)
+    assert {split: Path(files).name for split, files in found.items()} == {
+        "train": "train.jsonl",
+        "validation": "validation.jsonl",
+    }
+    assert bound(translated(train_file=None, dataset_name="set"))["CORPUS"].keys() == {"train", "validation"}

@@ -1,0 +1,111 @@
+"""A run's model on the hub: at its end and at each save, resumed after a failure, refused early, never fatal."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from limba.cli.gin import upgrade
+from limba.config import InputError, RunConfig
+from limba.export import at_end, each_save
+from limba.export.push import HubDestination
+from tests.http_server import FileServer, status
+from tests.hub_server import hub
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "run_aa13acc" / "run"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """A hub of this machine's, which the library asks instead of its own, with the token that it accepts."""
+    with hub(tmp_path / "served") as (server, environment):
+        (tmp_path / "served").mkdir()
+        endpoint = environment["HF_ENDPOINT"]
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "good")
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "step_7"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "t5"}')
+    (path / "model.safetensors").write_bytes(b"weights" * 100)
+    return path
+
+
+def test_the_folder_is_uploaded_to_a_name_with_or_without_an_owner(server, folder, tmp_path) -> None:
+    for name in ("me/mine", "mine"):
+        place = HubDestination(name)
+        place.check()
+        assert place.deliver(folder, 7).endswith("/me/mine")
+    stored = tmp_path / "served" / "me" / "mine" / "main"
+    assert (stored / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch) -> None:
+    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    place, said = HubDestination("me/mine"), []
+    server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))
+    found, reason = at_end._repeated(lambda: place.deliver(folder, 7), said.append)
+    assert found is None and "the upload to me/mine failed" in reason and len(said) == 2
+    server.mend()
+    assert place.deliver(folder, 7).endswith("/me/mine")
+    server.fail("/api/models/me/mine/commit/main", status(403), methods=("POST",))
+    (folder / "config.json").write_text('{"model_type": "mt5"}')
+    with pytest.raises(InputError, match="the hub refuses the upload to me/mine with HTTP 403, asked with the token"):
+        place.deliver(folder, 8)
+
+
+def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, monkeypatch, caplog) -> None:
+    began = time.monotonic()
+    monkeypatch.setenv("HF_TOKEN", "hf_bad")
+    with pytest.raises(
+        InputError, match="does not accept this upload .asked with the token in HF_TOKEN: HTTP 401"
+    ) as bad:
+        HubDestination("me/mine").check()
+    assert "hf_bad" not in str(bad.value)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(InputError, match="needs a token: set HF_TOKEN"):
+        HubDestination("me/mine").check()
+    monkeypatch.setenv("HF_TOKEN", "good")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    HubDestination("me/mine").check()  # a hub that does not answer now may answer when the run ends
+    assert "The hub cannot be reached now" in caplog.text and time.monotonic() - began < 30
+
+
+@pytest.mark.long
+def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(each_save, "SECONDS", 0.2)
+    run = tmp_path / "run"
+    shutil.copytree(GOLDEN, run)
+    upgrade(run)
+    checkpoints = run / "checkpoints"
+    shutil.move(checkpoints / "10", tmp_path / "10")
+    config = run_config(run)
+    with each_save.uploading(config):
+        time.sleep(1)
+        shutil.move(tmp_path / "10", checkpoints / "10")  # a save has ended
+        time.sleep(2)
+    assert "step 10: the model is in http" in capsys.readouterr().out
+    assert (tmp_path / "served" / "me" / "saves" / "main" / "model.safetensors").exists()
+    assert {path.name for path in run.iterdir()} >= {"checkpoints", "config.json"}
+
+
+def run_config(run: Path) -> RunConfig:
+    from limba.config import plain
+
+    config = plain.from_text((run / "config.json").read_text(), str(run))
+    assert isinstance(config, RunConfig)
+    choices = {"model_dir": str(run), "train_steps": 100, "hub_model_id": "me/saves", "hub_strategy": "every_save"}
+    return dataclasses.replace(config, **choices)

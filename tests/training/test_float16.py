@@ -1,0 +1,98 @@
+"""Float16 with dynamic loss scaling: the losses of float32, no step lost to an overflow, exact resumption."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.model import Network
+from limba.sharding.tree import named_leaves
+from limba.training.optimizer import make_optimizer
+from limba.training.precision import loss_scale
+from limba.training.schedule import make_schedule
+from limba.training.state import TrainState, state_shardings
+from limba.training.step import jit_train_step
+from tests import tiny
+
+ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), clip_global_norm=1.0)
+CONFIG = tiny.model(num_encoder_layers=1, num_decoder_layers=1, emb_dim=64, mlp_dim=64, num_heads=2, head_dim=16)
+
+
+def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, devices=1, logits="auto", state=None):
+    """Returns the metrics of the steps, and the last state."""
+    config, loss = dataclasses.replace(CONFIG, dtype=dtype), LossConfig(logits=logits)
+    mesh = tiny.mesh_of(MeshConfig(), devices)
+    network, optimizer = Network(config, mesh), make_optimizer(optimizer_config, 100, dtype)
+    shardings = state_shardings(network, optimizer, mesh)
+    if state is None:
+        state = tiny.state(network, optimizer, mesh, 0)
+        if dtype == "float16":
+            *others, scale = state.opt_state
+            start = jax.device_put(np.int32(doublings), scale.loss_scale_doublings.sharding)
+            state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=start)))
+    step = jit_train_step(
+        network, optimizer, make_schedule(optimizer_config.schedule, 100), loss, microbatches, shardings
+    )
+    found = []
+    for i in range(int(state.step), steps):
+        state, metrics = step(state, tiny.batch(seed=i % 3), jax.random.key(7))
+        found.append({name: float(value) for name, value in metrics.items()})
+    return found, state
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_the_losses_of_float16_are_those_of_float32(optimizer) -> None:
+    choice = ADAM if optimizer == "adamw" else dataclasses.replace(tiny.OPTIMIZER, schedule=ADAM.schedule)
+    whole, _ = trained("float32", 30, choice)
+    half, state = trained("float16", 30, choice)
+    np.testing.assert_allclose([m["loss"] for m in half], [m["loss"] for m in whole], rtol=0.01)
+    assert whole[-1]["loss"] < whole[0]["loss"] - 0.3  # they learn
+    assert all(np.isfinite(list(m.values())).all() for m in half)
+    assert int(state.opt_state[-1].loss_scale_steps) == 30
+
+
+def test_a_scale_that_overflows_is_halved_and_no_step_is_lost() -> None:
+    whole, _ = trained("float32", 6)
+    half, state = trained("float16", 6, doublings=24)  # far too large
+    doublings, steps = (int(x) for x in state.opt_state[-1])
+    assert 0 <= doublings < 24 and steps >= 1
+    np.testing.assert_allclose([m["loss"] for m in half], [m["loss"] for m in whole], rtol=0.01)
+    assert all(np.isfinite(m["gradient_norm"]) for m in half)
+    counts = [leaf for name, leaf in named_leaves(state.opt_state).items() if name.endswith("count")]
+    assert int(state.step) == 6 and [int(c) for c in counts] == [6] * len(counts)
+
+
+def test_the_scale_grows_after_good_steps(monkeypatch) -> None:
+    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    _, state = trained("float16", 7)
+    assert [int(x) for x in state.opt_state[-1]] == [2, 1]
+
+
+def test_micro_batches_devices_and_chunks_agree() -> None:
+    one, _ = trained("float16", 4)
+    for choices in ({"devices": 2, "microbatches": 2}, {"logits": "chunked"}):
+        several, _ = trained("float16", 4, **choices)
+        np.testing.assert_allclose([m["loss"] for m in several], [m["loss"] for m in one], rtol=2e-3, err_msg=choices)
+
+
+def test_a_batch_that_is_not_finite_keeps_its_scale() -> None:
+    scale = loss_scale.LossScale(jnp.int32(3), jnp.int32(5))
+
+    def compute(factor=1.0):
+        return {"w": jnp.full((2,), jnp.nan) * factor}, {"loss": jnp.float32(1)}
+
+    grads, _, (after,) = jax.jit(lambda s: loss_scale.scaled_gradients(compute, (s,), 10))(scale)
+    assert np.isnan(grads["w"]).all() and [int(x) for x in after] == [3, 5]
+
+
+def test_a_network_in_float16_is_near_float32_and_does_not_overflow_where_t5_does() -> None:
+    config = dataclasses.replace(CONFIG, dtype="float32")
+    params, batch = tiny.parameters(config), jax.tree.map(jnp.asarray, tiny.batch())
+    params["encoder"]["layers"]["mlp"]["wo"]["kernel"] *= 3e4  # the sum over layers then leaves float16
+    whole = Network(config).apply(params, batch)
+    half = Network(dataclasses.replace(config, dtype="float16")).apply(params, batch)
+    assert np.isfinite(half).all()
+    np.testing.assert_allclose(half, whole, atol=0.05 * np.abs(whole).max())
