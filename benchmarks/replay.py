@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from limba.cli import program
+from limba.cli.t5x.tables import LOSS_NORMALIZERS
 from limba.config import (
     InputError,
     LossConfig,
@@ -70,6 +71,11 @@ def optimizer_config(recorded: dict) -> OptimizerConfig:
     )
 
 
+def normalize_by(factor: str | float | None) -> str | float | None:
+    """Returns our name of T5X's `loss_normalizing_factor`; a recording that gives none has T5X's default, None."""
+    return LOSS_NORMALIZERS[factor] if isinstance(factor, str) else factor
+
+
 def replay(
     golden: str,
     scan_layers: bool = True,
@@ -93,7 +99,8 @@ def replay(
         raise InputError(f"The parameters recorded in {golden}.npz are not those of the network in its .json.")
     shardings = state_shardings(model, optimizer, make_mesh(mesh or MeshConfig()))
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
-    loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits)
+    divided_by = normalize_by(recorded.get("loss_normalizing_factor"))
+    loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits, divided_by)
     step = jit_train_step(model, optimizer, schedule, loss, num_microbatches, shardings)
 
     losses = []

@@ -18,6 +18,7 @@ COMMANDS = {  # name: (module, what it does)
     "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
     "play": ("limba.cli.play.play", "serve a page on which one tries a model"),
+    "status": ("limba.cli.runs.status", "show how a run is getting on, and which of its hosts are alive"),
     "report": ("limba.cli.runs.report", "summarize a run and plot its loss"),
     "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
     "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
@@ -25,10 +26,12 @@ COMMANDS = {  # name: (module, what it does)
     "prepare": ("limba.cli.data.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.cli.data.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.use.convert", "convert models between Limba, T5X and Hugging Face"),
+    "convert-gin": ("limba.cli.t5x.convert", "print T5X's gin files as one of Limba's"),
     "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
+TRAIN = ("train", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte
@@ -64,4 +67,21 @@ def _run(argv: Sequence[str]) -> object:
     if command not in COMMANDS:
         near = did_you_mean(command, COMMANDS)
         raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
+    if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
+        check_accelerator(command)
     return importlib.import_module(COMMANDS[command][0]).run(rest)
+
+
+def check_accelerator(command: str) -> None:
+    """Raises InputError if training would leave an accelerator unused; other commands only say so, on stderr."""
+    missing = environment.accelerator_without_packages()
+    if missing is None:
+        return
+    what, part = missing
+    sentence = (
+        f"This machine has {what}, and jax's packages for it are not installed; run bash launch/setup.sh {part}, or set"
+        " JAX_PLATFORMS=cpu to use the CPU."
+    )
+    if command in TRAIN:
+        raise InputError(sentence)
+    print(sentence, file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError, environment
 from limba.config.errors import NOT_WRITABLE, reason_of
+from limba.data.t5_names import finder
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
@@ -37,6 +38,7 @@ def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str], n
 
 
 def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str) -> int:
+    finder.install()
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]

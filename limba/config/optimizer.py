@@ -9,6 +9,7 @@ from limba.config import kinds
 from limba.config.errors import ConfigError, one_of, positive, require
 
 LOGITS = ("auto", "whole", "chunked")
+NORMALIZERS = ("tokens", "all_tokens", "sequences")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 SCHEDULE_FACTORS = (
@@ -26,12 +27,22 @@ SCHEDULE_FACTORS = (
 class LossConfig:
     """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`."""
 
-    z_loss: float = 1e-4
-    label_smoothing: float = 0.0
+    z_loss: float = 1e-4  # weight of the squared log of the softmax's normalizer
+    label_smoothing: float = 0.0  # share of probability given to the other tokens
     logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
+    # What the summed loss is divided by: tokens (real ones), all_tokens (padding too), sequences (each one's mean
+    # counts the same), a number, or None (nothing, T5X's default).
+    normalize_by: str | float | None = "tokens"
 
     def __post_init__(self) -> None:
         kinds.check(self)
+        if isinstance(self.normalize_by, str):
+            one_of(self, "normalize_by", NORMALIZERS)
+        require(
+            self.normalize_by is None or isinstance(self.normalize_by, str) or self.normalize_by > 0,
+            "LossConfig.normalize_by",
+            f"is {self.normalize_by!r}; give a number above 0, {', '.join(NORMALIZERS)}, or None.",
+        )
         one_of(self, "logits", LOGITS)
         require(self.z_loss >= 0, "LossConfig.z_loss", f"is {self.z_loss!r}; give 0 or more.")
         require(
@@ -45,16 +56,16 @@ class LossConfig:
 class ScheduleConfig:
     """The learning rate over steps; `factors` is T5X's product of named factors."""
 
-    name: str = "factors"
-    base_learning_rate: float = 1.0
-    factors: str = "constant * rsqrt_decay"
-    warmup_steps: int = 10_000
+    name: str = "factors"  # factors, linear, cosine or warmup_stable_decay
+    base_learning_rate: float = 1.0  # the factor 'constant', or the highest rate
+    factors: str = "constant * rsqrt_decay"  # product of T5X's factors
+    warmup_steps: int = 10_000  # steps until the highest rate
     decay_steps: int | None = None  # the last step of linear and cosine; the decay's length in warmup_stable_decay
     final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
     decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
     steps_per_decay: int = 20_000  # T5X: of decay_every
     steps_per_cycle: int = 100_000  # T5X: of cosine_decay
-    step_offset: int = 0
+    step_offset: int = 0  # subtracted from the step
     min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
 
     def __post_init__(self) -> None:
@@ -91,30 +102,31 @@ class OptimizerConfig:
     0.001
     """
 
-    name: str = "adafactor"
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    weight_decay: float = 0.0
+    name: str = "adafactor"  # adafactor, adamw or adamw_rms
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
+    weight_decay: float = 0.0  # of parameters, times the learning rate
     clip_global_norm: float | None = None  # of the gradient, before the optimizer
     # Adafactor
     decay_rate: float = 0.8
-    multiply_by_parameter_scale: bool = True
+    multiply_by_parameter_scale: bool = True  # Adafactor: updates relative to the parameter's size
     clipping_threshold: float | None = 1.0  # of an update's root mean square, per parameter and layer
-    min_dim_size_to_factor: int = 128
-    epsilon1: float = 1e-30
-    epsilon2: float = 1e-3
-    momentum: float | None = None
+    min_dim_size_to_factor: int = 128  # Adafactor: smaller matrices keep a full second moment
+    epsilon1: float = 1e-30  # Adafactor: added to squared gradients
+    epsilon2: float = 1e-3  # Adafactor: smallest parameter scale
+    momentum: float | None = None  # Adafactor: of the first moment; None: none
+    step_offset: int = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
     # AdamW
     beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta2: float = 0.999  # AdamW: of the second moment
+    epsilon: float = 1e-8  # AdamW: added to the root of the second moment
 
     def __post_init__(self) -> None:
         kinds.check(self)
         object.__setattr__(self, "frozen", tuple(self.frozen))
         self._check_frozen()
         one_of(self, "name", OPTIMIZERS)
-        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon", "min_dim_size_to_factor"):
+        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon", "min_dim_size_to_factor", "step_offset"):
             value = getattr(self, name)
             require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
         for name in ("clip_global_norm", "clipping_threshold"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from limba.config import LossConfig
 
 Sums = dict[str, Float[Array, ""]]
+Batch = Mapping[str, Array]
 
 
 class Smoothing(NamedTuple):
@@ -79,3 +80,41 @@ def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "
     """
     sums = {name: jnp.sum(x * weights) for name, x in zip(("loss", "nats", "correct"), per_token, strict=True)}
     return {**sums, "tokens": jnp.sum(weights)}
+
+
+def token_weights(config: LossConfig, batch: Batch) -> Float[Array, "B Q"]:
+    """Returns each target token's weight in the loss: the batch's own, or with 'sequences' divided by its sequence's.
+
+    A sequence is a row, or a segment of a packed row. One without weights stays without (T5X's AVERAGE_PER_SEQUENCE).
+
+    >>> weights = jnp.array([[1.0, 1.0, 1.0, 0.0]])
+    >>> packed = {"decoder_loss_weights": weights, "decoder_segment_ids": jnp.array([[1, 1, 2, 0]])}
+    >>> token_weights(LossConfig(normalize_by="sequences"), packed).tolist()
+    [[0.5, 0.5, 1.0, 0.0]]
+    """
+    weights = batch["decoder_loss_weights"].astype(jnp.float32)
+    if config.normalize_by != "sequences":
+        return weights
+    if "decoder_segment_ids" in batch:
+        segments = batch["decoder_segment_ids"]
+        same = (segments[:, :, None] == segments[:, None, :]).astype(jnp.float32)
+        totals = jnp.einsum("bqk,bk->bq", same, weights, precision=jax.lax.Precision.HIGHEST)
+    else:
+        totals = jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.where(totals > 0, weights / jnp.where(totals > 0, totals, 1.0), 0.0)
+
+
+def divisor(config: LossConfig, sums: Sums, targets: Int[Array, "B Q"]) -> Float[Array, ""]:
+    """Returns what the summed loss and its gradient are divided by; see `LossConfig.normalize_by`.
+
+    The summed `weights` are the real tokens, or with 'sequences' the sequences. At least 1.
+
+    >>> sums, targets = {"weights": jnp.float32(3)}, jnp.ones((2, 4), jnp.int32)
+    >>> [float(divisor(LossConfig(normalize_by=by), sums, targets)) for by in ("tokens", "all_tokens", None, 0.5)]
+    [3.0, 8.0, 1.0, 0.5]
+    """
+    if config.normalize_by in ("tokens", "sequences"):
+        return jnp.maximum(sums["weights"], 1.0)
+    if config.normalize_by == "all_tokens":
+        return jnp.float32(targets.size)
+    return jnp.float32(1.0 if config.normalize_by is None else config.normalize_by)

@@ -4,12 +4,14 @@ import shutil
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 from limba.cli import program
 from limba.cli.use import t5x as command
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
+from limba.export import t5x as export
 from limba.formats import t5x
 from limba.model import Network
 from limba.training.checkpoints.directory import Checkpoints
@@ -65,6 +67,15 @@ def test_inspect_lists_and_writes_all(run, tmp_path, capsys):
     with np.load(tmp_path / "0.npz") as ours, np.load(tmp_path / "2.npz") as theirs:
         assert sorted(ours.files) == sorted(theirs.files) and len(ours.files) == len(listings[0])
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours.files)
+
+
+def test_npz_holds_bfloat16_as_float32(tmp_path):
+    """.npy cannot name bfloat16: numpy would give raw bytes back."""
+    values = np.array([1.5, -2.0, 3.0e38], ml_dtypes.bfloat16)
+    export.write_npz({"target/a": values, "state/step": np.int32(3)}, str(tmp_path / "a.npz"))
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert arrays["target/a"].dtype == np.float32 and arrays["state/step"].dtype == np.int32
+        assert np.array_equal(arrays["target/a"], values.astype(np.float32))
 
 
 def test_another_optimizer_has_no_state_there(tmp_path, capsys):

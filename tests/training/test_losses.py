@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import LossConfig, MeshConfig, ModelConfig
+from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig
+from limba.model import Network
 from limba.training.chunked_loss import chunked_cross_entropy
-from limba.training.losses import cross_entropy
+from limba.training.losses import cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.step import gradients, loss_sums
 from tests import tiny
 
 
@@ -67,3 +69,53 @@ def test_network_has_the_same_gradients_with_its_loss_in_chunks(config: ModelCon
     config = dataclasses.replace(config, num_decoder_layers=1)
     whole, chunked = (LossConfig(label_smoothing=0.1, logits=logits) for logits in ("whole", "chunked"))
     tiny.assert_same_gradients((config, mesh, whole), (config, mesh, chunked))
+
+
+def test_sequences_weigh_the_same_packed_and_alone() -> None:
+    """The mean over sequences of each one's mean loss, whether rows hold one or several; padding weighs nothing."""
+    rng = np.random.default_rng(0)
+    nats = rng.random((3, 6)).astype(np.float32)
+    weights = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1], [0] * 6], np.float32)
+    segments = np.array([[1, 2, 2, 2, 0, 0], [1, 1, 1, 1, 2, 2], [0] * 6], np.int32)
+    config = LossConfig(normalize_by="sequences")
+    alone, packed = (
+        {"decoder_loss_weights": weights},
+        {"decoder_loss_weights": weights, "decoder_segment_ids": segments},
+    )
+    for batch, means in (
+        (alone, [nats[0, :4].mean(), nats[1].mean()]),
+        (packed, [nats[0, :1].mean(), nats[0, 1:4].mean(), nats[1, :4].mean(), nats[1, 4:].mean()]),
+    ):
+        new = token_weights(config, jax.tree.map(jnp.asarray, batch))
+        sums = weighted_sums((jnp.asarray(nats),) * 3, new)
+        sums["weights"] = jnp.sum(new)
+        assert float(sums["weights"]) == pytest.approx(len(means))
+        loss = float(sums["loss"] / divisor(config, sums, jnp.zeros((3, 6), jnp.int32)))
+        assert loss == pytest.approx(float(np.mean(means)), rel=1e-6)
+
+
+@pytest.mark.parametrize("normalize_by", ["tokens", "sequences", "all_tokens", None, 100.0])
+def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: str | float | None) -> None:
+    model = Network(tiny.model())
+    params, batch = model.init(jax.random.key(0)), jax.tree.map(jnp.asarray, tiny.batch())
+    found = []
+    for parts, logits in ((1, "whole"), (4, "whole"), (1, "chunked")):
+        loss = LossConfig(normalize_by=normalize_by, logits=logits)
+        grads, sums = gradients(model, loss, params, batch, None, parts)
+        by = divisor(loss, sums, batch["decoder_target_tokens"])
+        found.append((float(sums["loss"] / by), float(jnp.linalg.norm(jax.tree.leaves(grads)[0]) / by)))
+        assert float(sums["tokens"]) == float(batch["decoder_loss_weights"].sum())
+    np.testing.assert_allclose(found, [found[0]] * 3, rtol=1e-5)
+
+
+def test_metrics_stay_means_of_tokens() -> None:
+    model = Network(tiny.model())
+    params, batch = model.init(jax.random.key(0)), jax.tree.map(jnp.asarray, tiny.batch())
+    tokens, summed = (loss_sums(model, LossConfig(normalize_by=by), params, batch, None) for by in ("tokens", None))
+    assert float(tokens["loss"]) == float(summed["loss"]) and float(tokens["weights"]) == float(summed["weights"])
+
+
+@pytest.mark.parametrize("value", ["token", 0, -1.0, True])
+def test_wrong_normalization_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="LossConfig.normalize_by"):
+        LossConfig(normalize_by=value)  # pyright: ignore[reportArgumentType]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
-from limba.cli.flags import search_folders
+from limba.cli.flags import reader_of, search_folders
 from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, environment
 
@@ -66,11 +66,9 @@ def add_import_flag(parser: Parser) -> None:
 
 def run_of_gin_files(given: argparse.Namespace) -> GinRun:
     """Returns the run that the flags of `add_gin_flags` describe."""
-    from limba.cli.gin import read_run
-
     folders = search_folders([given.gin_search_paths])
     with environment.quiet_imports():  # of the task modules
-        return read_run(given.gin_file, given.gin, folders, allowed=given.imports)
+        return reader_of(given.gin_file, folders)(given.gin, folders, allowed=given.imports)
 
 
 def load(

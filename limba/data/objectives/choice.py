@@ -27,6 +27,7 @@ from limba.data.objectives.language_modeling import (
     prefix_lm_lengths,
 )
 from limba.data.objectives.spans import span_corruption, span_corruption_lengths
+from limba.data.objectives.supervised import is_supervised
 from limba.data.objectives.token_blocks import check_targets
 from limba.data.objectives.tokenization import tokenize_documents
 from limba.data.objectives.whole_words import whole_word_lengths, whole_word_span_corruption
@@ -146,7 +147,9 @@ def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int])
     given = lengths.get("targets")
     if "inputs" not in lengths:
         sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
-        return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
+        if sides or not all(map(is_supervised, _tasks(task))):
+            return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
+        return lm_adaptation_lengths(lengths)  # inputs, then targets: half of the sequence each
     if not parts:
         if given is None:
             raise ConfigError(

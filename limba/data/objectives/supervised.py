@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from limba.config import ConfigError
 from limba.data.packing import FEATURES
+from limba.data.t5_names.foreign import has_objective
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
@@ -56,7 +57,7 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
 def is_supervised(task: seqio.Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
     steps = [getattr(step, "func", step) for step in task.preprocessors]
-    return any(step in TOKENIZERS for step in steps)
+    return any(step in TOKENIZERS for step in steps) and not has_objective(task)
 
 
 def lengths_of(

@@ -1,0 +1,74 @@
+"""The names of `t5.data`: vocabularies, features, registries and rates, nearly all of them seqio's."""
+
+from __future__ import annotations
+
+import seqio
+from seqio import (
+    ByteVocabulary,
+    Feature,
+    FunctionDataSource,
+    Mixture,
+    MixtureRegistry,
+    PassThroughVocabulary,
+    SentencePieceVocabulary,
+    Task,
+    TaskRegistry,
+    TextLineDataSource,
+    TfdsDataSource,
+    Vocabulary,
+    get_mixture_or_task,
+    map_over_dataset,
+)
+
+DEFAULT_SPM_PATH = "gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"
+DEFAULT_EXTRA_IDS = 100
+
+
+def get_default_vocabulary() -> seqio.SentencePieceVocabulary:
+    """Returns T5's vocabulary of 32,000 pieces and 100 sentinels; nothing is read before it is used."""
+    return seqio.SentencePieceVocabulary(DEFAULT_SPM_PATH, DEFAULT_EXTRA_IDS)
+
+
+def rate_num_examples(
+    task: seqio.Task,
+    maximum: int | None = None,
+    temperature: float = 1.0,
+    scale: float = 1.0,
+    fallback_to_num_input_examples: bool = True,
+) -> float:
+    """Returns a mixture's rate by the task's number of examples (Raffel et al. 2020, section 3.5.2)."""
+    return seqio.mixing_rate_num_examples(
+        task=task,
+        maximum=maximum,
+        scale=scale,
+        temperature=temperature,
+        fallback_to_num_input_examples=fallback_to_num_input_examples,
+    )
+
+
+def rate_unsupervised(task: seqio.Task, value: float = 1e6) -> float:
+    """Returns a fixed rate, for an unsupervised task beside others."""
+    return value
+
+
+__all__ = [
+    "DEFAULT_EXTRA_IDS",
+    "DEFAULT_SPM_PATH",
+    "ByteVocabulary",
+    "Feature",
+    "FunctionDataSource",
+    "Mixture",
+    "MixtureRegistry",
+    "PassThroughVocabulary",
+    "SentencePieceVocabulary",
+    "Task",
+    "TaskRegistry",
+    "TextLineDataSource",
+    "TfdsDataSource",
+    "Vocabulary",
+    "get_default_vocabulary",
+    "get_mixture_or_task",
+    "map_over_dataset",
+    "rate_num_examples",
+    "rate_unsupervised",
+]

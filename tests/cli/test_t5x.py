@@ -1,0 +1,288 @@
+"""T5X's gin files: what they become, that the printed file is the same run, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from limba.cli import flags
+from limba.cli.gin import GinRun
+from limba.cli.t5x import convert, tables
+from limba.cli.t5x.read import is_t5x
+from limba.cli.t5x.translate import translate
+from limba.config import InputError
+from limba.data.t5_names import finder
+
+FOLDER = Path(__file__).parent / "t5x"
+TRAINING = ("ro_base", "ro_mt5", "c4_small", "wmt_finetune", "umt5", "byt5", "decoder")
+SIZES = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
+
+
+@pytest.fixture(autouse=True)
+def names_of_t5():
+    finder.install()
+
+
+def bindings(name: str, *overrides: str) -> dict:
+    found = translate([str(FOLDER / f"{name}.gin")], overrides, [FOLDER])
+    return {ours: value for ours, (value, _) in found.translation.bindings.items()}
+
+
+def read(*arguments: str) -> GinRun:
+    return flags.parse_args([*arguments, f"--gin_search_paths={FOLDER}"])
+
+
+def given_later(name: str, folder: Path) -> list[str]:
+    if name in ("wmt_eval", "wmt_infer"):
+        output = "EVAL_OUTPUT_DIR" if name == "wmt_eval" else "INFER_OUTPUT_DIR"
+        return [f"--gin.{output}={folder}", f"--gin.CHECKPOINT_PATH={folder}/model"]
+    return [f"--gin.MODEL_DIR={folder}"]
+
+
+@pytest.mark.fast
+def test_romanian_run_has_the_values_of_its_files():
+    found = bindings("ro_base", "MODEL_DIR=/tmp/ro")
+    expected = {
+        "MODEL_DIR": "/tmp/ro", "TRAIN_STEPS": 2_000_000, "BATCH_SIZE": 128, "PACK": True, "EXTRA_IDS": 0,
+        "TASK_FEATURE_LENGTHS": {"inputs": 512, "targets": 256}, "VOCABULARY": "gs://my-bucket/ro.model",
+        "CHECKPOINT_PERIOD": 10_000, "CHECKPOINTS_KEPT": 5, "EVAL_STEPS": 20, "Z_LOSS": 1e-4, "LEARNING_RATE": 1.0,
+        "LEARNING_RATE_FACTORS": "constant * rsqrt_decay", "WARMUP_STEPS": 10_000, "config.MeshConfig.model": 2,
+        "config.ModelConfig.vocab_size": 64_000, "config.ModelConfig.num_decoder_layers": 12,
+        "config.ModelConfig.scan_layers": False, "config.LossConfig.normalize_by": None, "DROPOUT_RATE": 0.0,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    assert "INITIAL_CHECKPOINT_PATH" not in found
+
+
+@pytest.mark.parametrize("name", [*TRAINING, "wmt_eval", "wmt_infer"])
+def test_the_printed_gin_is_the_same_run(name, tmp_path, capsys):
+    flag = given_later(name, tmp_path)
+    theirs = read(str(FOLDER / f"{name}.gin"), *flag)
+    convert.run([str(FOLDER / f"{name}.gin"), f"--gin_search_paths={FOLDER}", *flag])
+    printed = tmp_path / "ours.gin"
+    printed.write_text(capsys.readouterr().out)
+    assert not is_t5x([str(printed)])
+    ours = flags.parse_args([str(printed)])
+    assert ours.config == theirs.config
+    assert ours.text == theirs.text
+
+
+def test_each_line_has_its_origin_and_the_table_what_differs():
+    found = translate([str(FOLDER / "ro_mt5.gin")], ["MODEL_DIR=/tmp/ro"], [FOLDER])
+    text = found.whole_text()
+    assert "TRAIN_STEPS = 1100000  # " in text and "ro_mt5.gin line 12: TRAIN_STEPS" in text
+    assert "LEARNING_RATE = 0.4  # " in text
+    assert "t5x/configs/runs/pretrain.gin: train/utils.DatasetConfig.pack" in text
+    assert "INITIAL_CHECKPOINT_PATH = 'gs://t5-data/pretrained_models/t5x/mt5_base/checkpoint_1000000'" in text
+    assert "RANDOM_SEED = None -> RANDOM_SEED = 0: T5X takes the time" in text
+    for line in text.splitlines():
+        assert line.startswith(("#", "from ", "import ", "include ")) or not line or "  # " in line
+
+
+def test_families():
+    umt5 = bindings("umt5", "MODEL_DIR=/tmp/x")
+    assert umt5["config.ModelConfig.relative_bias_per_layer"] is True
+    assert umt5["config.ModelConfig.remat"] == "minimal" and umt5["config.ModelConfig.vocab_size"] == 256_384
+    assert umt5["config.LossConfig.normalize_by"] == "tokens" and umt5["BATCH_SIZE"] == 1024
+    assert umt5["config.DataConfig.seed"] == 42 and umt5["RANDOM_SEED"] == 0
+    byt5 = bindings("byt5", "MODEL_DIR=/tmp/x")
+    assert byt5["config.ModelConfig.num_encoder_layers"] == 12 and byt5["config.ModelConfig.vocab_size"] == 384
+    assert byt5["config.LossConfig.normalize_by"] == "sequences"
+    decoder = bindings("decoder", "MODEL_DIR=/tmp/x")
+    assert decoder["config.ModelConfig.num_encoder_layers"] == 0
+    assert decoder["config.ModelConfig.num_decoder_layers"] == 12
+    assert decoder["TASK_FEATURE_LENGTHS"] == {"targets": 512}
+    assert decoder["config.GenerationConfig.top_k"] == 40 and decoder["config.GenerationConfig.num_samples"] == 8
+    finetune = bindings("wmt_finetune", "MODEL_DIR=/tmp/x")
+    assert finetune["config.LossConfig.normalize_by"] == 233_472
+    assert finetune["config.GenerationConfig.num_beams"] == 4 and finetune["EVAL_PERIOD"] == 100
+    assert finetune["CHECKPOINT_PERIOD"] == 5_000 and finetune["CHECKPOINTS_KEPT"] is None
+    evaluation = bindings("wmt_eval", "CHECKPOINT_PATH=/tmp/c", "EVAL_OUTPUT_DIR=/tmp/o")
+    assert evaluation["config.DataConfig.validation_split"] == "test"
+    assert evaluation["INITIAL_CHECKPOINT_PATH"] == "/tmp/c" and evaluation["MODEL_DIR"] == "/tmp/o"
+
+
+@pytest.mark.parametrize("path", tables.PATHS)
+def test_every_file_of_the_tables_can_be_included(path, tmp_path):
+    is_run = "/runs/" in path or "pretrain_" in path
+    parts = [] if is_run else [path]
+    if path.endswith(("eval.gin", "infer.gin")) or "/runs/" in path:
+        parts = ["t5x/examples/t5/t5_1_1/small.gin", path]
+    elif "pretrain_" in path:
+        parts = [path]
+    elif "umt5/" in path:
+        parts = ["t5x/examples/scalable_t5/mt5/small.gin", path, "t5x/configs/runs/pretrain.gin"]
+    else:
+        parts = [path, "t5x/configs/runs/pretrain.gin"]
+    file = tmp_path / "mine.gin"
+    file.write_text("".join(f"include '{part}'\n" for part in parts) + "DROPOUT_RATE = 0.0\n")
+    names = {"MODEL_DIR": "/tmp/x", "TRAIN_STEPS": 5, "MIXTURE_OR_TASK_NAME": "'a'", "INITIAL_CHECKPOINT_PATH": "/c"}
+    names |= {"TASK_FEATURE_LENGTHS": {"inputs": 32, "targets": 32}, "VOCAB_SIZE": 256, "CHECKPOINT_PATH": "/c"}
+    names |= {"EVAL_OUTPUT_DIR": "/o", "INFER_OUTPUT_DIR": "/o", "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": "'a'"}
+    values = translate([str(file)], [f"{name}={value}" for name, value in names.items()], []).translation.bindings
+    assert values["config.ModelConfig.head_dim"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("TRAIN_STEP = 5", "line 9 sets TRAIN_STEP, which Limba does not know; did you mean TRAIN_STEPS?"),
+        ("network.T5Config.emb_dims = 5", "sets network.T5Config.emb_dims, which Limba does not know"),
+        ("utils.SaveCheckpointConfig.checkpoint_steps = [5]", "Limba saves every SaveCheckpointConfig.period steps"),
+        ("utils.RestoreCheckpointConfig.mode = 'all'\nutils.RestoreCheckpointConfig.path='/c'", "give 'specific'"),
+        ("utils.RestoreCheckpointConfig.assignment_map = [('a', 'b')]", "Limba renames no parameters"),
+        ("adafactor.Adafactor.factor_map = 3", "line 9 sets adafactor.Adafactor.factor_map to 3: Limba's Adafactor"),
+        ("OPTIMIZER = @optax.lion()", "use one of them (docs/coming_from_t5x.md)"),
+        ("TASK_FEATURE_LENGTHS = None", "give lengths such as"),
+        ("TRAIN_STEPS_RELATIVE = 100", "set TRAIN_STEPS to the step of the checkpoint plus these steps"),
+        ("train_eval/utils.DatasetConfig.mixture_or_task_name = 'b'", "another split of the task that it trains on"),
+        ("LOSS_NORMALIZING_FACTOR = 'TOKENS'", "T5X has NUM_REAL_TARGET_TOKENS"),
+        ("network.T5Config.dtype = 'float16'", "Limba computes in 'float32' or 'bfloat16'"),
+        ("include 't5x/configs/runs/pretrian.gin'", "did you mean t5x/configs/runs/pretrain.gin"),
+        ("BATCH_SIZE = %ROWS", "uses %ROWS, which nothing sets"),
+    ],
+)
+def test_bad_lines_get_a_sentence(line, sentence, tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "import __main__ as train_script\ninclude 't5x/examples/t5/t5_1_1/small.gin'\n"
+        "include 't5x/configs/runs/pretrain.gin'\nMIXTURE_OR_TASK_NAME = 'a'\nMODEL_DIR = '/tmp/x'\n"
+        "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\nTRAIN_STEPS = 5\nDROPOUT_RATE = 0.0\n" + line + "\n"
+    )
+    with pytest.raises(InputError) as error:
+        translate([str(file)], [], [])
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_macro_without_a_value_is_named():
+    with pytest.raises(InputError, match=r"^MODEL_DIR is not set, and t5x/configs/runs/pretrain.gin needs it; add"):
+        bindings("c4_small")
+
+
+def test_optimizers_of_optax(tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "include 't5x/examples/t5/t5_1_1/small.gin'\ninclude 't5x/configs/runs/pretrain.gin'\n"
+        "from t5x import optimizers\nimport optax\nOPTIMIZER = @optimizers.chain()\n"
+        "optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]\n"
+        "optax.clip_by_global_norm.max_norm = 1.0\noptax.adamw.learning_rate = @optax.warmup_cosine_decay_schedule()\n"
+        "optax.warmup_cosine_decay_schedule:\n  init_value = 0.0\n  peak_value = 1e-4\n  warmup_steps = 1000\n"
+        "  decay_steps = %TRAIN_STEPS\n  end_value = 0.0\n"
+    )
+    overrides = ["MODEL_DIR=/tmp/x", "TRAIN_STEPS=5000", "DROPOUT_RATE=0.0", "MIXTURE_OR_TASK_NAME='a'"]
+    values = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}"], [])
+    found = {name: value for name, (value, _) in values.translation.bindings.items()}
+    assert found["config.OptimizerConfig.name"] == "adamw" and found["config.OptimizerConfig.clip_global_norm"] == 1.0
+    assert found["config.ScheduleConfig.name"] == "cosine" and found["config.ScheduleConfig.decay_steps"] == 5000
+    assert found["LEARNING_RATE"] == 1e-4 and found["config.OptimizerConfig.weight_decay"] == 1e-4
+
+
+def test_a_users_copy_of_t5xs_file_has_priority(tmp_path):
+    copy = tmp_path / "t5x" / "configs" / "runs" / "pretrain.gin"
+    copy.parent.mkdir(parents=True)
+    _, table = tables.include_file("t5x/configs/runs/pretrain.gin") or ((), {})
+    lines = [f"{name} = {value}\n" for name, value in table.items()]
+    copy.write_text("".join(lines) + "utils.SaveCheckpointConfig.period = 77\n")
+    file = FOLDER / "c4_small.gin"
+    values = translate([str(file)], ["MODEL_DIR=/tmp/x"], [tmp_path]).translation.bindings
+    assert values["CHECKPOINT_PERIOD"] == (77, f"t5x/configs/runs/pretrain.gin line {len(lines) + 1}: "
+                                           "utils.SaveCheckpointConfig.period")  # fmt: skip
+
+
+def test_convert_gin_names_what_is_wrong(tmp_path):
+    ours = tmp_path / "ours.gin"
+    ours.write_text("from limba import config\n")
+    with pytest.raises(InputError, match="includes none of T5X's files"):
+        convert.run([str(ours)])
+    with pytest.raises(InputError, match="No gin file is given"):
+        convert.run([])
+
+
+def test_a_run_of_t5x_keeps_its_directory_and_is_started_from(tmp_path):
+    """Its newest checkpoint is the initial one, with its step and averages; nothing is written beside it."""
+    golden = Path(__file__).parent.parent / "golden" / "t5x_legacy"
+    with pytest.raises(InputError, match="holds a run of T5X; give another directory"):
+        read(str(FOLDER / "c4_small.gin"), f"--gin.MODEL_DIR={golden}")
+    flag = f"--gin.INITIAL_CHECKPOINT_PATH={golden}"
+    given = read(str(FOLDER / "c4_small.gin"), f"--gin.MODEL_DIR={tmp_path}", flag)
+    assert given.config.initial_checkpoint_path == str(golden) and not given.config.reset_step
+
+
+def corpora(folder: Path) -> dict[str, str]:
+    words = ["casa", "masa", "pisica", "om", "drum", "apa", "munte", "soare", "carte", "pom"]
+    texts = [" ".join(words[i * k % 7 + i // k % 4] for k in range(1, 40)) for i in range(1, 600)]
+    (folder / "corpus.txt").write_text("\n".join(texts) + "\n")
+    pairs = [json.dumps({"en": text[:40], "de": text[5:50]}) for text in texts]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(pairs) + "\n")
+    splits = {split: str(folder / f"{split}.jsonl") for split in ("train", "validation", "test")}
+    return {"text": str(folder / "corpus.txt"), "pairs": str(splits)}
+
+
+def small(name: str, folder: Path) -> list[str]:
+    """The overrides of a run: MODEL_DIR, vocabulary, data and size."""
+    data = corpora(folder)
+    network = "TransformerConfig" if name == "decoder" else "T5Config"
+    sizes = dict(SIZES)
+    if name == "decoder":
+        sizes = {**{key: sizes[key] for key in ("emb_dim", "num_heads", "head_dim", "mlp_dim")}, "num_layers": 1}
+    is_pairs = name in ("wmt_finetune", "wmt_eval", "wmt_infer", "decoder")
+    values = {
+        "VOCABULARY": "byte",
+        "CORPUS": data["pairs"] if is_pairs else data["text"],
+        "VOCAB_SIZE" if name == "umt5" else f"network.{network}.vocab_size": 384,
+        **{f"network.{network}.{key}": value for key, value in sizes.items()},
+        "TASK_FEATURE_LENGTHS": "{'inputs': 64, 'targets': 64}",
+    }
+    if name in TRAINING:
+        values |= {"MODEL_DIR": folder / "run", "TRAIN_STEPS": 20, "BATCH_SIZE": 8, "LOG_PERIOD": 5}
+    return [f"--gin.{key}={value}" for key, value in values.items()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("ro_base", "byt5") else pytest.mark.long)
+        for name in TRAINING
+    ],
+)
+def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
+    from limba.run import train
+
+    monkeypatch.syspath_prepend(str(FOLDER))
+    more = ["--gin.INITIAL_CHECKPOINT_PATH=None"] if name in ("ro_mt5", "wmt_finetune") else []
+    if name == "wmt_finetune":  # a rate for its checkpoint, and an evaluation of few texts
+        more += ["--gin.utils.create_learning_rate_scheduler.base_learning_rate=0.01", "--gin.EVALUATOR_NUM_EXAMPLES=2"]
+    given = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), *more)
+    result = train(given.config, given.text)
+    assert result["step"] == 20
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.long
+def test_the_command_trains_and_evaluates(tmp_path):
+    """As a user types it: a run of wmt_finetune.gin's task, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
+
+    def limba(*arguments: str) -> str:
+        command = [sys.executable, "-m", "limba", *arguments, f"--gin_search_paths={FOLDER}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    limba("train", str(FOLDER / "wmt_finetune.gin"), *small("wmt_finetune", tmp_path), "--gin.TRAIN_STEPS=2",
+          "--gin.INITIAL_CHECKPOINT_PATH=None", "--gin.EVALUATOR_NUM_EXAMPLES=2")  # fmt: skip
+    run, out = tmp_path / "run", tmp_path / "out"
+    printed = limba("evaluate", f"--gin_file={FOLDER / 'wmt_eval.gin'}", *small("wmt_eval", tmp_path),
+                    f"--gin.CHECKPOINT_PATH={run}", f"--gin.EVAL_OUTPUT_DIR={out}", "--num_examples=2",
+                    "--gin.MAX_TOKENS=8", "--import=t5")  # fmt: skip
+    assert "bleu" in printed
+    texts = tmp_path / "in.txt"
+    texts.write_text("casa\nmasa\n")
+    limba("infer", f"--gin_file={FOLDER / 'wmt_infer.gin'}", *small("wmt_infer", tmp_path),
+          f"--gin.CHECKPOINT_PATH={run}", f"--gin.INFER_OUTPUT_DIR={out}", f"--input={texts}",
+          f"--output={tmp_path / 'out.jsonl'}", "--gin.MAX_TOKENS=8", "--import=t5")  # fmt: skip
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,240 @@
+"""t5's names without the package t5: span corruption as recorded, the others by their documented examples."""
+
+# pyright: reportMissingImports=false, reportArgumentType=false
+
+import functools
+import importlib
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from limba.config import DataConfig
+from limba.data.objectives.supervised import is_supervised
+from limba.data.t5_names import finder, foreign
+from limba.data.tasks import resolve_task
+from tests.data.objectives.test_objectives import GoldenVocabulary, features
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
+finder.install()
+preprocessors = importlib.import_module("t5.data.preprocessors")
+metrics = importlib.import_module("t5.evaluation.metrics")
+
+
+def stream(documents):
+    signature = {"targets": tf.TensorSpec([None], tf.int32)}
+    return tf.data.Dataset.from_generator(lambda: ({"targets": each} for each in documents), output_signature=signature)
+
+
+def elements(dataset):
+    return [{name: value.tolist() for name, value in each.items()} for each in dataset.as_numpy_iterator()]
+
+
+def texts(*values):
+    names = values[0]
+    return tf.data.Dataset.from_tensor_slices({name: [each[name] for each in values] for name in names})
+
+
+def test_modules_are_found_and_unknown_names_are_named():
+    import t5.data
+    from t5.data import preprocessors as again  # noqa: F401
+
+    assert t5.data.ByteVocabulary is seqio.ByteVocabulary
+    assert t5.data.get_default_vocabulary().extra_ids == 100
+    with pytest.raises(AttributeError, match="t5.data.preprocessors.glue is not one of the names of t5"):
+        preprocessors.glue  # noqa: B018
+    with pytest.raises(ImportError, match="glue"):
+        from t5.data.preprocessors import glue  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match="t5.models"):
+        import t5.models
+
+
+def test_an_installed_package_has_priority(tmp_path, monkeypatch):
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5" / "__init__.py").write_text("REAL = True\n")
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "t5"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert importlib.import_module("t5").REAL
+    finally:
+        del sys.modules["t5"]
+        sys.modules.update(kept)
+
+
+def test_noise_masks_are_t5s():
+    for case in GOLDEN["noise_mask"]:
+        choices = (case["length"], case["noise_density"], case["seeds"], case["mean_noise_span_length"])
+        assert preprocessors.random_spans_noise_mask(*choices).numpy().astype(int).tolist() == case["mask"]
+
+
+def test_lengths_are_t5s():
+    for case in GOLDEN["random_spans_helper"]:
+        choices = (case["inputs_length"], case["noise_density"], case["mean_noise_span_length"], 1, 1)
+        assert preprocessors.random_spans_helper(*choices) == (case["tokens_length"], case["targets_length"])
+
+
+def test_a_single_example_is_t5s():
+    for case in GOLDEN["single_example_denoise"]:
+        mask = functools.partial(
+            preprocessors.random_spans_noise_mask, mean_noise_span_length=case["mean_noise_span_length"]
+        )
+        found = preprocessors.single_example_denoise(
+            {"targets": tf.constant(case["tokens"])},
+            tf.constant(case["seed"]),
+            output_features=features(GoldenVocabulary(26, 1)),
+            noise_density=case["noise_density"],
+            noise_mask_fn=mask,
+            inputs_fn=preprocessors.noise_span_to_unique_sentinel,
+            targets_fn=preprocessors.nonnoise_span_to_unique_sentinel,
+        )
+        assert {name: value.numpy().tolist() for name, value in found.items()} == {
+            "inputs": case["inputs"],
+            "targets": case["targets"],
+        }
+
+
+def test_the_whole_span_corruption_is_t5s():
+    for case in GOLDEN["span_corruption_pipeline"]:
+        with seqio.map_seed_manager(case["map_seed"]):
+            dataset = preprocessors.span_corruption(
+                stream(GOLDEN["docs"]), case["sequence_length"], features(GoldenVocabulary(26, 1))
+            )
+        examples = elements(dataset)
+        assert len(examples) == case["n"]
+        for example, expected in zip(examples, case["examples"], strict=False):
+            assert example == expected
+
+
+def test_templates_are_as_documented():
+    pair = texts({"de": "Das ist gut.", "en": "That is good."})
+    found = preprocessors.translate(pair, source_language="de", target_language="en")
+    expected = {"inputs": b"translate German to English: Das ist gut.", "targets": b"That is good."}
+    assert list(found.as_numpy_iterator()) == [expected]
+    with pytest.raises(ValueError, match="'qq'"):
+        preprocessors.translate(texts({"qq": "a", "en": "b"}), source_language="qq", target_language="en")
+    news = preprocessors.summarize(texts({"article": "Long.", "highlights": "L."}), "article", "highlights")
+    assert list(news.as_numpy_iterator()) == [{"inputs": b"summarize: Long.", "targets": b"L."}]
+    lines = tf.data.Dataset.from_tensor_slices(["6,7,42", "2,9,18"])
+    numbers = preprocessors.preprocess_tsv(
+        lines, field_delim=",", num_fields=3, inputs_format="numerator: {2} denominator: {1}",
+        targets_format="quotient: {0}",
+    )  # fmt: skip
+    named = preprocessors.preprocess_tsv(
+        lines, field_delim=",", field_names=["quot", "denom", "numer"],
+        inputs_format="numerator: {numer} denominator: {denom}", targets_format="quotient: {quot}",
+    )  # fmt: skip
+    expected = [
+        {"inputs": b"numerator: 42 denominator: 7", "targets": b"quotient: 6"},
+        {"inputs": b"numerator: 18 denominator: 9", "targets": b"quotient: 2"},
+    ]
+    assert list(numbers.as_numpy_iterator()) == list(named.as_numpy_iterator()) == expected
+    parsed = preprocessors.parse_tsv(tf.data.Dataset.from_tensors("a\tb"))
+    assert list(parsed.as_numpy_iterator()) == [{"inputs": b"a", "targets": b"b"}]
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 100])
+def test_cutting_loses_no_token(length):
+    documents = [list(range(2, 2 + size)) for size in (0, 1, 16, 17, 18, 40)]
+    everything = [token for each in documents for token in each]
+    cut = elements(preprocessors.split_tokens(stream(documents), max_tokens_per_segment=length))
+    assert [token for each in cut for token in each["targets"]] == everything
+    assert max(len(each["targets"]) for each in cut) <= length
+    joined = elements(preprocessors.reduce_concat_tokens(stream(documents), batch_size=4))
+    assert [len(each["targets"]) for each in joined] == [34, 58]
+    assert [token for each in joined for token in each["targets"]] == everything
+
+
+def test_chunks_are_parts_of_their_document_and_random_lengths_keep_their_bounds():
+    document = list(range(2, 202))
+    for start in (False, True):
+        chunks = elements(
+            preprocessors.select_random_chunk(
+                stream([document] * 20), features(GoldenVocabulary(26, 1)), 50, uniform_random_start=start
+            )
+        )
+        found = [each["targets"] for each in chunks]
+        assert all(chunk == list(range(chunk[0], chunk[0] + len(chunk))) and len(chunk) <= 50 for chunk in found)
+        assert len({chunk[0] for chunk in found}) > 1
+    lengths = {"inputs": 64, "targets": 64}
+    parts = elements(
+        preprocessors.split_tokens_to_random_length(stream([document] * 8), lengths, features(GoldenVocabulary(26, 1)))
+    )
+    assert all(len(each["targets"]) <= 64 for each in parts)
+    assert sum(len(each["targets"]) for each in parts) == 8 * 200
+
+
+def test_prefix_lm_and_denoising_lose_no_token():
+    document = list(range(2, 26)) * 5
+    lengths, own = {"inputs": 32, "targets": 32}, features(GoldenVocabulary(26, 1))
+    examples = elements(preprocessors.prefix_lm(stream([document]), lengths, own))
+    assert [token for each in examples for token in each["inputs"] + each["targets"]] == document
+    assert all(each["inputs"] and each["targets"] for each in examples)
+    for example in elements(preprocessors.iid_denoising(stream([document]), lengths, own)):
+        sentinels = [token for token in example["inputs"] if token > 25]
+        assert sentinels == sorted(sentinels, reverse=True)
+        tokens = [token for name in ("inputs", "targets") for token in example[name] if token <= 25]
+        assert len(tokens) <= 32
+    mask = preprocessors.regular_noise_mask(40, 0.25, [[0, 1], [2, 3]], 2, 2).numpy()
+    assert mask.sum() == 10 and all(mask[i] == mask[i + 8] for i in range(32))
+    kept = {
+        "tokens": tf.range(2, 12),
+        "noise_mask": tf.constant([True, False] * 5),
+        "vocabulary": GoldenVocabulary(26, 1),
+    }
+    for name in ("noise_token_to_random_token", "noise_token_to_gathered_token", "noise_token_to_sentinel"):
+        changed = getattr(preprocessors, name)(**kept, seeds=[[0, 1], [2, 3]]).numpy()
+        assert changed[1::2].tolist() == list(range(3, 12, 2)), name
+
+
+def test_metrics_are_as_documented():
+    assert metrics.accuracy([0, 1, 1], [0, 1, 0])["accuracy"] == pytest.approx(100 * 2 / 3)
+    assert metrics.sequence_accuracy(["a b", "c"], ["a b", "d"]) == {"sequence_accuracy": 50.0}
+    references = ["this is a string", "this is also a string"]
+    assert metrics.bleu(references, references)["bleu"] == pytest.approx(100.0)
+    assert metrics.rouge(references, references)["rougeLsum"] == pytest.approx(100.0)
+    assert metrics.squad([["The answer."], ["2 men", "two"]], ["answer", "two women"]) == {
+        "em": 50.0,
+        "f1": pytest.approx((100 + 100 * 2 / 3) / 2),
+    }
+    assert metrics.trivia_qa([["Mario’s hat"]], ["mario s hat"]) == {"em": 100.0, "f1": 100.0}
+    assert metrics.pearson_corrcoef([0, 2], [0, 1])["pearson_corrcoef"] == pytest.approx(100.0)
+    assert metrics.spearman_corrcoef([1, 2, 3], [2, 3, 9])["spearman_corrcoef"] == pytest.approx(100.0)
+    assert metrics.mean_multiclass_f1(3)([0, 1, 2, 2], [0, 1, 1, 2])["mean_3class_f1"] == pytest.approx(700 / 9)
+    assert metrics.edit_distance(["a b c"], ["a c"])["edit_distance/sum"] == 1.0
+    rows = [{"group": "a", "value": 1}, {"group": "a", "value": 5}, {"group": "b", "value": 2}]
+    wrong = [{"value": 1}, {"value": 1}, {"value": 3}]
+    assert metrics.deduplicate_metric(metrics.accuracy)(rows, wrong) == {"accuracy": 50.0}
+
+
+def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "cli" / "t5x"))
+    importlib.import_module("ro_t5x_tasks")
+    foreign.warn_of_function.cache_clear()
+    config = DataConfig("ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte")
+    with caplog.at_level(logging.WARNING):
+        task = resolve_task(config)
+        resolve_task(config)
+    (record,) = [each for each in caplog.records if "reads a function" in each.message]
+    assert "source=HubSource('someone/ro-corpus', column=\"text\", splits=('train', 'validation'))" in record.message
+    assert "\n" not in record.message
+    assert not task.output_features["inputs"].add_eos and not is_supervised(task)
+
+
+def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
+    """Inputs have no end of sequence, since the task registers only targets: as in T5X."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "cli" / "t5x"))
+    importlib.import_module("ro_t5x_tasks")
+    (tmp_path / "corpus.txt").write_text("Un text scurt, dar destul de lung.\n" * 40)
+    config = DataConfig(
+        "ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte", data_files=str(tmp_path / "corpus.txt")
+    )
+    task = resolve_task(config)
+    dataset = task.get_dataset({"inputs": 64, "targets": 32}, "train", shuffle=False, num_epochs=1)
+    first = next(iter(dataset.as_numpy_iterator()))
+    assert first["targets"][-1] == 1 and first["inputs"][-1] != 1 and len(first["inputs"]) == 63
+    sentinel = task.output_features["targets"].vocabulary.vocab_size - 1
+    assert sentinel in first["inputs"] and first["inputs"][0] != sentinel and first["targets"][0] == sentinel
