@@ -1,4 +1,4 @@
 """The device mesh, the shardings of arrays over it, and the processes of one run.
 
-Floor 1: imports `config/`.
+Floor 1: imports `config/` and `storage/`.
 """

@@ -30,6 +30,7 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from limba.config import RestartError
 from limba.config.environment import end_now
 from limba.config.errors import reason_of
+from limba.sharding.progress import progress
 
 LONGEST_INTERVAL = 2.0  # seconds between two numbers
 GRACE_SECONDS = 10.0  # for a process to end by itself, before it ends because another one has ended
@@ -50,6 +51,7 @@ class Others:
         self.index, self.count, self.timeout, self.address = 0, 1, 0.0, ""
         self.model_dir = self.native_output = ""
         self._hosts: dict[int, str] = {}
+        self._reports: dict[int, dict[str, Any]] = {}  # what each process has said of its steps; in process 0 only
         self._seen: dict[int, tuple[str, float]] = {}  # the newest number of each process, and when it was new here
         self._silent: dict[int, float] = {}  # since when a process gives no new number
         self._ended: dict[int, tuple[int, str]] = {}  # status and last words
@@ -67,9 +69,26 @@ class Others:
         self._client: Any = distributed.global_state.client
         self._client.key_value_set(f"limba/host/{self.index}", socket.gethostname(), allow_overwrite=True)
         self._hosts = {0: self._client.blocking_key_value_get("limba/host/0", 10_000)}
+        self._reports[self.index] = {}
         _on_bad_cast(self.lost)
         atexit.register(self._leave)
         threading.Thread(target=self._beat, daemon=True, name="liveness").start()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Returns what process 0 knows of each process: its host, its last report, and for how long it is silent.
+
+        The seconds are counted by process 0's clock, from when it last saw a new heartbeat.
+        """
+        now, reports = time.monotonic(), {**self._reports, self.index: progress().report()}
+        return [
+            {
+                "process": index,
+                "host": self._hosts.get(index, "unknown"),
+                "silent_seconds": round(now - self._seen[index][1] if index in self._seen else 0.0, 1),
+                **reports.get(index, {}),
+            }
+            for index in range(self.count)
+        ]
 
     def lost(self, *_: object) -> None:
         """Ends this process with a sentence that names the process that was lost. Called in a thread of jax."""
@@ -128,7 +147,8 @@ class Others:
             number += 1
             # While the service does not answer, jax's own heartbeats decide.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._client.key_value_set(f"limba/beat/{self.index}", str(number), allow_overwrite=True)
+                beat = f"{number} {json.dumps(progress().report())}"
+                self._client.key_value_set(f"limba/beat/{self.index}", beat, allow_overwrite=True)
                 self._read(began)
                 self._answered = time.monotonic()
             if self._ended and self._failed is None:
@@ -152,6 +172,7 @@ class Others:
         for index in range(1, self.count):
             text, since = self._seen.get(index, ("", began))
             self._seen[index] = (numbers.get(index, ""), now if numbers.get(index, "") != text else since)
+        self._reports = {index: json.loads(text.partition(" ")[2]) for index, text in numbers.items()}
         self._silent = {i: since for i, (_, since) in self._seen.items() if now - since > 2.5 * self._interval}
         ended = {index: json.loads(words) for index, words in self._numbered("limba/ended/").items()}
         self._ended = {index: words for index, words in ended.items() if index}

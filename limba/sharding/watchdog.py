@@ -19,6 +19,7 @@ from etils import epath
 from limba.config import RestartError, RunConfig
 from limba.config.environment import end_now
 from limba.sharding.liveness import others, resumes_from
+from limba.sharding.progress import kept, progress
 
 PHASE_STEPS = 12  # what is no step, such as an evaluation, may take as long as this many steps, and
 PHASE_SECONDS = 4 * 3600.0  # at least this long
@@ -120,20 +121,19 @@ _current: list[Watchdog] = []  # at most one a process, as there is one loop
 
 @contextlib.contextmanager
 def watching(config: RunConfig) -> Iterator[None]:
-    """Watches the run inside, if its configuration has a limit."""
-    if config.step_timeout_seconds is None:
+    """Watches the run inside, if its configuration has a limit; process 0 of several writes how all are doing."""
+    with contextlib.ExitStack() as stack:
+        if jax.process_count() > 1 and jax.process_index() == 0:
+            stack.enter_context(kept(config.model_dir, others().states))
+        if config.step_timeout_seconds is not None:
+            _current.append(stack.enter_context(Watchdog(config.step_timeout_seconds, config.model_dir)))
+            stack.callback(_current.pop)
         yield
-        return
-    with Watchdog(config.step_timeout_seconds, config.model_dir) as watchdog:
-        _current.append(watchdog)
-        try:
-            yield
-        finally:
-            _current.pop()
 
 
 def beat(step: int, result: Any) -> None:
     """Says that a step has begun, and with which array it ends."""
+    progress().step(step)
     for watchdog in _current:
         watchdog.beat(step, result)
 

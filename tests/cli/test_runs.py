@@ -8,6 +8,8 @@ import pytest
 from limba import config
 from limba.cli import flags, task_modules
 from limba.formats import decoder_only
+from limba.training.metrics import flops
+from limba.training.metrics.figures import sides
 from limba.training.schedule import make_schedule
 
 pytestmark = pytest.mark.fast
@@ -56,7 +58,7 @@ def test_run_builds_and_its_operative_config_builds_the_same(name: str, tmp_path
     run, text = build(name)
     saved = tmp_path / "config.gin"
     saved.write_text(text, encoding="utf-8")
-    again, text_again, _ = flags.parse_args([f"--gin_file={saved}"])
+    again, text_again, *_ = flags.parse_args([f"--gin_file={saved}"])
     assert again == run
     assert text_again == text
     assert "from tasks import " in text
@@ -68,6 +70,20 @@ def test_header_says_what_a_run_takes(name: str) -> None:
     for word in ("Command", "Hardware", "Expected"):
         assert f"# {word}" in header
     assert "# Hours" in header or "# Time" in header
+
+
+@pytest.mark.parametrize("name", [*ROMANIAN, *LANGUAGE_MODELS])
+def test_hours_on_eight_h100_follow_from_the_flops(name: str) -> None:
+    run, _ = build(name)
+    steps = run.train_steps - (1_000_000 if run.initial_checkpoint_path else 0)
+    step = flops.flops_per_sequence(run.model, *sides(run, run.data.task_feature_lengths)) * run.data.batch_size
+    hours = step * steps / (0.4 * 8 * 1e12 * flops.PEAK_TFLOPS["H100"]) / 3600
+    header = (ROOT / "gin" / name).read_text(encoding="utf-8").partition("from __gin__")[0]
+    assert (
+        f"# 8 x H100  {hours:.2g} hours estimated, at 40 % of the cards' peak ({step / 1e12:.3g} TFLOP a step);"
+        f" {run.data.batch_size // 8} rows a card, "
+    ) in header
+    assert f"REMAT = '{run.model.remat}'" in header or "0.05b" in (ROOT / "gin" / name).read_text()
 
 
 @pytest.mark.parametrize("name", ROMANIAN)
@@ -152,7 +168,7 @@ def test_scopes_reach_what_is_made_in_them(tmp_path: Path) -> None:
 def test_profile_is_of_one_start_and_not_of_the_run() -> None:
     arguments = ["--gin_file=gin/demo.gin", "--gin.MODEL_DIR=out"]
     for flag, steps in (("--profile", flags.PROFILE_STEPS), ("--profile=5", 5)):
-        run, text, _ = flags.parse_args([*arguments, flag])
+        run, text, *_ = flags.parse_args([*arguments, flag])
         assert run.profile_steps == steps
         assert text == flags.parse_args(arguments)[1]
 

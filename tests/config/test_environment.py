@@ -1,5 +1,6 @@
 """Only TensorFlow's start-up notes are kept off stderr, whatever else happens."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from limba.config import environment
+from limba.cli.main import check_accelerator
+from limba.config import InputError, environment
 
 pytestmark = pytest.mark.fast
 
@@ -61,3 +63,81 @@ def test_a_last_sentence_is_seen_while_imports_are_quiet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "kept\n", "The end.\n")
+
+
+def test_flags_for_gpus_are_known_to_xla_and_the_users_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA ends a process whose XLA_FLAGS has a flag that it does not know."""
+    for name in (environment.GPU_FLAGS_SWITCH, *environment.GPU_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    (flag,) = environment.GPU_XLA_FLAGS
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    environment.set_gpu_flags()
+    assert os.environ["XLA_FLAGS"] == f"--xla_force_host_platform_device_count=2 {flag}=true"
+    assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9"
+    program = "import jax; print(jax.device_count())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+    monkeypatch.setenv("XLA_FLAGS", f"{flag}=false")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    environment.set_gpu_flags()
+    assert (os.environ["XLA_FLAGS"], os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"]) == (f"{flag}=false", "0.5")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(environment.GPU_FLAGS_SWITCH, "0")
+    environment.set_gpu_flags()
+    assert os.environ["XLA_FLAGS"] == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f2a,MIG-3"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, 2),
+    ],
+)
+def test_visible_gpus_are_counted(variables: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment.num_gpus() == number
+
+
+@pytest.mark.parametrize(
+    ("here", "part", "words"),
+    [
+        ("/dev/nvidia0", "cuda", "an NVIDIA GPU"),
+        ("amd", "rocm", "an AMD GPU"),
+        ("tpu", "tpu", "a Cloud TPU"),
+        ("", "", ""),
+    ],
+)
+def test_an_accelerator_without_its_packages_is_named(
+    here: str, part: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(environment, "glob", lambda pattern: [here] if here.startswith("/dev") else [])
+    monkeypatch.setattr(environment, "num_amd_gpus", lambda: int(here == "amd"))
+    monkeypatch.setattr(environment, "is_tpu_vm", lambda: here == "tpu")
+    real = importlib.util.find_spec
+    absent = ("jax_cuda", "jax_rocm", "libtpu")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name.startswith(absent) else real(name, *rest)
+    )
+    if not here:
+        assert environment.accelerator_without_packages() is None
+        return
+    assert environment.accelerator_without_packages() == (words, part)
+    with pytest.raises(InputError, match=f"This machine has {words}.*bash launch/setup.sh {part}, or set JAX_PL"):
+        check_accelerator("train")
+    check_accelerator("generate")
+    assert capsys.readouterr().err.startswith(f"This machine has {words}, and jax's packages for it are not installed")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    check_accelerator("train")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    check_accelerator("train")

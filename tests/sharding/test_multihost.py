@@ -1,6 +1,7 @@
 """What several processes gather, decide and write together, with two real ones."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import jax
 import pytest
 
 from limba.config import InputError, RestartError
-from limba.sharding import multihost
+from limba.sharding import roll_call
 from limba.sharding.liveness import answers
 from limba.sharding.multihost import join_hosts
 from tests.sharding.processes import free_port, variables
@@ -105,14 +106,15 @@ def set_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1", "127.0.0.1:%d"])
 def test_a_port_in_use_is_named(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multihost, "PORT_SECONDS", 0.3)
+    monkeypatch.setattr(roll_call, "PORT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         first = {"COORDINATOR_ADDRESS": f"somewhere:{port}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
         bind = bind % port if "%" in bind else bind
         set_variables({**first, "COORDINATOR_BIND_ADDRESS": bind}, monkeypatch)
         expected = (
-            f"cannot listen at {(bind or ':').split(':')[0]}:{port} \\(Address already in use\\); end the program"
+            f"cannot listen at {(bind or ':').split(':')[0]}:{port} \\(Address already in use by"
+            f" process {os.getpid()}: .*python.*\\); end the program"
         )
         with pytest.raises(InputError, match=expected):
             join_hosts()

@@ -81,10 +81,16 @@ def run(argv: Sequence[str]) -> None:
     if os.environ.get("STEPS"):
         arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
     with environment.quiet_imports():
-        config, text, names = parse_args([*arguments, *argv], "demo", ABOUT)
+        config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.data.preparation.demo_corpus import pydoc_corpus
         from limba.evaluation import report
         from limba.run import train
+        from limba.sharding import clusters
+    if (place := clusters.find()) is not None and place.count > 1:
+        raise InputError(
+            f"The demo runs in one process, and {place.found_by} has started {place.count}; train gin/demo.gin with"
+            " them, or set LIMBA_ALONE=1."
+        )
     if given is None and config.data.data_files == corpus:
         print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
     _vocabulary(config.data)

@@ -129,6 +129,17 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     return choose_for_any_mask(config, mesh, batch, queries, keys)
 
 
+def unfit_gpu(config: ModelConfig, device: Any) -> str:
+    """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
+    wanted = config.attention in ("auto", "pallas") and not config.is_decoder_only
+    if not wanted or device.platform != "gpu" or compute_capability(device) >= pallas_gpu.COMPUTE_CAPABILITY:
+        return ""
+    return (
+        f"Attention is computed by the einsum: the Pallas kernel needs an NVIDIA card of compute capability"
+        f" {pallas_gpu.COMPUTE_CAPABILITY:g} or newer (A100), and this is {device.device_kind}."
+    )
+
+
 def choose_for_any_mask(
     config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, keys: int
 ) -> Einsum | MemoryEfficient:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from limba.config import DataConfig, NonFiniteError, RunConfig
+from limba.config import CheckpointConfig, DataConfig, NonFiniteError, RunConfig
+from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
 from limba.training.metrics.tracing import Trace
 from tests import tiny
@@ -30,12 +32,12 @@ def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
     with recent.waiting():
         recent.add(1, {}, metrics(8.0, 10.0, 3.0))
         recent.add(2, {}, metrics(2.0, 30.0, 5.0))
-    figures = recent.figures({"task": 0.25}, [])
-    assert figures["loss"] == pytest.approx((8.0 * 10 + 2.0 * 30) / 40)
-    assert figures["gradient_norm"] == 5.0 and figures["epochs/task"] == 0.25
-    assert figures["tokens_per_second"] == pytest.approx(100 / (2 * figures["seconds_per_step"]))
-    assert figures["sequences_per_second_per_device"] == pytest.approx(2 / figures["seconds_per_step"])
-    assert 0 < figures["data_wait"] <= 1
+    found = recent.figures({"task": 0.25}, [])
+    assert found["loss"] == pytest.approx((8.0 * 10 + 2.0 * 30) / 40)
+    assert found["gradient_norm"] == 5.0 and found["epochs/task"] == 0.25
+    assert found["tokens_per_second"] == pytest.approx(100 / (2 * found["seconds_per_step"]))
+    assert found["sequences_per_second_per_device"] == pytest.approx(2 / found["seconds_per_step"])
+    assert 0 < found["data_wait"] <= 1
     recent.restart()
     assert len(recent) == 0
 
@@ -56,6 +58,36 @@ def test_a_decoder_only_run_says_one_length(config: RunConfig) -> None:
     assert sides(config, {"targets": 256}) == (0, 256)
     sentences = list(introduction(config, 1_000_000, {"targets": 256}, start=20))
     assert "8 rows of 256 tokens a step" in sentences[1] and sentences[2].endswith("resumes at step 20, up to step 100")
+
+
+def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A V100, a card of AMD, and an A100 as jax describes them."""
+
+    class Card:
+        def __init__(self, device_kind: str, compute_capability: str):
+            self.platform, self.device_kind, self.compute_capability = "gpu", device_kind, compute_capability
+
+    def said(card: Card) -> list[str]:
+        monkeypatch.setattr(figures.jax, "devices", lambda: [card] * 8)
+        sentences = introduction(config, 1_000, {"inputs": 8, "targets": 4}, start=0)
+        return [sentence for sentence in sentences if "einsum" in sentence]
+
+    for card in (Card("Tesla V100-SXM2-16GB", "7.0"), Card("AMD Instinct MI250X", "gfx90a")):
+        (sentence,) = said(card)
+        assert sentence.endswith(f"capability 8 or newer (A100), and this is {card.device_kind}.")
+    assert said(Card("NVIDIA A100-SXM4-40GB", "8.0")) == []
+
+
+def test_a_job_that_ends_before_its_next_checkpoint_is_told(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(config, train_steps=10_000, checkpoint=CheckpointConfig(every_steps=1_000))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3_600))
+    told = figures.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    assert "and the next checkpoint is due in 2 h 30 min (CheckpointConfig.every_steps is 1,000)" in told
+    assert not figures.advice_on(config, 20, 1_100, {"seconds_per_step": 3.0, "data_wait": 0.0})
+    assert not figures.advice_on(config, 1, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    assert not figures.advice_on(config, 20, 9_990, {"seconds_per_step": 10.0, "data_wait": 0.0})
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    assert not figures.advice_on(config, 20, 1_100, {"seconds_per_step": 10.0, "data_wait": 0.0})
 
 
 def test_the_steps_asked_for_are_traced(config: RunConfig, tmp_path: Path) -> None:

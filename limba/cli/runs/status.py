@@ -1,0 +1,48 @@
+"""`limba status`: how a run is getting on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from limba.cli.arguments import Parser
+from limba.config import InputError, environment
+
+ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
+run may be in a bucket, on other machines, or over; nothing in its directory is changed.
+
+    limba status MODEL_DIR
+    limba status gs://my-bucket/runs/ro --watch
+
+A heartbeat's age is the file's time compared with this machine's clock, until --watch has seen it change; from then on
+only this machine's clock counts. Ends with 2 if there is no run, else with 0."""
+SECONDS = 15.0
+
+
+def run(argv: Sequence[str]) -> None:
+    """Prints the status of the run that the flags name, once or until Ctrl-C; raises InputError."""
+    parser = Parser("status", ABOUT)
+    parser.add_object("model", "MODEL_DIR", "a run directory; a path or gs://…")
+    parser.add_argument("--watch", action="store_true", help="print it again and again, until Ctrl-C")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"between two looks with --watch ({SECONDS:g})")
+    given = parser.parse(argv)
+    if given.model is None:
+        raise InputError("No run is given; write limba status MODEL_DIR.")
+    if not given.seconds >= 1:
+        raise InputError(f"--seconds is {given.seconds:g}; give 1 or more.")
+    with environment.quiet_imports():
+        from limba.evaluation.status import Status
+        from limba.storage.files import resolved
+
+    status = Status(resolved(given.model))
+    while True:
+        lines = status.lines()
+        if given.watch and sys.stdout.isatty():
+            print("\x1b[2J\x1b[H", end="")  # an empty screen
+        print("\n".join(lines), flush=True)
+        if not given.watch:
+            return
+        time.sleep(given.seconds)
+        if not sys.stdout.isatty():
+            print()

@@ -1,0 +1,230 @@
+"""How a run is getting on, from what it leaves in its directory: it may be in a bucket, and on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import fsspec
+from etils import epath
+
+from limba.config import InputError, RunConfig, plain
+from limba.config.errors import reason_of
+from limba.formats.limba_checkpoint import steps_in
+from limba.sharding import progress
+from limba.storage import lease
+from limba.storage.files import read_text
+from limba.training.metrics.logging import duration, read_metrics
+
+WIDTH, HEIGHT = 64, 8  # of the curve, in characters
+RECENT = 5  # logged lines whose median counts
+SILENT = 3  # intervals after which a heartbeat is missed
+# A process is called slow if its data takes this share of a step, and this many times as long as for most.
+SLOW_SHARE, SLOW_TIMES = 0.05, 2.0
+
+
+class Heartbeat(NamedTuple):
+    """A file that somebody writes again and again, as it is seen now. Ages are None if there is no file."""
+
+    content: bytes | None
+    age: float | None  # in seconds
+    is_watched: bool  # the age is from the reader's own clock alone
+
+
+class Watched:
+    """A file whose age is wanted: by its time at first, and by this process's clock once a change was seen."""
+
+    def __init__(self, path: str):
+        self._system, self._path = fsspec.core.url_to_fs(path)
+        self._content: bytes | None = None
+        self._changed: float | None = None
+        self._has_looked = False
+
+    def look(self) -> Heartbeat:
+        """Returns what is there now; the storage's own errors if it cannot be read."""
+        self._system.invalidate_cache()
+        try:
+            content = self._system.cat_file(self._path)
+        except FileNotFoundError:
+            return Heartbeat(None, None, False)
+        now = time.monotonic()
+        if self._has_looked and content != self._content:
+            self._changed = now
+        self._content, self._has_looked = content, True
+        if self._changed is not None:
+            return Heartbeat(content, now - self._changed, True)
+        written = self._system.modified(self._path).timestamp()
+        return Heartbeat(content, max(time.time() - written, 0.0), False)
+
+
+class Status:
+    """A run directory that is looked at once, or again and again."""
+
+    def __init__(self, directory: epath.Path):
+        self._directory = directory
+        self._lease = Watched(f"{directory}/{lease.FILE}")
+        self._hosts = Watched(f"{directory}/{progress.FILE}")
+
+    def lines(self) -> list[str]:
+        """Returns the state of the run in lines of text; InputError if the directory holds no run."""
+        try:
+            holder, hosts = self._lease.look(), self._hosts.look()
+            records = read_metrics(str(self._directory))
+            config = self._config()
+            saved = max(steps_in(self._directory / "checkpoints").items(), default=None)
+        except InputError:
+            raise
+        except Exception as error:  # a bucket's client has errors of its own
+            raise InputError(
+                f"{self._directory} cannot be read ({reason_of(error)}); check the path, your rights and the network."
+            ) from error
+        if config is None and not records and holder.content is None:
+            raise InputError(f"{self._directory} holds no run; name the directory of one.")
+        train = [record for record in records if record["kind"] == "train"]
+        lines = [
+            f"run          {self._directory}",
+            *_figures(train, config),
+            *_validation(records),
+            self._saved(saved),
+            _holder(holder),
+            *_processes(hosts, holder),
+        ]
+        if len(train) > 1:
+            lines += ["", *curve([(record["step"], record["loss"]) for record in train])]
+        return lines
+
+    def _config(self) -> RunConfig | None:
+        file = self._directory / plain.FILE
+        if not file.exists():
+            return None
+        found = plain.from_text(read_text(file), str(file))
+        return found if isinstance(found, RunConfig) else None
+
+    def _saved(self, saved: tuple[int, epath.Path] | None) -> str:
+        if saved is None:
+            return "checkpoint   none yet"
+        age = ""
+        with contextlib.suppress(Exception):  # the manifest is written last; older checkpoints have none
+            system, path = fsspec.core.url_to_fs(f"{saved[1]}/manifest.json")
+            age = f", {duration(max(time.time() - system.modified(path).timestamp(), 0.0))} ago by the file's time"
+        return f"checkpoint   step {saved[0]:,}{age}"
+
+
+def _figures(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> list[str]:
+    if not train:
+        return ["step         none yet: the run starts, or compiles its step"]
+    last, recent = train[-1], train[-RECENT:]
+    speed = statistics.median(record["seconds_per_step"] for record in recent)
+    total = f" of {config.train_steps:,}" if config else ""
+    left = (config.train_steps - last["step"]) * speed if config else math.nan
+    lines = [f"step         {last['step']:,}{total}, logged at {last['time'].replace('+00:00', ' UTC')}"]
+    if left > 0:
+        lines.append(f"ETA          {duration(left)} at {speed:.3g} s a step, without evaluations and new starts")
+    lines.append(f"loss         {last['loss']:.4f}")
+    tokens = statistics.median(record["tokens_per_second"] for record in recent)
+    mfu = f", MFU {last['mfu']:.1%}" if "mfu" in last else ", MFU unknown for these devices"
+    lines.append(f"speed        {tokens:,.0f} tokens/s{mfu}, {last['data_wait']:.0%} of the time waiting for data")
+    return lines
+
+
+def _validation(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = [record for record in records if record["kind"] == "validation"]
+    return [f"validation   loss {found[-1]['loss']:.4f} at step {found[-1]['step']:,}"] if found else []
+
+
+def _holder(seen: Heartbeat) -> str:
+    """Returns who trains in the directory, by its lease."""
+    if seen.content is None or seen.age is None:
+        return "process      none: nothing trains here now"
+    owner = lease.Owner.of(seen.content)
+    return f"process      {owner or 'of an unknown program'}; {_beat(seen, seen.age, lease.BEAT_SECONDS)}"
+
+
+def _beat(seen: Heartbeat, age: float, every: float) -> str:
+    how = "seen here" if seen.is_watched else "by the file's time and this machine's clock"
+    if age > SILENT * every:
+        return f"NO HEARTBEAT for {duration(age)} ({how}): it has ended, stands still, or cannot write"
+    return f"alive, heartbeat {duration(age)} ago ({how})"
+
+
+def _processes(seen: Heartbeat, holder: Heartbeat) -> list[str]:
+    """Returns a line for each process of a run of several, and one about who is slow."""
+    if seen.content is None or seen.age is None or holder.content is None:
+        return []
+    try:
+        record = json.loads(seen.content)
+        every, each = float(record["written_every_seconds"]), record["processes"]
+        owner = lease.Owner.of(holder.content)
+        if owner is not None and record["pid"] != owner.pid:
+            return []  # of an earlier start
+        rows = [_row(one, seen, seen.age, every) for one in each]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return [f"processes    {progress.FILE} is damaged; it is written again within a minute"]
+    return [f"processes    {len(rows)}, as process 0 has heard of them", *rows, *slow(each)]
+
+
+def _row(one: Mapping[str, Any], seen: Heartbeat, age: float, every: float) -> str:
+    silent = float(one["silent_seconds"])
+    text = f"  {one['process']:>3} on {one['host']}: {_short(seen, age + silent, every)}"
+    if "seconds_per_step" not in one:
+        return f"{text}, step {one['step']:,}" if one.get("step") else f"{text}, no step yet"
+    waits = f"{one['seconds_for_data']:.3g} s of them for its data"
+    return f"{text}, step {one['step']:,}, {one['seconds_per_step']:.3g} s a step, {waits}"
+
+
+def _short(seen: Heartbeat, age: float, every: float) -> str:
+    return f"alive, heartbeat {duration(age)} ago" if age <= SILENT * every else f"NO HEARTBEAT for {duration(age)}"
+
+
+def slow(each: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line that names the process whose data takes much longer than that of most; none if there is none.
+
+    >>> waits = (0.01, 0.01, 0.4)
+    >>> slow([{"process": i, "host": "h", "seconds_per_step": 1, "seconds_for_data": w} for i, w in enumerate(waits)])
+    ['slow         process 2 on h waits 0.4 s a step for its data, most wait 0.01 s: the others wait for it']
+    """
+    known = [one for one in each if "seconds_for_data" in one]
+    if len(known) < 2:
+        return []
+    usual = statistics.median_low(one["seconds_for_data"] for one in known)
+    worst = max(known, key=lambda one: one["seconds_for_data"])
+    waits = worst["seconds_for_data"]
+    if waits < SLOW_TIMES * usual or waits < SLOW_SHARE * worst["seconds_per_step"]:
+        return ["slow         none: no process waits longer for its data than the others"]
+    return [
+        f"slow         process {worst['process']} on {worst['host']} waits {waits:.3g} s a step for its data, most wait"
+        f" {usual:.3g} s: the others wait for it"
+    ]
+
+
+def curve(points: Sequence[tuple[int, float]], width: int = WIDTH, height: int = HEIGHT) -> list[str]:
+    """Returns (step, loss) points as a drawing of characters: a column is the mean of its steps.
+
+    >>> print("\\n".join(curve([(1, 4.0), (2, 3.0), (3, 2.0), (4, 2.0)], width=4, height=3)))
+      4.000 |*
+      3.000 | *
+      2.000 |  **
+            +----
+             step 1 to 4
+    """
+    points = [(step, loss) for step, loss in points if math.isfinite(loss)]
+    if not points:
+        return []
+    first, last = points[0][0], points[-1][0]
+    columns: list[list[float]] = [[] for _ in range(width)]
+    for step, loss in points:
+        columns[min((step - first) * width // max(last - first + 1, 1), width - 1)].append(loss)
+    means = [statistics.fmean(column) if column else None for column in columns]
+    low, high = min(m for m in means if m is not None), max(m for m in means if m is not None)
+    rows = [[" "] * width for _ in range(height)]
+    for place, mean in enumerate(means):
+        if mean is not None:
+            rows[round((high - mean) / (high - low) * (height - 1)) if high > low else height - 1][place] = "*"
+    labels = [high - (high - low) * number / max(height - 1, 1) for number in range(height)]
+    lines = [f"{label:>7.3f} |{''.join(row)}".rstrip() for label, row in zip(labels, rows, strict=True)]
+    return [*lines, f"{'':>7} +{'-' * width}", f"{'':>9}step {first:,} to {last:,}"]

@@ -1,0 +1,140 @@
+"""`limba status` on directories as runs leave them, by heartbeats whose ages are known."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from limba.cli.main import main
+from limba.evaluation.status import Status, curve
+from limba.storage.lease import held
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def train_record(step: int, loss: float, seconds: float = 0.5, **more: float) -> str:
+    record = {
+        "kind": "train", "step": step, "time": "2026-11-22T08:00:00+00:00", "loss": loss, "seconds_per_step": seconds,
+        "tokens_per_second": 1_000.0, "data_wait": 0.1, **more,
+    }  # fmt: skip
+    return json.dumps(record) + "\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "40").mkdir(parents=True)
+    (run / "checkpoints" / "40" / "manifest.json").write_text("{}")
+    (run / "metrics.jsonl").write_text("".join(train_record(n, 9 - n / 10, mfu=0.25) for n in range(1, 51)))
+    return run
+
+
+def hosts(directory: Path, pid: int, waits: tuple[float, ...], silent: float = 0.0) -> None:
+    each = [
+        {"process": i, "host": f"h{i}", "silent_seconds": silent if i else 0.0, "step": 50, "seconds_per_step": 0.5,
+         "seconds_for_data": wait}
+        for i, wait in enumerate(waits)
+    ]  # fmt: skip
+    record = {"format": 1, "written_every_seconds": 5.0, "pid": pid, "processes": each}
+    (directory / "hosts.json").write_text(json.dumps(record))
+
+
+def test_a_run_that_is_over(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in directory.iterdir())
+    assert main(["status", str(directory)]) == 0
+    text = capsys.readouterr().out
+    assert "step         50, logged at 2026-11-22T08:00:00 UTC" in text and "loss         4.0000" in text
+    assert "1,000 tokens/s, MFU 25.0%, 10% of the time waiting for data" in text
+    assert "checkpoint   step 40, 0 s ago by the file's time" in text
+    assert "process      none: nothing trains here now" in text and "step 1 to 50" in text
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_a_living_run_and_who_is_slow(directory: Path) -> None:
+    status = Status(epath.Path(directory))
+    with held(str(directory), "trains in"):
+        hosts(directory, os.getpid(), (0.01, 0.01, 0.3))
+        text = "\n".join(status.lines())
+        assert f"process {os.getpid()} on " in text and "alive, heartbeat" in text
+        assert "this machine's clock" in text
+        assert "  2 on h2: alive, heartbeat" in text and "step 50, 0.5 s a step, 0.3 s of them for its data" in text
+        assert "slow         process 2 on h2 waits 0.3 s a step for its data, most wait 0.01 s" in text
+        hosts(directory, os.getpid(), (0.01, 0.01, 0.02), silent=90)
+        text = "\n".join(status.lines())
+        assert "  1 on h1: NO HEARTBEAT for 1 min 30 s" in text and "slow         none" in text
+        hosts(directory, os.getpid() + 1, (0.01, 0.01))  # what an earlier start has left
+        assert " on h1" not in "\n".join(status.lines())
+        (directory / "hosts.json").write_text("{")
+        assert "hosts.json is damaged" in "\n".join(status.lines())
+
+
+def test_a_heartbeat_that_stops_is_told_by_the_file_and_then_by_the_own_clock(directory: Path) -> None:
+    with held(str(directory), "trains in"):
+        lease = directory / "lease.json"
+        os.utime(lease, (time.time() - 3_600,) * 2)
+        status = Status(epath.Path(directory))
+        assert "NO HEARTBEAT for 1 h 0 min (by the file's time" in "\n".join(status.lines())
+        lease.write_bytes(lease.read_bytes().replace(b'"beat": 0', b'"beat": 1'))
+        os.utime(lease, (time.time() - 3_600,) * 2)  # a host whose clock is an hour late
+        assert "alive, heartbeat 0 s ago (seen here)" in "\n".join(status.lines())
+
+
+def test_the_age_of_an_object_that_is_no_local_file(directory: Path) -> None:
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.put(str(directory), "/bucket", recursive=True)
+    try:
+        seen = Status(epath.Path(directory))
+        seen._hosts._system, seen._hosts._path = system, "/bucket/metrics.jsonl"
+        beat = seen._hosts.look()
+        assert beat.content and beat.age is not None and beat.age < 60
+        seen._hosts._path = "/bucket/none"
+        assert seen._hosts.look().age is None
+    finally:
+        system.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "No run is given; write limba status MODEL_DIR."),
+        (["{empty}"], "holds no run; name the directory of one."),
+        (["{empty}/none"], "holds no run; name the directory of one."),
+        (["{empty}", "--watch", "--seconds=0"], "--seconds is 0; give 1 or more."),
+    ],
+)
+def test_mistakes_are_named(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *(each.format(empty=tmp_path) for each in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.splitlines()) == 1
+
+
+def test_watch_prints_again_until_ctrl_c(directory: Path) -> None:
+    command = [sys.executable, "-m", "limba", "status", str(directory), "--watch", "--seconds=1"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = 0
+    for line in process.stdout:
+        seen += line.startswith("run ")
+        if seen == 2:
+            process.send_signal(2)
+            break
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("points", [[], [(1, float("nan"))]])
+def test_a_curve_of_nothing_is_empty(points: list[tuple[int, float]]) -> None:
+    assert curve(points) == []
+
+
+def test_a_curve_of_equal_losses_is_a_line() -> None:
+    assert sum("*" in line for line in curve([(step, 2.0) for step in range(1, 300)])) == 1

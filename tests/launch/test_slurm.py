@@ -1,0 +1,115 @@
+"""launch/slurm.sh with programs in the place of Slurm's, which start real processes that train."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch import slurm_stand_ins
+from tests.sharding.processes import ROOT, free_port
+
+SMALL = (
+    "VOCAB_SIZE=1024", "BATCH_SIZE=8", "TASK_FEATURE_LENGTHS={'inputs': 48}", "LOG_PERIOD=1", "EVAL_PERIOD=1000",
+    "CHECKPOINT_PERIOD=1000", "EVAL_STEPS=1",
+)  # fmt: skip
+
+
+def submit(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    place = folder / "bin" if (folder / "bin").exists() else slurm_stand_ins.write(folder)
+    given = {"PATH": f"{place}:{os.environ['PATH']}", "SETUP": "no", "MODEL_DIR": str(folder / "run"), **variables}
+    command = ["bash", str(ROOT / "launch" / "slurm.sh"), *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **given}, cwd=folder, capture_output=True, text=True, timeout=1_200
+    )
+
+
+def calls(folder: Path, name: str) -> list:
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.long
+def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / "signal").write_text("3")
+    done = submit(
+        tmp_path, "gin/demo.gin", "--time=00:30:00", "--nodes=2", "--account=mine", "--offline", "TRAIN_STEPS=40",
+        f"--output={tmp_path}/job-%j.log", *SMALL, CORPUS=str(corpus), VOCABULARY=str(vocabulary),
+        JAX_COORDINATOR_PORT=str(free_port()), XLA_FLAGS="--xla_force_host_platform_device_count=1",
+    )  # fmt: skip
+    log = (tmp_path / "job-4242.log").read_text()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Submitted batch job 4242\n", ""), log
+    (options,) = calls(tmp_path, "sbatch")
+    assert {name: options[name] for name in ("signal", "nodes", "ntasks-per-node", "time", "account")} == {
+        "signal": "B:TERM@120", "nodes": "2", "ntasks-per-node": "1", "time": "00:30:00", "account": "mine",
+    }  # fmt: skip
+    assert "requeue" in options and options["open-mode"] == "append"
+    assert len(calls(tmp_path, "srun")) == 2 and (tmp_path / "status").read_text() == "0", log
+    assert "job 4242 is queued again, and resumes" in log and log.count("process 1 of 2 on ") == 3, log
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if line]
+    assert [record["step"] for record in steps if record["kind"] == "train"] == list(range(1, 41))
+
+
+@pytest.mark.parametrize(
+    ("program", "state", "starts", "status", "says"),
+    [
+        ("exit 2", "RUNNING", 1, 2, "status 2, which a new start does not mend"),
+        ("exit 75", "RUNNING", 3, 75, "was queued again 2 times"),
+        ("kill -9 $$", "RUNNING", 3, 137, "was queued again 2 times"),
+        ("exit 75", "CANCELLED", 1, 75, "was cancelled or preempted"),
+        ("exit 0", "RUNNING", 1, 0, ""),
+    ],
+)
+def test_a_job_is_queued_again_where_that_helps(
+    program: str, state: str, starts: int, status: int, says: str, tmp_path: Path
+) -> None:
+    """A copy of launch/ whose pretrain.sh ends at once."""
+    place = slurm_stand_ins.write(tmp_path)
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
+    (tmp_path / "launch" / "pretrain.sh").write_text(f"echo state >/dev/null; {program}\n")
+    (tmp_path / "my.gin").write_text("")
+    sbatch = place / "sbatch"
+    sbatch.write_text(sbatch.read_text().replace('"RUNNING"', repr(state)))
+    subprocess.run(
+        ["bash", "launch/slurm.sh", "my.gin", "--time=60", f"--output={tmp_path}/log", "RETRIES=2"],
+        env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "SETUP": "no", "MODEL_DIR": str(tmp_path)},
+        cwd=tmp_path, check=True, timeout=120, capture_output=True,
+    )  # fmt: skip
+    log = (tmp_path / "log").read_text()
+    assert (len(calls(tmp_path, "srun")), (tmp_path / "status").read_text()) == (starts, str(status)), log
+    assert says in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "no gin file is given"),
+        (("gin/none.gin", "--time=60"), "gin/none.gin does not exist"),
+        (("gin/demo.gin",), "no time limit is given; write --time=24:00:00"),
+        (("gin/demo.gin", "--time=soon"), "--time is soon; write minutes, HH:MM:SS"),
+        (("gin/demo.gin", "--time=5"), r"a limit of 5 (300 s) leaves no time to train"),
+        (("gin/demo.gin", "--time=20", "SAVE_SECONDS=600"), "is told to save 600 s before the end"),
+        (("gin/demo.gin", "--time=60", "--tasks=gpu"), "--tasks=gpu needs --gpus-per-node=NUMBER"),
+        (("gin/demo.gin", "--time=60", "--tasks=core"), "--tasks is core; give node or gpu"),
+        (("gin/demo.gin", "--time=60", "--signal=USR1"), "sets --signal itself; leave it out"),
+        (("gin/demo.gin", "--time=60", "-p", "gpu"), "write the option -p with two dashes"),
+        (("gin/demo.gin", "--time=60", "gpu"), "the argument gpu is not known"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_submitted(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    done = submit(tmp_path, *arguments)
+    assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not calls(tmp_path, "sbatch")
+
+
+def test_one_process_a_gpu_and_what_slurm_refuses(tmp_path: Path) -> None:
+    slurm_stand_ins.write(tmp_path)
+    (tmp_path / "refuses").write_text("")
+    done = submit(tmp_path, "gin/demo.gin", "--time=2-0", "--tasks=gpu", "--gpus-per-node=a100:4", "--partition=p")
+    assert done.returncode == 1 and "Invalid account" in done.stderr
+    (options,) = calls(tmp_path, "sbatch")
+    assert (options["ntasks-per-node"], options["gpus-per-node"], options["partition"]) == ("4", "a100:4", "p")

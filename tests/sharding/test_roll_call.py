@@ -1,0 +1,129 @@
+"""Processes report to the first one over real sockets; what does not fit ends all of them with one sentence."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from limba.config import InputError, RestartError
+from limba.sharding import roll_call
+from limba.sharding.clusters import Membership
+from tests.sharding.processes import free_port
+
+pytestmark = pytest.mark.fast
+
+
+def call(places: list[Membership], seconds: float = 10.0) -> list[BaseException | None]:
+    """Lets the places wait for each other in threads; returns the error of each."""
+    ends: list[BaseException | None] = [RuntimeError("has not ended")] * len(places)
+
+    def one(number: int) -> None:
+        try:
+            roll_call.wait_for_all(places[number], f":{places[number].port}", seconds)
+            ends[number] = None
+        except (InputError, RestartError) as error:
+            ends[number] = error
+
+    threads = [threading.Thread(target=one, args=[number]) for number in range(len(places))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return ends
+
+
+def places(*indices: int, count: int = 0) -> list[Membership]:
+    address = f"127.0.0.1:{free_port()}"
+    return [Membership("COORDINATOR_ADDRESS", address, count or len(indices), index) for index in indices]
+
+
+def test_all_go_when_the_last_has_come() -> None:
+    assert call(places(*range(32))) == [None] * 32
+
+
+def test_the_port_is_free_at_once() -> None:
+    given = places(0, 1, 2)
+    assert call(given) == [None] * 3 == call(given)
+    socket.create_server(("", given[0].port)).close()
+
+
+def test_who_is_missing_is_named_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
+    ends = call(places(0, 2, count=5), seconds=2.5)
+    late = "Processes 1, 3 and 4 of 5 have not joined within 2 s (JOIN_TIMEOUT_SECONDS); start the command"
+    assert all(isinstance(end, RestartError) and str(end).startswith(late) for end in ends), ends
+    lines = capfd.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 9
+    assert any(line.startswith("Waiting for processes 1, 3 and 4 of 5 to join at 127.0.0.1:") for line in lines), lines
+
+
+def test_a_first_process_that_does_not_answer_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(roll_call, "NAMING_SECONDS", 0.5)
+    (end,) = call(places(1, count=2), seconds=1.5)
+    assert isinstance(end, RestartError) and "The first process did not answer at 127.0.0.1:" in str(end)
+    assert capfd.readouterr().err.startswith("Process 1 of 2 waits for process 0, which does not answer at 127.0.0.1:")
+
+
+def test_two_processes_of_one_number_end_all() -> None:
+    ends = call(places(0, 1, 1, count=3))
+    for end in ends:
+        assert isinstance(end, InputError) and "Two processes say that they are process 1 of 3, on" in str(end)
+
+
+def test_another_number_of_processes_ends_all() -> None:
+    given = places(0, 1, 2)
+    given[2] = given[2]._replace(count=8)
+    for end in call(given):
+        assert isinstance(end, InputError) and "Process 2 (host" in str(end) and "is one of 8 processes" in str(end)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"\xff\xfe\n", b"x" * 9_000])
+def test_what_is_no_process_of_a_run_is_left_alone(sent: bytes) -> None:
+    given = places(0, 1)
+    scanned = threading.Event()
+
+    def scan() -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and not scanned.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", given[0].port), timeout=1) as connection:
+                    connection.sendall(sent)
+                    scanned.set()
+                    time.sleep(0.3)
+            except OSError:
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=scan)
+    thread.start()
+    first = threading.Thread(target=call, args=[[given[0]]])
+    first.start()
+    assert scanned.wait(10)
+    assert call([given[1]]) == [None]
+    first.join(10)
+    thread.join(10)
+    assert not first.is_alive()
+
+
+def test_a_process_that_has_left_may_come_again() -> None:
+    given = places(0, 1, 2)
+    first = threading.Thread(target=call, args=[[given[0]]])
+    first.start()
+    hello = json.dumps({"process": 1, "of": 3, "host": "killed"}).encode() + b"\n"
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", given[0].port), timeout=1) as connection:
+                connection.sendall(hello)
+                time.sleep(0.3)
+            break
+        except OSError:
+            time.sleep(0.01)
+    assert call(given[1:]) == [None, None]
+    first.join(10)
+    assert not first.is_alive()
