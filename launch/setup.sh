@@ -1,41 +1,112 @@
 #!/usr/bin/env bash
 # Makes .venv at the repository's root: the packages of requirements/lock-*.txt, each checked by its hash, and the
-# command .venv/bin/limba. Changes nothing else on the machine.
+# command .venv/bin/limba.
 #
 #   bash launch/setup.sh               what training on a CPU needs
 #   bash launch/setup.sh tpu           adds the wheels for Cloud TPUs
-#   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older drivers)
-#   bash launch/setup.sh rocm          adds the wheels for AMD GPUs (ROCm 7, which must be installed)
+#   bash launch/setup.sh cuda          adds the wheels for NVIDIA GPUs (CUDA 13; cuda12 for older cards and drivers)
+#   bash launch/setup.sh rocm          adds the wheels for AMD GPUs (ROCm 7, which must be installed; Python 3.11)
 #   bash launch/setup.sh tests         adds what tests/run.sh needs
 #
-# The first time it takes a minute or two and 4 GB; when nothing has changed, no time and no network. Run it again after
-# an interruption. PYTHON=/path/to/python3.12 chooses the interpreter.
+#   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
+#                      installs from DIR alone; run it once where there is internet, with the same arguments
+#   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
+#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.13 and python3.11 that has venv
+#
+# uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
+# from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
+# changed, no time and no network. Run it again after an interruption.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=$root/.venv
-stamps=$venv/.limba
+wheelhouse='' parts=() pythons=(3.11 3.12 3.13)
 
 fail() { echo "launch/setup.sh: $1" >&2; exit 2; }
 say() { echo "setup: $1"; }
 
-# Prints X.Y of an interpreter that runs, has venv and is of a supported version; fails for any other.
+for argument in "$@"; do
+  case $argument in
+    tpu | cuda | cuda12 | cuda13 | tests) parts+=("$argument") ;;
+    rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
+    cpu) ;;
+    --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
+    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, tests or --wheelhouse=DIR, or none." ;;
+  esac
+done
+
+versions=$(printf '%s, ' "${pythons[@]}") versions=${versions%, } versions=${versions/%, 3.13/ or 3.13}
+
+venv=$root/.venv
+if [ -L "$venv" ]; then venv=$(readlink -f "$venv"); fi
+if [ -n "${VENV:-}" ]; then
+  case $VENV in /*) ;; *) VENV=$PWD/$VENV ;; esac
+  if [ -e "$root/.venv" ] && [ ! -L "$root/.venv" ]; then
+    fail "VENV is given, but $root/.venv is a folder; delete it, so that it can become a link to $VENV."
+  fi
+  mkdir -p "$(dirname "$VENV")"
+  venv=$VENV
+fi
+stamps=$venv/.limba
+
+# Prints X.Y of an interpreter that runs, has venv and is of a version among `pythons`; fails for any other.
 version_of() {
   "$1" -c 'import sys, venv, ensurepip
-v = sys.version_info[:2]
-sys.exit(1) if not (3, 11) <= v < (3, 14) else print("%d.%d" % v)' 2>/dev/null
+version = "%d.%d" % sys.version_info[:2]
+sys.exit(1) if version not in sys.argv[1:] else print(version)' "${pythons[@]}" 2>/dev/null
 }
 
+# The sentence for a system without a Python that fits and without uv. tests/launch/pythons.tsv has what systems have.
+advice() {
+  local system command
+  system=${OS_RELEASE:-/etc/os-release}
+  system=$(sed -nE 's/^(ID|ID_LIKE|VERSION_ID)="?([^"]*)"?$/\2/p' "$system" 2>/dev/null | sort | xargs)
+  case " $system" in
+    *\ 12*\ debian*) command="sudo apt-get install python3.11-venv" ;;
+    *\ 13*\ debian*) command="sudo apt-get install python3.13-venv" ;;
+    *\ 24.04*\ ubuntu*) command="sudo apt-get install python3.12-venv" ;;
+    *debian*) command="sudo apt-get install python3-pip" ;; # which brings uv, and uv a Python
+    *\ [89]*rhel*) command="sudo dnf install python3.12" ;;
+    *) command="your system's installer for Python ${pythons[0]} with venv" ;;
+  esac
+  echo "no Python ${versions} with venv was found, and no uv to get one; run $command, or install uv" \
+    "(https://docs.astral.sh/uv), and then this again; or set PYTHON=/path/to/python."
+}
+
+# Prints the path of a uv that runs: one that is there, or the one of requirements/lock-uv.txt, by any Python's pip.
+find_uv() {
+  local python folder=${XDG_CACHE_HOME:-$HOME/.cache}/limba/uv lock=$root/requirements/lock-uv.txt
+  if uv --version >/dev/null 2>&1; then command -v uv; return; fi
+  for python in "$venv/bin/python" python3 python; do
+    if "$folder/bin/uv" --version >/dev/null 2>&1 && cmp -s "$lock" "$folder/lock"; then break; fi
+    rm -rf "$folder"
+    download "$python" "$lock" >/dev/null 2>&1 || continue
+    "$python" -m pip install --quiet --target "$folder" "${from_wheelhouse[@]}" --require-hashes --requirement "$lock" \
+      >/dev/null 2>&1 && cp "$lock" "$folder/lock"
+  done
+  "$folder/bin/uv" --version >/dev/null 2>&1 && echo "$folder/bin/uv"
+}
+
+# Prints the path of a Python, got by uv where the machine has none that fits.
 find_python() {
-  local candidate
+  local candidate uv
   if [ -n "${PYTHON:-}" ]; then
-    version_of "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON is not a Python 3.11, 3.12 or 3.13 with venv; name one that is."
+    version_of "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON is not a Python ${versions} with venv; name one that is."
     echo "$PYTHON"
     return
   fi
-  for candidate in python3.11 python3.12 python3.13 python3 python; do
+  for candidate in "${pythons[@]/#/python}" python3 python; do
     if version_of "$candidate" >/dev/null; then echo "$candidate"; return; fi
   done
-  fail "no Python 3.11, 3.12 or 3.13 with venv was found; install one (apt install python3.12-venv), or set PYTHON=/path/to/python."
+  uv=$(find_uv) || fail "$(advice)"
+  if [ -n "$wheelhouse" ]; then export UV_PYTHON_INSTALL_DIR=$wheelhouse/python; fi # with the files, for later machines
+  candidate=$("$uv" python find --managed-python --no-python-downloads "${pythons[0]}" 2>/dev/null) || {
+    say "no Python ${versions} with venv is here; uv downloads Python ${pythons[0]}" >&2
+    "$uv" python install --managed-python --no-bin "${pythons[0]}" >&2 ||
+      fail "uv could not download a Python (its message is above); set UV_PYTHON_INSTALL_MIRROR, or PYTHON=PROGRAM."
+    candidate=$("$uv" python find --managed-python --no-python-downloads "${pythons[0]}")
+  }
+  version_of "$candidate" >/dev/null || fail "$candidate, which uv downloaded, does not run; set PYTHON=PROGRAM."
+  echo "$candidate"
 }
 
 lock_of() { echo "$root/requirements/lock-${1/%cuda/cuda13}.txt"; }
@@ -59,26 +130,55 @@ is_right() {
   [ -f "$stamps/$1" ] && now=$(fingerprint "$1") && [ "$now" = "$(cat "$stamps/$1")" ]
 }
 
+from_wheelhouse=(--disable-pip-version-check --no-input)
+if [ -n "$wheelhouse" ]; then from_wheelhouse+=(--no-index --find-links "$wheelhouse"); fi
+
 install() {
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input "$@" ||
+  "$venv/bin/python" -m pip install --quiet "${from_wheelhouse[@]}" "$@" ||
     fail "pip could not install the packages (its message is above); run this again."
 }
 
-# Installs what a lock names. The few packages without a wheel are built by what lock-build.txt names, not by the newest.
-install_lock() { install --require-hashes --no-build-isolation --requirement "$1"; }
+# Puts what a file of requirements names into the wheelhouse, unless a file there says that this was done.
+download() {
+  local mark
+  if [ -z "$wheelhouse" ]; then return; fi
+  mark=$wheelhouse/$("$1" -c 'import hashlib, platform, sys
+digest = hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()
+print("%d.%d-%s-%s.done" % (*sys.version_info[:2], platform.machine(), digest))' "$2")
+  if [ -f "$mark" ]; then return; fi
+  say "downloading what $(basename "$2") names to $wheelhouse"
+  "$1" -m pip download --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation \
+    --dest "$wheelhouse" "${@:3}" --requirement "$2" && touch "$mark"
+}
+
+not_downloaded="pip could not download the packages (its message is above); where there is no internet, first fill the \
+wheelhouse by the same command on a machine that has it."
+
+# Installs what a lock names. What has no wheel is built by what lock-build.txt names, not by the newest.
+install_lock() {
+  local uv
+  download "$venv/bin/python" "$1" --require-hashes || fail "$not_downloaded"
+  if [ -z "${LIMBA_PIP:-}" ] && uv=$(find_uv); then
+    "$uv" pip install --quiet --python "$venv/bin/python" --require-hashes --no-build-isolation \
+      ${wheelhouse:+--offline --no-index --find-links "$wheelhouse"} --requirement "$1" && return
+    say "uv could not install the packages (its message is above); pip tries, with its own settings"
+  fi
+  install --require-hashes --no-build-isolation --requirement "$1"
+}
 
 make_core() {
   local python
   python=$(find_python)
-  if [ -e "$venv" ] && [ ! -d "$stamps" ]; then
+  if [ -e "$venv" ] && [ ! -d "$stamps" ] && [ -n "$(ls -A "$venv")" ]; then
     fail "$venv exists and launch/setup.sh did not make it; move it away."
   fi
   rm -rf "$venv"
   mkdir -p "$stamps" # first, so that an unfinished .venv is recognized
-  say "making .venv with Python $(version_of "$python")"
-  "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv package, or set PYTHON to another."
+  say "making $venv with Python $(version_of "$python")"
+  "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; set PYTHON to another."
   say "installing the pinned packages, 4 GB, a minute or two"
-  install_lock "$root/requirements/lock-build.txt"
+  download "$venv/bin/python" "$root/requirements/lock-build.txt" --require-hashes || fail "$not_downloaded"
+  install --require-hashes --no-build-isolation --requirement "$root/requirements/lock-build.txt"
   install_lock "$root/requirements/lock-cpu.txt"
   fingerprint core >"$stamps/core"
 }
@@ -95,30 +195,25 @@ add_part() {
   rm -f "$stamps/$1"
   say "adding the packages for: $1"
   case $1 in
-    tests) install --constraint "$root/requirements.txt" --requirement "$root/requirements-test.txt" ;;
+    tests)
+      download "$venv/bin/python" "$root/requirements-test.txt" || fail "$not_downloaded"
+      # By pip: its settings may name a place with a small torch.
+      install --constraint "$root/requirements.txt" --requirement "$root/requirements-test.txt" ;;
     *) install_lock "$(lock_of "$1")" ;;
   esac
   fingerprint "$1" >"$stamps/$1"
 }
 
-parts=()
-for argument in "$@"; do
-  case $argument in
-    tpu | cuda | cuda12 | cuda13 | rocm | tests) parts+=("$argument") ;;
-    cpu) ;;
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm or tests, or none for a CPU." ;;
-  esac
-done
-
-# Whether PYTHON names another version than .venv has.
+# Whether .venv has another version than PYTHON or the parts ask for.
 wants_another_python() {
-  [ -n "${PYTHON:-}" ] && [ "$(version_of "$PYTHON" || true)" != "$(version_of "$venv/bin/python" || true)" ]
+  local now
+  now=$(version_of "$venv/bin/python") || return 0
+  [ -n "${PYTHON:-}" ] && [ "$(version_of "$PYTHON" || true)" != "$now" ]
 }
 
 all_right() {
   local part
-  if wants_another_python; then return 1; fi
+  if wants_another_python || [ ! "$venv" -ef "$root/.venv" ]; then return 1; fi
   for part in core limba ${parts[@]+"${parts[@]}"}; do is_right "$part" || return 1; done
 }
 
@@ -129,8 +224,9 @@ if command -v flock >/dev/null && ! flock -n 9; then
   flock 9
 fi
 if wants_another_python || ! is_right core; then make_core; fi
+if [ ! "$venv" -ef "$root/.venv" ]; then ln -sfn "$venv" "$root/.venv"; fi
 is_right limba || add_limba
 for part in ${parts[@]+"${parts[@]}"}; do
   is_right "$part" || add_part "$part"
 done
-say "done; the command is $venv/bin/limba"
+say "done; the command is $root/.venv/bin/limba"

@@ -1,10 +1,14 @@
 """Writes requirements/lock-*.txt: all packages that launch/setup.sh installs, each with the hashes of its files.
 
     python requirements/lock.py
+    python requirements/lock.py --check
 
 Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python
 3.11 to 3.13. lock-cpu.txt has what requirements.txt pins. The other locks add what jax needs for their chips.
-lock-build.txt has what builds the few packages that have no wheel.
+lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what launch/setup.sh installs with.
+
+With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
+the index has files for that machine, and no requirement is missing or in conflict.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from pathlib import Path
 UV = "uv==0.13.9"
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {"tpu": "tpu", "cuda12": "cuda12", "cuda13": "cuda13", "rocm": "rocm7-local"}  # lock: jax's extra
+# jax 0.12.0.1 has no wheels for ROCm, and launch/setup.sh takes Python 3.11 there.
+PYTHONS = {"rocm": ["3.11"]}
+ALL_PYTHONS = ["3.11", "3.12", "3.13"]
 # promise and rouge_score are built with the first two; editdistance, on Python 3.13, with the others.
 BUILD = ("setuptools", "wheel", "Cython", "pdm-backend")
 SUPPORTED = "sys_platform == 'linux' and python_full_version < '3.14'"
@@ -31,50 +38,86 @@ requires-python = ">=3.11,<3.14"
 environments = ["{SUPPORTED}"]
 """
 HEADER = "# Made by requirements/lock.py{source}; do not edit.\n"
+INDEX = "--default-index=https://pypi.org/simple"
+
+
+def run_uv(uv: Path, folder: Path, *arguments: str | Path) -> str:
+    """Returns what `uv pip compile` prints, run in `folder` without the caller's settings; raises SystemExit."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    command = [uv, "pip", "compile", *arguments, "--quiet", "--no-header", "--no-annotate", INDEX]
+    done = subprocess.run(command, cwd=folder, env=variables, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"uv pip compile {' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
 
 
 def resolved(uv: Path, folder: Path, wanted: Sequence[str], constraints: Sequence[str] = ()) -> dict[str, str]:
-    """Returns package -> its lines with version and hashes, of the wanted ones and all that they need."""
+    """Returns package==version -> its lines with marker and hashes, of the wanted ones and all that they need."""
     (folder / "wanted.txt").write_text("\n".join(wanted) + "\n")
     (folder / "constraints.txt").write_text("\n".join(constraints) + "\n")
-    command = [
-        uv, "pip", "compile", "wanted.txt", "--constraint=constraints.txt", "--quiet", "--universal",
-        "--python-version=3.11", "--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate",
-        "--default-index=https://pypi.org/simple",
-    ]  # fmt: skip
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
-    text = subprocess.run(command, cwd=folder, env=variables, check=True, capture_output=True, text=True).stdout
+    text = run_uv(
+        uv, folder, "wanted.txt", "--constraint=constraints.txt", "--universal", "--python-version=3.11",
+        "--generate-hashes", "--no-emit-index-url",
+    )  # fmt: skip
     found = {}
     for lines in re.split(r"\n(?=\S)", text.strip()):
         first, *hashes = lines.split("\n")
         requirement, _, marker = first.removesuffix(" \\").partition(" ; ")
-        # The same marker on all lines says nothing.
-        rest = "" if set(marker.split(" and ")) <= set(SUPPORTED.split(" and ")) else f" ; {marker}"
-        found[requirement.partition("==")[0]] = "\n".join([f"{requirement}{rest} \\", *hashes])
+        if " or " not in marker:  # what is the same on all lines says nothing
+            marker = " and ".join(part for part in marker.split(" and ") if part not in SUPPORTED.split(" and "))
+        found[requirement] = "\n".join([requirement + (f" ; {marker}" if marker else "") + " \\", *hashes])
     return found
 
 
-def main() -> None:
+def wanted_for(extra: str, pins: Sequence[str], pythons: Sequence[str]) -> list[str]:
+    """Returns the pins, and jax's extra at each pinned version that one of the Pythons takes."""
+    lines = [pin.replace("jax==", f"jax[{extra}]==") for pin in pins if pin.startswith("jax==")]
+    return [*pins, *(line for line in lines if pythons != ["3.11"] or "< '3.12'" in line)]
+
+
+def write(uv: Path, folder: Path) -> None:
+    """Writes all locks."""
     pinned = (ROOT / "requirements.txt").read_text()
-    pins = re.findall(r"^[\w.-]+==[^\s#]+", pinned, re.MULTILINE)
-    jax = next(pin for pin in pins if pin.startswith("jax==")).partition("==")[2]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "pyproject.toml").write_text(PROJECT)
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "--quiet", UV], check=True)
-        uv = folder / "venv/bin/uv"
-        locks = {"cpu": resolved(uv, folder, pins), "build": resolved(uv, folder, BUILD, pins)}
-        for lock, extra in EXTRAS.items():
-            whole = resolved(uv, folder, [*pins, f"jax[{extra}]=={jax}"])
-            assert whole.items() >= locks["cpu"].items(), f"{lock} changes what requirements.txt pins"
-            locks[lock] = {package: lines for package, lines in whole.items() if package not in locks["cpu"]}
+    pins = [pin.strip() for pin in re.findall(r"^[\w.-]+==[^#\n]+", pinned, re.MULTILINE)]
+    locks = {"cpu": resolved(uv, folder, pins), "build": resolved(uv, folder, BUILD, pins)}
+    locks["uv"] = resolved(uv, folder, [UV])
+    for lock, extra in EXTRAS.items():
+        whole = resolved(uv, folder, wanted_for(extra, pins, PYTHONS.get(lock, ALL_PYTHONS)))
+        assert whole.items() >= locks["cpu"].items(), f"{lock} changes what requirements.txt pins"
+        locks[lock] = {package: lines for package, lines in whole.items() if package not in locks["cpu"]}
     for lock, packages in locks.items():
         source = f", for jax[{EXTRAS[lock]}]" if lock in EXTRAS else " from requirements.txt" if lock == "cpu" else ""
         base = "-r lock-cpu.txt\n" if lock in EXTRAS else ""
         text = HEADER.format(source=source) + base + "\n".join(packages.values()) + "\n"
         (ROOT / "requirements" / f"lock-{lock}.txt").write_text(text)
         print(f"requirements/lock-{lock}.txt: {len(packages)} packages")
+
+
+def check(uv: Path, folder: Path) -> None:
+    """Resolves all locks; raises SystemExit where one cannot be installed or lacks a requirement."""
+    for path in sorted((ROOT / "requirements").glob("lock-*.txt")):
+        lock = path.stem.removeprefix("lock-")
+        if lock == "build":  # a package's build runs beside what lock-cpu.txt has
+            continue
+        for python in PYTHONS.get(lock, ALL_PYTHONS):
+            for machine in ("x86_64", "aarch64") if python == "3.12" and lock != "tpu" else ("x86_64",):
+                platform = f"--python-platform={machine}-manylinux_2_31"
+                text = run_uv(uv, folder, path, f"--python-version={python}", platform)
+                found = set(re.findall(r"^([\w.-]+==[^\s;]+)", text, re.MULTILINE))
+                files = [path, *([path.parent / "lock-cpu.txt"] if lock in EXTRAS else [])]
+                known = "\n".join(file.read_text() for file in files)
+                if missing := sorted(name for name in found if f"{name} " not in known):
+                    raise SystemExit(f"{path.name} on Python {python}, {machine}, lacks {', '.join(missing)}")
+                print(f"{path.name}: {len(found)} packages on Python {python}, {machine}", flush=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pyproject.toml").write_text(PROJECT)
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "--quiet", UV], check=True)
+        (check if sys.argv[1:] == ["--check"] else write)(folder / "venv/bin/uv", folder)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What is pinned, what is locked and what pyproject.toml asks for agree, and setup.sh installs from the locks."""
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -22,29 +24,42 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 LINE = re.compile(rf"-r lock-cpu\.txt|[\w.-]+==[\w.+-]+( ; .+)? \\| {{4}}{HASH.pattern}( \\)?")
 
 
-def pins(path: Path) -> dict[str, str]:
-    """Returns package -> version of a file's lines `package==version`."""
-    lines = re.findall(r"^([\w.\[\]-]+)==([^\s#;\\]+)", path.read_text(), re.MULTILINE)
-    found = {str(canonicalize_name(name)): version for name, version in lines}
-    assert len(found) == len(lines) > 0, f"{path} names a package twice"
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def pins(path: Path, python: str = "3.12") -> dict[str, str]:
+    """Returns package -> version of the lines `package==version ; marker` that a Python takes."""
+    lines = re.findall(r"^([\w.\[\]-]+)==([^\s#;\\]+)(?: *; *([^#\\\n]+))?", path.read_text(), re.MULTILINE)
+    where = {"python_version": python, "python_full_version": f"{python}.4"}
+    taken = [(str(canonicalize_name(name)), version) for name, version, marker in lines if fits(marker, where)]
+    found = dict(taken)
+    assert len(found) == len(taken) > 0, f"{path} names a package twice"
     return found
 
 
+def fits(marker: str, where: dict[str, str]) -> bool:
+    return not marker or Marker(marker.strip()).evaluate(where)
+
+
 def test_each_chip_has_its_lock_and_the_cpu_s_has_what_is_pinned() -> None:
-    assert set(LOCKS) == {"cpu", "build", *CHIPS}
-    wanted = pins(ROOT / "requirements.txt")
-    assert pins(LOCKS["cpu"]) == wanted, "run python requirements/lock.py"
-    build = pins(LOCKS["build"])
+    assert set(LOCKS) == {"cpu", "build", "uv", *CHIPS}
+    for python in PYTHONS:
+        assert pins(LOCKS["cpu"], python) == pins(ROOT / "requirements.txt", python), "run python requirements/lock.py"
+    wanted, build = pins(ROOT / "requirements.txt"), pins(LOCKS["build"])
     assert {"setuptools", "wheel"} <= set(build)
     assert {name: version for name, version in build.items() if name in wanted}.items() <= wanted.items()
 
 
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(("lock", "package"), CHIPS.items())
-def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str) -> None:
+def test_a_chip_s_lock_adds_to_the_cpu_s(lock: str, package: str, python: str) -> None:
     assert "\n-r lock-cpu.txt\n" in LOCKS[lock].read_text()
-    found, jax = pins(LOCKS[lock]), pins(LOCKS["cpu"])["jax"]
-    assert package in found and not set(found) & set(pins(LOCKS["cpu"]))
-    assert {version for name, version in found.items() if name.startswith("jax")} <= {jax}
+    if lock == "rocm" and python != "3.11":  # launch/setup.sh rocm takes no other Python
+        python = "3.11"
+    found, cpu = pins(LOCKS[lock], python), pins(LOCKS["cpu"], python)
+    assert package in found and not set(found) & set(cpu)
+    assert {version for name, version in found.items() if name.startswith("jax")} <= {cpu["jax"]}
+    assert cpu["jax"] == cpu["jaxlib"] and cpu["jax"].startswith("0.10." if python == "3.11" else "0.12.")
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -60,8 +75,8 @@ def test_every_package_has_hashes_and_nothing_says_where_it_was_found(lock: str)
 def test_ranges_pins_and_the_tests_packages_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned, tests = pins(ROOT / "requirements.txt"), pins(ROOT / "requirements-test.txt")
-    for requirement in map(Requirement, project["dependencies"]):
-        version = pinned[canonicalize_name(requirement.name)]
+    for python, requirement in itertools.product(PYTHONS, map(Requirement, project["dependencies"])):
+        version = pins(ROOT / "requirements.txt", python)[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, f"{requirement} and {version} of requirements.txt"
     for requirement in map(Requirement, project["optional-dependencies"]["proof"]):
         assert tests[canonicalize_name(requirement.name)] in requirement.specifier, requirement
@@ -102,7 +117,7 @@ def asked_by_setup(tree: Path, *parts: str) -> list[list[str]]:
     """Runs setup.sh; returns what pip was asked to install."""
     asked = tree.parent / "asked.jsonl"
     asked.write_text("")
-    variables = {**os.environ, "PYTHON": str(tree.parent / "python"), "ASKED": str(asked)}
+    variables = {**os.environ, "PYTHON": str(tree.parent / "python"), "ASKED": str(asked), "LIMBA_PIP": "yes"}
     command = ["bash", str(tree / "launch" / "setup.sh"), *parts]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -126,5 +141,5 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     assert [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda", "tests")] == ["lock-cuda13.txt"]
     lock = tree / "requirements" / "lock-cpu.txt"
     lock.write_text(lock.read_text() + "# another hash\n")
-    again = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "rocm")]
-    assert again == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-rocm.txt"]
+    again = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda12")]
+    assert again == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-cuda12.txt"]

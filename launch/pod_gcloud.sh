@@ -1,0 +1,114 @@
+# What launch/pod.sh asks of gcloud, and what gcloud's messages mean. launch/pod.sh sources it.
+# shellcheck shell=bash disable=SC2154
+
+# Runs gcloud, its messages in a file. With --dry-run it prints the command, and its answer is DRY.
+cloud() {
+  if [ -z "$dry" ]; then gcloud "$@" 2>"$folder/${errors:-errors}"; return; fi
+  printf 'gcloud%s\n' "$(printf ' %q' "$@")" >&3
+  echo "${DRY:-}"
+}
+tpus() { cloud compute tpus "$@" --zone="$zone" --quiet; }
+ssh_to() { tpus tpu-vm ssh "$name" --worker="$1" --strict-host-key-checking=no --command="$2"; }
+absent() { grep -qE 'NOT_FOUND|HTTPError 404|not found' "$folder/errors"; }
+
+# Ends with one sentence for gcloud's last message; $1 says what was tried, $2 is the status.
+explain() {
+  local text why
+  text=$(sed '/^ *$/d' "$folder/errors" | tail -n 2 | tr '\n' ' ')
+  case $text in
+    *[Qq]uota* | *RESOURCE_EXHAUSTED*) why="the quota of $type in $zone does not suffice; take a zone and kind (--spot
+      or not) of your grant, and delete forgotten pods: gcloud compute tpus queued-resources list --zone=$zone" ;;
+    *"more capacity"* | *"ot enough resources"*) why="no $type is free in $zone; try later, or take another zone" ;;
+    *SERVICE_DISABLED* | *"has not been used"*) why="switch the API on: gcloud services enable tpu.googleapis.com" ;;
+    *actAs* | *ervice\ account*) why="the service account ${account:-of the pod} is not there or not yours to use;
+      ask the project's owner for roles/iam.serviceAccountUser" ;;
+    *PERMISSION_DENIED* | *ermission* | *'HTTPError 403'*) why="your account may not do this, or not in $zone;
+      see gcloud config list, and ask the project's owner for roles/tpu.admin and roles/storage.admin" ;;
+    *ALREADY_EXISTS* | *'already exists'*) why="a pod of this name is there; take another name, or delete it" ;;
+    *) why="gcloud's message follows" ;;
+  esac
+  fail "$1: $(tr -s ' \n' ' ' <<<"$why")${text:+($text)}" "${2:-2}"
+}
+
+# Prints the state of the request for the pod, NONE if there is none; fails if gcloud cannot tell.
+state() {
+  DRY=${1:-ACTIVE} tpus queued-resources describe "$name" --format='value(state.state)' || { absent && echo NONE; }
+}
+node() { DRY="READY $1" tpus tpu-vm describe "$name" --format='value(state,networkEndpoints.len())'; }
+
+# Prints zone and bucket side by side; ends if the bucket of path $1 cannot be read.
+beside() {
+  local at there
+  at=gs://$(cut -d/ -f3 <<<"$1/")
+  there=$(DRY=$region cloud storage buckets describe "$at" --format='value(location)') || {
+    if absent; then fail "there is no bucket $at; make it: gcloud storage buckets create $at --location=$region"; fi
+    explain "the bucket $at cannot be read"
+  }
+  there=$(tr '[:upper:]' '[:lower:]' <<<"$there")
+  say "zone $zone (region $region) | $at (region $there)"
+  [ "$there" = "$region" ] || say "WARNING: $at is in another region: slow, and each GB between them is billed; \
+make one here: gcloud storage buckets create gs://NEW --location=$region" >&2
+}
+
+# The image of each generation: https://docs.cloud.google.com/tpu/docs/runtimes
+image_of() {
+  case $1 in
+    v[234]-[1-9]*) echo tpu-ubuntu2204-base ;;
+    v5litepod-[1-9]*) echo v2-alpha-tpuv5-lite ;;
+    v5p-[1-9]*) echo v2-alpha-tpuv5 ;;
+    v6e-[1-9]*) echo v2-alpha-tpuv6e ;;
+    *) return 1 ;;
+  esac
+}
+
+request() {
+  tpus queued-resources create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$image" \
+    ${spot:+--spot} ${account:+--service-account="$account"} ${more[@]+"${more[@]}"} >/dev/null ||
+    explain "$name was not created"
+}
+remove() { tpus queued-resources delete "$name" --force >/dev/null || absent || explain "$name was not deleted"; }
+
+# Sets `workers`; ends if the pod is not ready. With --dry-run by the type: chips or cores, and how many a worker has.
+find_workers() {
+  local at size=${type##*-} each=8
+  case $type in v5lite* | v6e*) if [ "$size" -gt 8 ]; then each=4; fi ;; esac
+  at=$(node $(((${size:-8} + each - 1) / each))) || {
+    if absent; then fail "$name has no workers; bash launch/pod.sh status $name says why."; fi
+    explain "$name does not answer" 75
+  }
+  case $at in READY*) ;; *) fail "$name is ${at%%[!A-Z]*}; wait, or bash launch/pod.sh watch $name." 75 ;; esac
+  workers=${at##*[!0-9]}
+}
+
+# Runs a command on all workers at once, $2 as its input. $folder/WORKER has what it prints, WORKER.code its status.
+on_workers() {
+  local worker
+  for ((worker = 0; worker < workers; worker++)); do
+    while [ "$(jobs -rp | wc -l)" -ge 16 ]; do sleep 0.2; done
+    {
+      code=0
+      errors=$worker.errors ssh_to "$worker" "$1" <<<"${2:-}" >"$folder/$worker" || code=$?
+      echo $code >"$folder/$worker.code"
+    } &
+    if [ -n "$dry" ]; then wait; fi
+  done
+  wait
+}
+# Waits until the pod is ready; ends, with the request deleted, if it never will be.
+await() {
+  local now='' last='' reason
+  while [ "$now" != ACTIVE ]; do
+    now=$(state) || explain "$name: its state cannot be read, and it stays in the queue" 75
+    if [ "$now" != "$last" ]; then say "$now"; last=$now; fi
+    case $now in
+      FAILED | SUSPENDED | NONE)
+        reason=$(tpus queued-resources describe "$name" --format='value(state.failedData.error.message)' || true)
+        remove
+        rm -f "$record"
+        echo "$reason" >"$folder/errors"
+        explain "$name was not created, and its request was deleted" ;;
+      ACTIVE) ;;
+      *) sleep "$poll" ;;
+    esac
+  done
+}

@@ -1,0 +1,460 @@
+"""launch/pod.sh from a grant to a deleted pod: real bash and git, a stand-in for gcloud, a folder for each worker.
+
+Each worker's set-up is launch/setup.sh of a commit of its own, which puts a small program in Python's place.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
+RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
+# In the place of a worker's setup.sh: fails where a file of the worker's home says so.
+SETUP = f"""
+[ "$1" = tpu ] || {{ echo "setup.sh was called with $*" >&2; exit 2; }}
+[ ! -f ~/full ] || {{ echo "No space left on device" >&2; exit 74; }}
+mkdir -p .venv/bin
+printf '#!/bin/sh\\nexec %s program.py "$@"\\n' {sys.executable} >.venv/bin/python
+chmod +x .venv/bin/python
+"""
+# In Python's place: writes down how it was called, and does what ~/deed says.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+home = pathlib.Path.home()
+with (home / "started").open("a") as file:
+    file.write(os.environ.get("HF_TOKEN", "-") + " " + os.environ.get("TFDS_DATA_DIR", "-") + " ")
+    file.write(os.environ["JAX_PLATFORMS"] + " " + " ".join(sys.argv[1:]) + "\\n")
+deeds = pathlib.Path(os.environ["DEEDS"])
+deed = (deeds / os.environ["WORKER"]).read_text() if (deeds / os.environ["WORKER"]).exists() else "wait"
+signal.signal(signal.SIGTERM, lambda *_: (print("saved step 7"), sys.exit(75)))
+print("step 7", flush=True)
+while deed == "wait":
+    time.sleep(0.05)
+    if (deeds / "end").exists():
+        deed = "0"
+sys.exit(int(deed))
+"""
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Path:
+    """A checkout with launch/pod.sh, committed, and a stand-in gcloud on its PATH."""
+    tree = tmp_path / "checkout"
+    shutil.copytree(ROOT / "launch", tree / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "gin").mkdir()
+    (tree / "gin" / "demo.gin").write_text("# a gin file\n")
+    (tree / "launch" / "setup.sh").write_text(SETUP)
+    (tree / "program.py").write_text(PROGRAM)
+    (tree / ".gitignore").write_text("/.venv/\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=tree, check=True)
+    (tmp_path / "world").mkdir()
+    (tmp_path / "deeds").mkdir()
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "gcloud"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT}/tests/launch/gcloud.py "$@"\n')
+    stand_in.chmod(0o755)
+    set_world(tmp_path)
+    return tmp_path
+
+
+def set_world(laptop: Path, **changes: object) -> None:
+    """Sets entries of the stand-in's world."""
+    path = laptop / "world" / "world.json"
+    world = json.loads(path.read_text()) if path.exists() else {"workers": 2, "buckets": {"bucket": "us-central2"}}
+    path.write_text(json.dumps({**world, **changes}))
+
+
+def world_of(laptop: Path) -> dict:
+    return json.loads((laptop / "world" / "world.json").read_text())
+
+
+def calls(laptop: Path) -> list[list[str]]:
+    path = laptop / "world" / "calls.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def start(laptop: Path, *arguments: str, **variables: str) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "ACCELERATOR")}
+    environment |= {
+        "PATH": f"{laptop}/bin:{os.environ['PATH']}", "WORLD": str(laptop / "world"), "POLL_SECONDS": "0",
+        "LIMBA_PODS": str(laptop / "pods"), "DEEDS": str(laptop / "deeds"), "RETRIES": "0", **variables,
+    }  # fmt: skip
+    return subprocess.Popen(
+        ["bash", str(laptop / "checkout" / "launch" / "pod.sh"), *arguments], env=environment, cwd=laptop, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def pod(laptop: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Returns the status of `launch/pod.sh ARGUMENTS` and what it printed."""
+    process = start(laptop, *arguments, **variables)
+    printed, errors = process.communicate(timeout=120)
+    return process.returncode, printed, errors
+
+
+def make_pod(laptop: Path, *, is_set_up: bool = True) -> None:
+    assert pod(laptop, "create", "my-pod", TYPE, ZONE)[0] == 0
+    if is_set_up:
+        assert pod(laptop, "setup", "my-pod")[0] == 0
+
+
+def worker(laptop: Path, number: int) -> Path:
+    return laptop / "world" / "my-pod" / f"worker{number}"
+
+
+def end_runs(laptop: Path) -> None:
+    """Lets the programs of all workers end."""
+    (laptop / "deeds" / "end").write_text("")
+
+
+@pytest.mark.fast
+def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
+    code, printed, errors = pod(
+        laptop, "create", "my-pod", TYPE, ZONE, "--spot", "--bucket=gs://bucket", "--service-account=me@p.iam",
+        "--", "--internal-ips",
+    )  # fmt: skip
+    assert (code, errors) == (0, "")
+    assert "zone us-central2-b (region us-central2) | gs://bucket (region us-central2)" in printed
+    assert "WAITING_FOR_RESOURCES\n" in printed and printed.endswith("next: bash launch/pod.sh setup my-pod\n")
+    (create,) = [call for call in calls(laptop) if "create" in call]
+    assert {"--spot", "--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base"} < set(create)
+    assert {"--node-id=my-pod", "--service-account=me@p.iam", "--internal-ips", ZONE, "--quiet"} < set(create)
+
+    code, printed, errors = pod(laptop, "setup", "my-pod", HF_TOKEN="hf_secret")
+    assert (code, errors) == (0, "")
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=laptop / "checkout", text=True).strip()
+    assert [f"my-pod: worker {n}: ready, commit {head[:12]}" in printed for n in (0, 1)] == [True, True]
+    assert not any("hf_secret" in word for call in calls(laptop) for word in call)  # commands are seen by all users
+    token = worker(laptop, 1) / ".cache" / "huggingface" / "token"
+    assert token.read_text() == "hf_secret\n" and token.stat().st_mode & 0o077 == 0
+
+    code, printed, errors = pod(laptop, *RUN, "TRAIN_STEPS=5", "--env=TFDS_DATA_DIR=gs://bucket/a b")
+    assert (code, errors) == (0, "")
+    assert printed.count("started\n") == 2
+    for n in (0, 1):
+        (line,) = started(laptop, n, 1)
+        assert line.startswith(
+            "hf_secret gs://bucket/a b tpu,cpu -m limba train gin/demo.gin --gin.MODEL_DIR=gs://bucket"
+        )
+        assert line.endswith("--gin.TRAIN_STEPS=5")
+    code, _, errors = pod(laptop, *RUN)
+    assert code == 2 and "a run is going on here; stop it first" in errors and "nothing was started" in errors
+
+    code, printed, _ = pod(laptop, "status", "my-pod")
+    assert code == 0 and "my-pod: ACTIVE, v4-16, spot, us-central2-b" in printed
+    assert "worker 0: running | step 7" in printed and "worker 1: running | step 7" in printed
+    code, printed, _ = pod(laptop, "logs", "my-pod", "--lines=1")
+    assert printed == "worker 0 | step 7\nworker 1 | step 7\n"
+    code, printed, _ = pod(laptop, "stop", "my-pod")
+    assert code == 0 and printed.count("ended 75 | saved step 7") == 2
+
+    assert pod(laptop, "delete", "my-pod")[0] == 2 and "my-pod" in world_of(laptop)["pods"]  # nobody could answer
+    assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0
+    assert world_of(laptop)["pods"] == {} and not list((laptop / "pods").iterdir())
+
+
+def started(laptop: Path, number: int, times: int) -> list[str]:
+    """Waits until a worker's program was started so many times; returns the lines it wrote."""
+    path, deadline = worker(laptop, number) / "started", time.monotonic() + 60
+    while True:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) >= times:
+            return lines
+        assert time.monotonic() < deadline, f"worker {number} started {len(lines)} times"
+        time.sleep(0.05)
+
+
+def test_dry_run_prints_the_commands_and_runs_none(laptop: Path) -> None:
+    code, printed, _ = pod(laptop, "create", "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
+    assert code == 0 and "gcloud compute tpus queued-resources create my-pod" in printed
+    assert "--runtime-version=v2-alpha-tpuv5-lite" in printed
+    for action in ("setup", "status", "stop", "logs", "delete"):
+        code, printed, _ = pod(laptop, action, "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
+        assert code == 0 and printed.count("gcloud ") >= (1 if action == "delete" else 4), printed  # 4 workers
+    assert calls(laptop) == [] and not (laptop / "pods").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "image"),
+    [
+        ("v2-8", "tpu-ubuntu2204-base"),
+        ("v3-8", "tpu-ubuntu2204-base"),
+        ("v4-32", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_each_generation_has_its_image(kind: str, image: str, laptop: Path) -> None:
+    code, printed, _ = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--dry-run")
+    assert code == 0 and f"--runtime-version={image} " in printed
+    code, _, errors = pod(laptop, "create", "a", f"--type={kind}", ZONE, "--image=v2-alpha-tpuv5p-wrong")
+    assert code == 2 and f"leave --image out, for {image}." in errors
+
+
+QUOTA = "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone us-central2-b."
+DENIED = "PERMISSION_DENIED: Permission 'tpu.nodes.create' denied on 'projects/my-project/locations/us-central2-b'"
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "said"),
+    [
+        (["create"], QUOTA, "the quota of v4-16 in us-central2-b does not suffice"),
+        (["create"], DENIED, "ask the project's owner for roles/tpu.admin"),
+        (["create"], "SERVICE_DISABLED: Cloud TPU API has not been used in project 5", "gcloud services enable tpu"),
+        (["create"], "caller does not have permission to act as service account x", "roles/iam.serviceAccountUser"),
+        (["create"], 'There is no more capacity in the zone "us-central2-b"', "no v4-16 is free in us-central2-b"),
+        (
+            ["accelerator-types"],
+            "NOT_FOUND: v4-16 was not found",
+            "us-central2-b has no v4-16; see gcloud compute tpus",
+        ),
+        (["versions"], "NOT_FOUND: no such version was found", "us-central2-b has no tpu-ubuntu2204-base; see gcloud"),
+        (
+            ["buckets"],
+            "HTTPError 403: you do not have storage.buckets.get access",
+            "the bucket gs://bucket cannot be read",
+        ),
+        (
+            ["queued-resources", "describe"],
+            "UNKNOWN: strange",
+            "gcloud's message follows (ERROR: (gcloud) UNKNOWN: strange",
+        ),
+    ],
+)
+def test_an_error_of_creation_is_one_sentence_and_leaves_nothing(
+    words: list[str], message: str, said: str, laptop: Path
+) -> None:
+    set_world(laptop, errors=[[words, message, 1]])
+    code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--bucket=gs://bucket")
+    assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
+    assert not world_of(laptop).get("pods") and not list(laptop.glob("pods/*"))
+
+
+def test_a_missing_bucket_and_one_in_another_region(laptop: Path) -> None:
+    code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--bucket=gs://none")
+    assert code == 2 and "gcloud storage buckets create gs://none --location=us-central2" in errors
+    assert not world_of(laptop).get("pods")
+    set_world(laptop, buckets={"bucket": "us-central2", "far": "europe-west4"})
+    make_pod(laptop)
+    code, printed, errors = pod(laptop, "run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://far/run")
+    assert "zone us-central2-b (region us-central2) | gs://far (region europe-west4)" in printed
+    assert code == 0 and "WARNING: gs://far is in another region" in errors
+    end_runs(laptop)
+
+
+def test_a_request_that_fails_later_is_deleted(laptop: Path) -> None:
+    set_world(laptop, plans={"my-pod": [["WAITING_FOR_RESOURCES", "FAILED"]]}, message=QUOTA)
+    code, printed, errors = pod(laptop, "create", "my-pod", TYPE, ZONE)
+    assert code == 2 and "my-pod: FAILED" in printed
+    assert "its request was deleted: the quota of v4-16" in errors and "TPUV4sPod" in errors
+    assert world_of(laptop)["pods"] == {} and not list(laptop.glob("pods/*"))
+
+
+def test_two_pods_of_one_name(laptop: Path) -> None:
+    make_pod(laptop, is_set_up=False)
+    code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE)
+    assert code == 2 and "my-pod is there already; take another name" in errors
+    (laptop / "pods" / "my-pod").unlink()  # made by somebody else
+    code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE)
+    assert code == 2 and "my-pod is there already" in errors
+    assert pod(laptop, "status", "my-pod", ZONE)[1].startswith("my-pod: ACTIVE")
+
+
+def test_an_interrupted_wait_says_what_stays(laptop: Path) -> None:
+    set_world(laptop, plans={"my-pod": [["WAITING_FOR_RESOURCES"]]})
+    process = start(laptop, "create", "my-pod", TYPE, ZONE, POLL_SECONDS="1")
+    assert process.stdout is not None
+    while "WAITING" not in process.stdout.readline():
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (
+        process.returncode == 75 and "stays in the queue; bash launch/pod.sh status, watch or delete my-pod" in errors
+    )
+    assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0
+
+
+def test_one_worker_that_fails_its_set_up_is_named_and_nothing_starts(laptop: Path) -> None:
+    make_pod(laptop, is_set_up=False)
+    worker(laptop, 1).mkdir(parents=True)
+    (worker(laptop, 1) / "full").write_text("")
+    code, printed, errors = pod(laptop, "setup", "my-pod")
+    assert code == 75 and "worker 0: ready" in printed
+    assert "worker 1 FAILED: No space left on device" in errors and "the same command again" in errors
+    code, _, errors = pod(laptop, *RUN)
+    assert code == 2 and "worker 1 FAILED: its set-up has not ended" in errors and "nothing was started" in errors
+    assert not (worker(laptop, 0) / "started").exists()
+    (worker(laptop, 1) / "full").unlink()
+    assert pod(laptop, "setup", "my-pod")[0] == 0
+
+
+def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
+    make_pod(laptop)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], cwd=worker(laptop, 1) / "limba", check=True)
+    code, _, errors = pod(laptop, *RUN)
+    assert code == 2 and "the workers of my-pod have different commits" in errors
+    assert not (worker(laptop, 0) / "started").exists()
+    (laptop / "checkout" / "program.py").write_text("changed")
+    code, _, errors = pod(laptop, "setup", "my-pod")
+    assert code == 2 and "some changes are not committed" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("create", "My_Pod", TYPE, ZONE), "small letters, digits and -"),
+        (("create", "a", TYPE), "give --zone=ZONE"),
+        (("create", "a", TYPE, "--zone=us-central2"), "a zone is like us-central2-b"),
+        (("create", "a", ZONE), "give --type=v4-8"),
+        (("create", "a", ZONE, "--type=v7-8"), "not 'v7-8'"),
+        (("create", "a", ZONE, TYPE, "--image=v2-alpha-tpuv6e"), "the image v2-alpha-tpuv6e is not for v4-16"),
+        (("create", "a", ZONE, TYPE, "--spott"), "the argument --spott of create is not known"),
+        (("fly", "a"), "fly is not known"),
+        (("status", "a"), "no pod a was made from this machine"),
+        (("status", "a", ZONE), "there is no pod a in us-central2-b"),
+        (("setup", "a", ZONE), "a has no workers"),
+        (("watch", "a", ZONE), "nothing was started on a from here"),
+        (("run", "a", "gin/none.gin", ZONE), "there is no gin/none.gin here"),
+        (("run", "a", ZONE), "give a gin file"),
+        (("run", "a", "gin/demo.gin", ZONE), "MODEL_DIR is not given"),
+        (("logs", "a", ZONE, "--lines=many"), "whole numbers"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop: Path) -> None:
+    code, _, errors = pod(laptop, *arguments)
+    assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
+
+
+def watching(laptop: Path, *arguments: str) -> subprocess.Popen:
+    return start(laptop, "watch", "my-pod", *arguments, POLL_SECONDS="1")
+
+
+def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
+    make_pod(laptop)
+    assert pod(laptop, *RUN)[0] == 0
+    watch = watching(laptop)
+    started(laptop, 0, 1), started(laptop, 1, 1)
+    world = world_of(laptop)
+    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
+    set_world(laptop, pods=world["pods"])
+    for n in (0, 1):  # the disks are new: this is the second start
+        assert "--gin.MODEL_DIR=gs://bucket/run" in started(laptop, n, 1)[0]
+    while "started" not in (now := (laptop / "world" / "calls.jsonl").read_text()) and now.count("create") < 2:
+        time.sleep(0.1)
+    started(laptop, 0, 1), started(laptop, 1, 1)
+    end_runs(laptop)
+    printed, errors = watch.communicate(timeout=120)
+    assert watch.returncode == 0, errors
+    assert " lost\n" in printed and "try 1 of 20" in printed and printed.rstrip().endswith("ended 0")
+    actions = [" ".join(call[2:4]) for call in calls(laptop) if call[3] in ("create", "delete")]
+    assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
+
+
+def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop: Path) -> None:
+    make_pod(laptop)
+    for n in (0, 1):
+        (laptop / "deeds" / str(n)).write_text("75")
+    assert pod(laptop, *RUN)[0] == 0
+    watch = watching(laptop)
+    assert len(started(laptop, 0, 2)) >= 2
+    for n in (0, 1):
+        (laptop / "deeds" / str(n)).write_text("3")
+    printed, _ = watch.communicate(timeout=120)
+    assert watch.returncode == 3 and " again\n" in printed and printed.rstrip().endswith("ended 3")
+
+
+def test_watch_gives_up_after_its_tries(laptop: Path) -> None:
+    make_pod(laptop)
+    (laptop / "deeds" / "0").write_text("75")
+    (laptop / "deeds" / "1").write_text("75")
+    assert pod(laptop, *RUN)[0] == 0
+    code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
+    assert code == 75 and "try 1 of 1" in printed
+    assert errors.splitlines()[-1].endswith("no try of 1 is left; the same command goes on.")
+
+
+PAGE = (ROOT / "docs" / "pods.md").read_text().replace("\\\n", " ").replace("\n  MODEL_DIR", " MODEL_DIR")
+COMMANDS = re.findall(r"(?:bash launch/pod\.sh) [^`|\n]+", PAGE)
+GCLOUD = re.findall(
+    r"(?:^ *|`|&& )(gcloud [a-z][^`|&;\n]+)", PAGE + (ROOT / "docs" / "containers.md").read_text(), re.MULTILINE
+)
+
+
+def test_pod_sh_stays_short() -> None:
+    assert len((ROOT / "launch" / "pod.sh").read_text().splitlines()) < 250
+
+
+def test_the_page_s_commands_are_taken(laptop: Path) -> None:
+    shutil.copytree(ROOT / "gin", laptop / "checkout" / "gin", dirs_exist_ok=True)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "add", "-A"], cwd=laptop / "checkout", check=True)
+    subprocess.run([*git, "commit", "-qm", "gin"], cwd=laptop / "checkout", check=True)
+    done = set()
+    for line in COMMANDS:
+        action, *arguments = shlex.split(line)[2:]
+        done.add(action)
+        if action == "watch":  # it has no end to print
+            continue
+        code, printed, errors = pod(laptop, action, *arguments, ZONE, TYPE, "--dry-run")
+        assert code == 0 and "gcloud " in printed, f"{line}: {errors}"
+    assert done >= {"create", "setup", "run", "watch", "delete"} and len(COMMANDS) >= 9
+
+
+def test_the_page_s_gcloud_commands_have_flags_that_gcloud_has() -> None:
+    """Against the commands and flags of gcloud 528, from its own table of completions."""
+    table = json.loads((ROOT / "tests" / "launch" / "gcloud_flags.json").read_text())
+    for line in GCLOUD:
+        words = shlex.split(line)[1:]
+        command = next((name for name in table if words[: len(name.split())] == name.split()), None)
+        assert command is not None, line
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert flags <= {*table[command], *table["every command"]}, line
+    assert len(GCLOUD) >= 7
+
+
+@pytest.mark.long
+def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
+    """A worker with the packages of these tests, launch/pretrain.sh and a tiny T5; the pod is lost after a save."""
+    checkout, model_dir = laptop / "checkout", laptop / "run"
+    for name in ("limba", "gin", "tasks"):
+        shutil.copytree(ROOT / name, checkout / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / "launch" / "setup.sh").write_text(f"ln -sfn {Path(sys.prefix)} .venv\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "add", "-A"], cwd=checkout, check=True)
+    subprocess.run([*git, "commit", "-qm", "all"], cwd=checkout, check=True)
+    corpus = laptop / "corpus.txt"
+    corpus.write_text("".join(f"Line {n} of a small text, which says {n * n} and then ends.\n" for n in range(3000)))
+    set_world(laptop, workers=1)
+    assert pod(laptop, "create", "my-pod", "--type=v4-8", ZONE)[0] == 0
+    assert pod(laptop, "setup", "my-pod", ACCELERATOR="cpu")[0] == 0
+    settings = [f"CORPUS={corpus}", "VOCABULARY=byte", "VOCAB_SIZE=384", "TRAIN_STEPS=60", "CHECKPOINT_PERIOD=10"]
+    settings += ["EVAL_PERIOD=1000", "BATCH_SIZE=8", "LOG_PERIOD=5", f"MODEL_DIR={model_dir}"]
+    code, _, errors = pod(laptop, "run", "my-pod", "gin/demo.gin", *settings, ACCELERATOR="cpu")
+    assert code == 0 and "is on the workers" in errors
+    watch = start(laptop, "watch", "my-pod", POLL_SECONDS="2", ACCELERATOR="cpu")
+    log, deadline = worker(laptop, 0) / "pod" / "log", time.monotonic() + 400
+    while not list(model_dir.glob("checkpoints/*0")):
+        assert time.monotonic() < deadline and watch.poll() is None, log.read_text()
+        time.sleep(0.5)
+    world = world_of(laptop)
+    world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
+    set_world(laptop, pods=world["pods"])
+    printed, errors = watch.communicate(timeout=500)
+    assert watch.returncode == 0, printed + errors + log.read_text()
+    assert "try 1 of 20" in printed and printed.rstrip().endswith("ended 0")
+    assert re.search(r"resumes at step \d+0, up to step 60", log.read_text())
+    assert (model_dir / "checkpoints" / "60").is_dir()

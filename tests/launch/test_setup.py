@@ -1,0 +1,192 @@
+"""launch/setup.sh where no Python fits, offline, and elsewhere; the systems' packages that it names."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEMS = [line for line in (ROOT / "tests/launch/pythons.tsv").read_text().splitlines() if not line.startswith("#")]
+# A Python of another version that has neither venv nor pip.
+OLD = "#!/bin/sh\nexit 1\n"
+# uv's place: finds no Python, and downloads the one that MIRROR names (a link to the tests' own).
+UV = """#!/bin/sh
+echo "$@" >>"$ASKED"
+case "$*" in
+  --version) echo uv 0.13.9 ;;
+  "python find"*) [ -e "$UV_PYTHON_INSTALL_DIR/bin/python" ] && echo "$UV_PYTHON_INSTALL_DIR/bin/python" ;;
+  "python install"*)
+    [ -n "$UV_PYTHON_INSTALL_MIRROR" ] || { echo "error: could not connect" >&2; exit 2; }
+    mkdir -p "$UV_PYTHON_INSTALL_DIR/bin"
+    cp "${UV_PYTHON_INSTALL_MIRROR#file://}" "$UV_PYTHON_INSTALL_DIR/bin/python" ;;
+  "pip install"*) [ -z "$UV_FAILS" ] ;;
+esac
+"""
+# An interpreter that makes environments of itself, and writes down what pip was asked for.
+PYTHON = f"""#!{Path(sys.executable).resolve()} -S
+import os, shutil, sys
+arguments = sys.argv[1:]
+if arguments[:1] == ["-c"]:
+    sys.argv = arguments[:1] + arguments[2:]
+    exec(arguments[1])
+elif arguments[:2] == ["-m", "venv"]:
+    os.makedirs(arguments[2] + "/bin")
+    shutil.copy(__file__, arguments[2] + "/bin/python")
+elif arguments[:1] == ["-m"]:
+    print(*arguments[1:], file=open(os.environ["ASKED"], "a"))
+    if "download" in arguments and os.environ.get("OFFLINE"):
+        sys.exit("no internet")
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A checkout's set-up in `tree`, and a PATH of only `bin`: the tools of a small system, and old Pythons."""
+    tree, tools = tmp_path / "tree", tmp_path / "bin"
+    shutil.copytree(ROOT / "requirements", tree / "requirements")
+    (tree / "launch").mkdir()
+    tools.mkdir()
+    for name in ("launch/setup.sh", "requirements.txt", "requirements-test.txt", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tree / name)
+    words = (
+        "bash sed sort xargs echo mkdir cat cmp cp ln rm readlink basename dirname touch flock ls tr pwd sh env uname"
+    )
+    for name in words.split():
+        (tools / name).symlink_to(str(shutil.which(name)))
+    for name in ("python3", "python", "python3.11", "python3.12", "python3.13"):
+        write(tools / name, OLD)
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def setup(machine: Path, *arguments: str, **variables: str) -> tuple[int, str, str, list[str]]:
+    """Returns the status of launch/setup.sh, what it printed, and what pip and uv were asked for."""
+    asked = machine / "asked"
+    asked.write_text("")
+    environment = {
+        "PATH": str(machine / "bin"), "HOME": str(machine / "home"), "ASKED": str(asked),
+        "UV_PYTHON_INSTALL_DIR": str(machine / "pythons"), **variables,
+    }  # fmt: skip
+    command = ["bash", str(machine / "tree" / "launch" / "setup.sh"), *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=machine, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, done.stderr, asked.read_text().splitlines()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("line", list(csv.DictReader(SYSTEMS, delimiter="\t")), ids=lambda line: "".join(line["id"]))
+def test_without_python_and_uv_the_system_s_own_command_is_named(line: dict[str, str], machine: Path) -> None:
+    release = [f"ID={line['id']}", f'VERSION_ID="{line["version_id"]}"', "NAME=x"]
+    release += [f'ID_LIKE="{line["id_like"]}"'] if line["id_like"] else []
+    (machine / "os-release").write_text("\n".join(release) + "\n")
+    code, _, errors, _ = setup(machine, OS_RELEASE=str(machine / "os-release"))
+    assert code == 2 and len(errors.splitlines()) == 1
+    assert f"run {line['command']}, or install uv" in errors
+
+
+def test_an_unknown_system_still_gets_a_sentence(machine: Path) -> None:
+    code, _, errors, _ = setup(machine, OS_RELEASE=str(machine / "nothing"))
+    assert code == 2 and "your system's installer" in errors and len(errors.splitlines()) == 1
+
+
+@pytest.mark.fast
+def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
+    write(machine / "bin" / "uv", UV)
+    code, _, errors, asked = setup(machine)
+    assert code == 2 and "set UV_PYTHON_INSTALL_MIRROR, or PYTHON=PROGRAM" in errors
+    write(machine / "python", PYTHON)
+    pythons = {"UV_PYTHON_INSTALL_MIRROR": f"file://{machine}/python"}
+    # The stand-in's version is that of these tests, so the machine asks for it.
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    script = machine / "tree" / "launch" / "setup.sh"
+    script.write_text(script.read_text().replace("pythons=(3.11 3.12 3.13)", f"pythons=({here})"))
+    code, printed, errors, asked = setup(machine, "tpu", **pythons)
+    assert code == 0, errors
+    assert f"python install --managed-python --no-bin {here}" in asked
+    assert (machine / "tree" / ".venv" / "bin" / "python").exists() and "setup: done" in printed
+    installed = [line.split()[-1].rpartition("/")[2] for line in asked if "pip install" in line]
+    assert installed == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-tpu.txt"]
+    by_uv = [line for line in asked if line.startswith("pip install --quiet --python")]
+    assert len(by_uv) == 2 and all("--require-hashes --no-build-isolation" in line for line in by_uv)
+    assert setup(machine, "tpu", **pythons)[3] == []  # nothing has changed
+
+
+def test_pip_stays_where_uv_fails(machine: Path) -> None:
+    write(machine / "bin" / "uv", UV)
+    write(machine / "python", PYTHON)
+    code, printed, _, asked = setup(machine, PYTHON=str(machine / "python"), UV_FAILS="yes")
+    assert code == 0 and "pip tries, with its own settings" in printed
+    assert [
+        line for line in asked if line.startswith("pip install") and "lock-cpu.txt" in line and "--no-input" in line
+    ]
+
+
+def test_a_wheelhouse_is_filled_once_and_then_is_enough(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    house = machine / "house"
+    code, _, _, asked = setup(machine, "cuda12", f"--wheelhouse={house}", **variables)
+    assert code == 0
+    assert [line.split()[-1].rpartition("/")[2] for line in asked if "pip download" in line] == [
+        "lock-build.txt", "lock-cpu.txt", "lock-cuda12.txt",
+    ]  # fmt: skip
+    installs = [line for line in asked if "pip install" in line]
+    assert len(installs) == 4 and all(
+        f"--no-index --find-links {house}" in line for line in installs[:2] + installs[3:]
+    )
+    shutil.rmtree(machine / "tree" / ".venv")  # another machine, without internet
+    code, _, errors, asked = setup(machine, "cuda12", f"--wheelhouse={house}", OFFLINE="yes", **variables)
+    assert code == 0 and not [line for line in asked if "download" in line], errors
+    code, _, errors, _ = setup(machine, "tpu", f"--wheelhouse={house}", OFFLINE="yes", **variables)
+    assert code == 2 and "first fill the wheelhouse by the same command on a machine that has it" in errors
+
+
+def test_the_environment_may_be_elsewhere(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    variables = {"PYTHON": str(machine / "python"), "LIMBA_PIP": "yes"}
+    link = machine / "tree" / ".venv"
+    code, _, errors, _ = setup(machine, VENV="scratch/venv", **variables)
+    assert code == 0, errors
+    assert link.is_symlink() and link.resolve() == machine / "scratch" / "venv"
+    assert setup(machine, **variables)[3] == []  # it is found again
+    assert setup(machine, VENV=str(machine / "scratch" / "venv"), **variables)[3] == []
+    link.unlink()
+    link.mkdir()
+    code, _, errors, _ = setup(machine, VENV="scratch/venv", **variables)
+    assert code == 2 and "is a folder; delete it" in errors
+
+
+def test_amd_s_wheels_are_for_one_python(machine: Path) -> None:
+    write(
+        machine / "python",
+        PYTHON.replace("exec(arguments[1])", "sys.version_info = (3, 12, 1)\n    exec(arguments[1])"),
+    )
+    code, _, errors, _ = setup(machine, "rocm", PYTHON=str(machine / "python"))
+    assert code == 2 and "is not a Python 3.11 with venv" in errors
+
+
+@pytest.mark.parametrize("accelerator", ["cuda", "cuda12", "cuda13", "rocm", "tpu", "cpu", "gpu"])
+def test_pretrain_takes_each_accelerator_that_setup_knows(accelerator: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup.sh").write_text('echo "set up: $*"\n')
+    (tmp_path / "launch" / "supervise.sh").write_text('echo "on $JAX_PLATFORMS"\n')
+    variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        ["bash", str(tmp_path / "launch" / "pretrain.sh"), "gin/demo.gin", f"ACCELERATOR={accelerator}"],
+        env=variables, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    if accelerator == "gpu":
+        assert done.returncode == 2 and "give tpu, cuda, cuda12, cuda13, rocm or cpu" in done.stderr
+    else:
+        first = "cuda" if accelerator.startswith("cuda") else accelerator
+        assert done.stdout == f"set up: {accelerator}\non {first}{'' if accelerator == 'cpu' else ',cpu'}\n"
