@@ -4,6 +4,7 @@ import collections
 import gc
 import json
 import os
+import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -36,6 +37,11 @@ install_import_hook(CHECKED, "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.disable()  # until all tests are imported
+# The programs of tests inherit which signals are ignored; nohup and a shell's background jobs ignore these.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.

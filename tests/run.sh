@@ -3,6 +3,7 @@
 #
 #   bash tests/run.sh               all but the slow tests: under 10 minutes on 2 cores
 #   bash tests/run.sh --all         the slow ones, too: under 40 minutes; what .ci/run calls
+#   bash tests/run.sh -m long       the longest ones, minutes each, which nothing else runs
 #   bash tests/run.sh -m fast       a test or two of every part, without types: under 90 seconds, before each commit
 #   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
@@ -12,12 +13,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-chosen=(-m "not slow") # how the tests are chosen, where the arguments do not
+chosen=(-m "not slow and not long") # how the tests are chosen, where the arguments do not
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all) chosen=() ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    --all) chosen=(-m "not long") ;;
     -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
   esac

@@ -25,6 +25,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/cli/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",
     "limba/data/reader_processes.py": "the run that has imported them",
+    "limba/data/t5_names/finder.py": "tables in it",
 }
 
 

@@ -16,9 +16,9 @@ class MeshConfig:
     (4, 2, 1)
     """
 
-    data: int = -1
-    fsdp: int = 1
-    model: int = 1
+    data: int = -1  # groups of devices with their own rows; -1: all that are left
+    fsdp: int = 1  # devices that share parameters, and have their own rows
+    model: int = 1  # devices that share each matrix product
     shard_update: bool = True  # pure data parallelism: shard optimizer state and update across devices (ZeRO-style)
     auto: bool = False  # the smallest fsdp, then model, whose compiled step fits the devices' memory
     memory_gib: float | None = None  # memory per device, for auto; None: 95 % of the limit that the devices report

@@ -50,7 +50,7 @@ ARGUMENTS = {
     "lower case false": ([*PRETRAIN, "--gin.SCAN_LAYERS=false"], ["--gin.SCAN_LAYERS", "True or False"]),
     "open dictionary": ([*PRETRAIN, "--gin.TASK_FEATURE_LENGTHS={'inputs': 5"], ["a mapping such as"]),
     "open quotation": ([*PRETRAIN, '--gin.MODEL_DIR="/tmp'], ["--gin.MODEL_DIR", "quotation mark"]),
-    "wrong choice": ([*PRETRAIN, "--gin.DTYPE=float16"], ["DTYPE is 'float16'", "float32, bfloat16"]),
+    "wrong choice": ([*PRETRAIN, "--gin.DTYPE=float8"], ["DTYPE is 'float8'", "float32, bfloat16"]),
     "batch that does not divide": (
         [*PRETRAIN, "--gin.NUM_MICROBATCHES=3"],
         ["BATCH_SIZE is 128", "does not divide", "3"],

@@ -9,7 +9,7 @@ import pytest
 from limba.cli import program, task_modules
 from limba.cli.gin import read_gin, read_model, read_run, upgrade
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
-from limba.config import ConfigError, InputError, ModelConfig, plain
+from limba.config import ConfigError, DataConfig, InputError, ModelConfig, plain
 
 DEMO = ["gin/demo.gin"]
 DIRECTORY = "MODEL_DIR=gs://bucket/run"
@@ -18,6 +18,11 @@ DIRECTORY = "MODEL_DIR=gs://bucket/run"
 @pytest.fixture(autouse=True)
 def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
+
+
+def as_earlier(data: DataConfig) -> DataConfig:
+    """Returns what a config.gin of an earlier version means: it does not name the newer fields."""
+    return dataclasses.replace(data, **plain.EARLIER["DataConfig"])
 
 
 def write(folder: Path, text: str) -> str:
@@ -89,7 +94,8 @@ def test_upgrade_writes_config_json_once(tmp_path: Path) -> None:
     (tmp_path / "config.gin").write_text(run.text.replace("best_mode = 'max'", "best_is = 'highest'"))
     upgrade(tmp_path)
     text = (tmp_path / "config.json").read_text()
-    assert plain.from_text(text, "config.json") == dataclasses.replace(run.config, model_dir=str(tmp_path))
+    expected = dataclasses.replace(run.config, model_dir=str(tmp_path), data=as_earlier(run.config.data))
+    assert plain.from_text(text, "config.json") == expected
     (tmp_path / "config.gin").write_text("this is not gin")
     upgrade(str(tmp_path))
     assert (tmp_path / "config.json").read_text() == text
@@ -99,7 +105,8 @@ def test_upgrade_gives_the_run_where_it_cannot_be_written(tmp_path: Path, monkey
     run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
     (tmp_path / "config.gin").write_text(run.text)
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
-    assert upgrade(tmp_path) == dataclasses.replace(run.config, model_dir=str(tmp_path))
+    data = as_earlier(run.config.data)
+    assert upgrade(tmp_path) == dataclasses.replace(run.config, model_dir=str(tmp_path), data=data)
 
 
 def test_upgrade_of_a_network_and_of_what_is_not_limba_s(tmp_path: Path) -> None:

