@@ -33,6 +33,7 @@ from limba.sharding import agreement
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
+JOINED = re.compile(r"^process \d of 2 on .*\n", re.MULTILINE)  # which each process prints once
 RUN = RunConfig(
     ModelConfig(384, emb_dim=64, num_heads=2, head_dim=32, mlp_dim=128, num_encoder_layers=2, num_decoder_layers=2),
     DataConfig("my_task", {"inputs": 512}, batch_size=16, vocabulary="/a/spiece.model"),
@@ -296,7 +297,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
         )
     outputs = [process.communicate(timeout=300) for process in started]
     return [
-        (json.loads(GIVEN.findall(printed)[-1]), [part.strip() for part in errors.split("---\n")[:-1]])
+        (json.loads(GIVEN.findall(printed)[-1]), [part.strip() for part in JOINED.sub("", errors).split("---\n")[:-1]])
         for printed, errors in outputs
     ]
 
