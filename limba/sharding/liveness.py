@@ -199,7 +199,7 @@ class Others:
             what = f"{names} gave no sign of life for {max(silent.values()):.0f} s"
         elif self.index and now - self._answered > self.timeout / 2:
             what = f"{self._name(0)} gave no sign of life for {now - self._answered:.0f} s"
-        elif self.index and not answers(self.address, 2.0):
+        elif self.index and not _keeps_answering(self.address):
             what = f"{self._name(0)} has ended or was killed"
         else:
             what = f"One of the {self.count} processes was lost, or was started again while the others still ran"
@@ -270,6 +270,16 @@ def answers(address: str, seconds: float) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _keeps_answering(address: str, seconds: float = 2.0) -> bool:
+    """Returns whether HOST:PORT accepts connections for some time: the kernel first frees a killed process's memory."""
+    end = time.monotonic() + seconds
+    while answers(address, seconds):
+        if time.monotonic() > end:
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def resumes_from(model_dir: str, seconds: float = 5.0) -> str:

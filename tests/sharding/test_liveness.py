@@ -61,7 +61,7 @@ def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: 
         assert_one_sentence(*processes.end(victim, SECONDS + 6), lost, "stood still")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # failed once in four runs on a busy machine, and why is not known
 def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -> None:
     with Processes(directory, 2, host=12) as processes:
         processes.send(signal.SIGSTOP, 1)
