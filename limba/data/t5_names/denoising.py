@@ -16,6 +16,8 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from limba.config import InputError
+
 Seeds = Sequence[Any]
 Example = Mapping[str, tf.Tensor]
 
@@ -38,7 +40,7 @@ def regular_noise_mask(
 def random_prefix_noise_mask(length: Any, noise_density: float, seeds: Seeds) -> tf.Tensor:
     """Returns a mask of a prefix, whose length is random up to length - 1; for a density of 0.5 from 1 on."""
     if noise_density > 0.5:
-        raise NotImplementedError(f"random_prefix_noise_mask has density {noise_density}; give 0.5 or less.")
+        raise InputError(f"random_prefix_noise_mask has density {noise_density}; give 0.5 or less.")
     longest = length - 1
     share = tf.cast(tf.round((1 - 2 * noise_density) * tf.cast(longest, tf.float32)), tf.int32)
     shortest = tf.minimum(longest, tf.maximum(1, share))
