@@ -90,6 +90,8 @@ def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: l
             time.sleep(0.1)
 
     (first,) = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 1, 2)
+    reading = threading.Thread(target=first.communicate)  # else it stands still when the pipe is full, at 64 KiB
+    reading.start()
     wait_for_step(7, first)
     second = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 2, 1)
     sentence = f"Another process trains in {run} now (process {first.pid} on "
@@ -99,7 +101,7 @@ def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: l
     step = max(losses(run))
     wait_for_step(step + 5, first)  # the first goes on
     os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
+    reading.join()
     last = max(losses(run))
     (third,) = start(["-m", "launch.train", *flags, f"--gin.TRAIN_STEPS={last + 2}"], 1, 2)
     out = "\n".join(third.communicate(timeout=400))
