@@ -2,7 +2,7 @@
 # A TPU pod from a laptop, by gcloud: https://cloud.google.com/sdk/docs/install, `gcloud init`, nothing else.
 #
 #   bash launch/pod.sh create NAME --type=v4-32 --zone=ZONE [--spot] [--bucket=gs://BUCKET] [--service-account=EMAIL]
-#                             [--image=IMAGE] [-- MORE FLAGS OF gcloud compute tpus queued-resources create]
+#                             [--slices=N] [--image=IMAGE] [-- MORE FLAGS OF gcloud's queued-resources create]
 #   bash launch/pod.sh setup  NAME                             this commit and launch/setup.sh tpu on all workers
 #   bash launch/pod.sh run    NAME GIN_FILE [NAME=VALUE ...] [--env=NAME=VALUE ...]     on all workers, detached
 #   bash launch/pod.sh status NAME                             the pod, and what each worker does
@@ -27,7 +27,7 @@ case $action in
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] || fail "give a name after $action: small letters, digits and -, such as my-pod."
 shift 2
-more=() words=() variables=() command=() poll=${POLL_SECONDS:-20} workers=1
+more=() words=() variables=() command=() poll=${POLL_SECONDS:-20} workers=1 slices=1 each=1
 record=${LIMBA_PODS:-${XDG_CONFIG_HOME:-$HOME/.config}/limba/pods}/$name
 # shellcheck source=/dev/null
 if [ "$action" != create ] && [ -f "$record" ]; then . "$record"; fi
@@ -36,6 +36,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=yes ;; --spot) spot=yes ;; --yes) yes=yes ;; --follow) follow=follow ;;
     --type=*) type=${1#*=} ;; --zone=*) zone=${1#*=} ;; --bucket=*) bucket=${1#*=} ;; --image=*) image=${1#*=} ;;
     --service-account=*) account=${1#*=} ;; --lines=*) lines=${1#*=} ;; --tries=*) tries=${1#*=} ;;
+    --slices=*) slices=${1#*=} ;;
     --env=[A-Z]*=*) variables+=("${1#*=}") ;;
     --) shift; more+=("$@"); break ;;
     *) [ "$action" = run ] || fail "the argument $1 of $action is not known; see --help."; words+=("$1") ;;
@@ -43,6 +44,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 case $lines$tries in *[!0-9]*) fail "--lines and --tries are whole numbers." ;; esac
+tries=$((10#$tries))
+[[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices is $slices; give a whole number above 0."
 [ -n "$zone" ] || fail "give --zone=ZONE: no pod $name was made from this machine; your grant names the zones."
 [[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "the zone $zone is not one; a zone is like us-central2-b."
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is missing; see https://cloud.google.com/sdk/docs/install"
@@ -69,7 +72,8 @@ report() {
 save() {
   if [ -n "$dry" ]; then return; fi
   mkdir -p "$(dirname "$record")"
-  declare -p type zone spot bucket account image command more >"$record.new"
+  # For this user alone: --env=NAME=VALUE may hold a key.
+  (umask 077 && declare -p type zone spot bucket account image slices command more >"$record.new")
   mv "$record.new" "$record"
 }
 
@@ -99,13 +103,15 @@ create() {
 remake() { remove; request; await; }
 
 setup() {
-  local commit
+  local commit slice
   git -C "$root" diff --quiet HEAD || fail "some changes are not committed; commit them: the workers get a commit."
   commit=$(git -C "$root" rev-parse HEAD)
   find_workers
   git -C "$root" bundle create -q "$folder/limba.bundle" HEAD
-  tpus tpu-vm scp "$folder/limba.bundle" "$name:limba.bundle" --worker=all --strict-host-key-checking=no >/dev/null ||
-    explain "the files were not copied to $name" 75
+  for ((slice = 0; slice < slices; slice++)); do
+    tpus tpu-vm scp "$folder/limba.bundle" "$(slice_of "$slice"):limba.bundle" --worker=all \
+      --strict-host-key-checking=no >/dev/null || explain "the files were not copied to $(slice_of "$slice")" 75
+  done
   say "setting up $workers workers with commit ${commit:0:12}"
   on_workers "set -e; read -r token || true; if [ -n \"\$token\" ]; then mkdir -p ~/.cache/huggingface
     (umask 077; echo \"\$token\" >~/.cache/huggingface/token); fi
@@ -146,6 +152,7 @@ status() {
   local now
   now=$(state) || explain "$name: its state cannot be read" 75
   if [ "$now" = NONE ]; then fail "there is no pod $name in $zone; bash launch/pod.sh create makes one."; fi
+  [ "$slices" = 1 ] || type="$slices slices of $type"
   say "$now${type:+, $type${spot:+, spot}}, $zone"
   if [ "$now" != ACTIVE ]; then return; fi
   find_workers
@@ -187,7 +194,7 @@ look() {
   now=$(state) || { echo waiting; return; }
   at=$(node 1) || at=NONE
   case $now-$at in
-    ACTIVE-READY*) workers=${at##*[!0-9]} ;;
+    ACTIVE-READY*) each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices)) ;;
     NONE* | SUSPEND* | FAILED* | *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
     *) echo waiting; return ;;
   esac

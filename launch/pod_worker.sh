@@ -30,7 +30,8 @@ case ${1:-} in
     nohup setsid bash -c 'pod=$1; shift; "$@" & echo $! >"$pod/pid"; wait $!; echo $? >"$pod/status"' \
       start "$pod" "${@:2}" >>"$pod/log" 2>&1 </dev/null &
     for _ in $(seq 50); do [ ! -s "$pod/pid" ] || break; sleep 0.1; done
-    [ -s "$pod/pid" ] && echo started
+    [ -s "$pod/pid" ] || { echo "the run did not start within 5 s; see ~/pod/log"; exit 75; }
+    echo started
     ;;
   stop)
     if is_running; then kill -TERM "$(cat "$pod/pid")"; fi

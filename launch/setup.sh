@@ -15,12 +15,13 @@
 #
 # uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
 # from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
-# changed, no time and no network. Run it again after an interruption.
+# changed, no time and no network. Run it again after an interruption. It ends with 0; with 2 where the sentence says
+# what to change; with 75 where the network or the package index failed, and the same command may help.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 wheelhouse='' parts=() pythons=(3.11 3.12 3.13)
 
-fail() { echo "launch/setup.sh: $1" >&2; exit 2; }
+fail() { echo "launch/setup.sh: $1" >&2; exit "${2:-2}"; }
 say() { echo "setup: $1"; }
 
 for argument in "$@"; do
@@ -29,7 +30,7 @@ for argument in "$@"; do
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, tests or --wheelhouse=DIR, or none." ;;
   esac
 done
@@ -135,7 +136,7 @@ if [ -n "$wheelhouse" ]; then from_wheelhouse+=(--no-index --find-links "$wheelh
 
 install() {
   "$venv/bin/python" -m pip install --quiet "${from_wheelhouse[@]}" "$@" ||
-    fail "pip could not install the packages (its message is above); run this again."
+    fail "pip could not install the packages (its message is above); run this again." 75
 }
 
 # Puts what a file of requirements names into the wheelhouse, unless a file there says that this was done.

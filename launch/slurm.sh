@@ -108,6 +108,7 @@ done
 [ -f "$root/$gin_file" ] || gin_file=$(realpath "$gin_file") # the job runs in the checkout's folder
 save=${SAVE_SECONDS:-120}
 case $save$nodes${RETRIES:-0} in *[!0-9]*) fail "SAVE_SECONDS, --nodes and RETRIES are whole numbers." ;; esac
+save=$((10#$save)) # 08 is no octal number
 [ -n "$limit" ] || fail "no time limit is given; write --time=24:00:00, or what your partition allows."
 seconds=$(seconds_of "$limit") || fail "--time is $limit; write minutes, HH:MM:SS or D-HH:MM:SS."
 if [ "$seconds" -lt $((2 * save + 300)) ]; then
@@ -131,6 +132,6 @@ name=${gin_file##*/}
 [ -z "$gpus" ] || options+=("--gpus-per-node=$gpus")
 wrap=$(printf '%q ' exec bash "$root/launch/slurm.sh" --job "$gin_file" ${arguments[@]+"${arguments[@]}"})
 # `exec`: the signal goes to the batch shell alone (B), which is then the script that hands it on.
-exec sbatch --job-name="${name%.gin}" --nodes="$nodes" --ntasks-per-node="$per_node" --time="$limit" \
+sbatch --job-name="${name%.gin}" --nodes="$nodes" --ntasks-per-node="$per_node" --time="$limit" \
   --signal="B:TERM@$save" --requeue --open-mode=append --output="$output" --chdir="$root" --export=ALL \
-  ${options[@]+"${options[@]}"} --wrap="$wrap"
+  ${options[@]+"${options[@]}"} --wrap="$wrap" || fail "sbatch did not take the job; its message is above."

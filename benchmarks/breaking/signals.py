@@ -30,7 +30,7 @@ STOPPED_STEPS = 80  # of the run that is stopped alone
 STACKS = "recorded"  # the function of kill.RECORDING that stands still
 KILLED = {-9}
 RESTART = {AGAIN}
-INTERRUPTED = {75, 130}  # the second Ctrl-C ends the process like any program, or as one that is started again
+INTERRUPTED = {75, 130}  # Ctrl-C ends the process like any program, or as one that is started again
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Fault:
     says: str | None = ""
     within: float = 30.0
     kind: str = "once"  # twice, stopped, stuck
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a step of the last process never ends."""
+        return self.kind in ("stuck", "twice")
 
 
 def _kills(processes: int) -> Iterator[Fault]:
@@ -87,11 +92,11 @@ def faults(processes: int) -> list[Fault]:
             Fault("ctrl-c", "Ctrl-C once", signal.SIGINT, (0,), wanted=asked, says="save"),
             Fault(
                 "ctrl-c-twice",
-                "Ctrl-C twice",
+                "Ctrl-C twice, while a step stands still, so that the first one saves nothing",
                 signal.SIGINT,
                 (0,),
-                wanted={0: INTERRUPTED},
-                says=None,
+                wanted={0: {130}},
+                says="second SIGINT",
                 within=5,
                 kind="twice",
             ),
@@ -129,13 +134,14 @@ def faults(processes: int) -> list[Fault]:
 def _do(bench: Bench, start: Start, fault: Fault, directory: Path) -> tuple[float, list[int | None]]:
     """Does the fault to a run that trains; returns when, and the exit codes."""
     moments = bench.moments
-    if fault.kind == "stuck":
+    if fault.stands_still:
         quiet = time.monotonic()
         while start.is_running() and time.monotonic() < quiet + 3:
             if start.lines and start.lines[-1].seconds > quiet:
                 quiet = start.lines[-1].seconds
             time.sleep(0.05)
-        return quiet, start.wait(END_SECONDS)
+        if fault.kind == "stuck":
+            return quiet, start.wait(END_SECONDS)
     if fault.in_save:
         with waiting_for_a_save(directory) as is_saving:
             start.until(is_saving, 60, pause=0.001)
@@ -174,7 +180,7 @@ class Chain:
                 steps, is_fresh = self.bench.moments.randint(6, 10), not self.directory.exists()
                 starts -= 1
                 with self._start(fault, steps) as start:
-                    is_ready = start.trains(1 if fault.kind == "stuck" else steps)
+                    is_ready = start.trains(1 if fault.stands_still else steps)
                     since, codes = _do(self.bench, start, fault, self.directory) if is_ready else (0.0, start.wait(5))
                 if not is_ready and starts and all(code == AGAIN for code in codes):
                     continue
@@ -199,6 +205,7 @@ class Chain:
         variables = {}
         if fault.kind == "stuck":
             extra.append(f"--gin.config.RunConfig.step_timeout_seconds={STEP_SECONDS}")
+        if fault.stands_still:
             saved = [int(path.name) for path in self.directory.glob("checkpoints/*") if path.name.isdigit()]
             variables = {fault.targets[0]: {"STUCK_AT": str(max(saved, default=0) + steps)}}
         return self.bench.start(self.directory, self.setting, extra=extra, variables=variables)

@@ -13,10 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError, environment
 from limba.config.errors import NOT_WRITABLE, reason_of
+from limba.config.secrets import without_credentials
 from limba.data.t5_names import finder
+from limba.storage import failures, reaching
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
@@ -42,6 +45,8 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+        for argument in argv:
+            reaching.check(argument)
         result = program(argv)
         sys.stdout.flush()
     except UntrustedModuleError as error:
@@ -60,17 +65,34 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
             return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
         if error.errno in NOT_A_PATH and error.filename:
             return _ended(f"{error.filename} cannot be used ({error.strerror}); check the path.", CODES[InputError])
-        raise
+        if not failures.is_of_client(error):
+            raise
+        return _ended(_of_client(error), CODES[StorageError])
     except Exception as error:
+        if failures.is_of_client(error):
+            return _ended(_of_client(error), CODES[StorageError])
         if not _is_out_of_memory(error):
             raise
         return _ended(f"The memory does not suffice ({reason_of(error)}); give a smaller batch or model.", 2)
     return result if isinstance(result, int) else 0
 
 
+def _of_client(error: Exception) -> str:
+    return (
+        f"A bucket or server cannot be used ({reason_of(error)}); check the address, the network, and your rights there"
+        " (GOOGLE_APPLICATION_CREDENTIALS)."
+    )
+
+
 def _ended(sentence: str, code: int) -> int:
-    print(" ".join(sentence.split()), file=sys.stderr)
+    line = without_credentials(" ".join(sentence.split()))
+    print(f"\x1b[31m{line}\x1b[0m" if in_colour(sys.stderr) else line, file=sys.stderr)
     return code
+
+
+def in_colour(stream: IO[str]) -> bool:
+    """Returns whether a stream is a terminal that shows colours; NO_COLOR (no-color.org) and TERM=dumb say no."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @functools.cache

@@ -74,7 +74,7 @@ def reason_of(error: BaseException, limit: int = 200) -> str:
     >>> reason_of(OSError(2, "No such file or directory")), reason_of(KeyError()), reason_of(ValueError("bad.\\nBut"))
     ('No such file or directory', 'KeyError', 'bad')
     """
-    text = getattr(error, "strerror", None) or str(error).strip().split("\n")[0]
+    text = without_credentials(getattr(error, "strerror", None) or str(error).strip().split("\n")[0])  # before the cut
     return text[:limit].rstrip(".") or type(error).__name__
 
 

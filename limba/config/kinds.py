@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from limba.config.errors import ConfigError, InputError
+from limba.config.secrets import without_credentials
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
@@ -112,7 +113,7 @@ def check_local(path: str, name: str) -> None:
 
 
 def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
-    text = repr(value)
+    text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
     return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
 

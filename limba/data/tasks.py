@@ -24,7 +24,7 @@ from limba.data.sources.units import Column, UnitSource
 from limba.data.t5_names.foreign import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
 from limba.data.vocabulary.load import load_vocabulary, of_any_address
 from limba.sharding.agreement import is_first, together
-from limba.storage.files import write_whole
+from limba.storage.files import read_text, write_whole
 
 Provider = seqio.Task | seqio.Mixture
 
@@ -202,14 +202,28 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
     path = epath.Path(model_dir) / "data_revisions.json"
     with together():
         if is_first():
-            known = json.loads(path.read_text()) if path.exists() else {}
+            known = _revisions_in(path) if path.exists() else {}
             if found := revisions(task, known):
                 write_whole(path, json.dumps({**known, **found}, indent=1) + "\n")
     with together():
         if not path.exists():
             return task
-        known = json.loads(path.read_text())
+        known = _revisions_in(path)
         return pinned(task, {part.name: known[_pin_name(part)] for part in parts_of(task) if _pin_name(part) in known})
+
+
+def _revisions_in(path: epath.Path) -> dict[str, str]:
+    try:
+        known = json.loads(read_text(path))
+        if isinstance(known, dict) and all(isinstance(revision, str) for revision in known.values()):
+            return known
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"{path}, which names the commits of the run's data sets, is damaged; restore it from a copy: with other"
+        " commits the data positions of its checkpoints would be wrong."
+    )
 
 
 def has_exact_positions(task: Provider) -> bool:

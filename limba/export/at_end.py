@@ -29,6 +29,7 @@ from limba.training.checks import check_writable
 ATTEMPTS = 3
 PAUSES = (10.0, 60.0)  # seconds between them
 HOURS_WAITED = 12  # by the other processes of the run
+HOURS_TO_WRITE = 3  # and prove a folder, once
 RECORD = "conversion.json"  # of an exported folder
 REPEAT = "the same command tries it again, and trains nothing"
 
@@ -77,7 +78,7 @@ def _source_of(folder: Path | bytes | None) -> str | None:
     """Returns the run that an exported folder was made from, by its record; None if there is no such folder."""
     try:
         return json.loads((folder / RECORD).read_bytes() if isinstance(folder, Path) else folder or b"")["source"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -173,7 +174,13 @@ def written(config: RunConfig, step: int, out: Path) -> Path:
     environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
     asked = {"run": config.model_dir, "out": str(out), "step": step, "modules": list(config.data.task_modules)}
     command = [sys.executable, "-m", "limba.export.at_end_process", json.dumps(asked)]
-    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+    try:
+        ended = subprocess.run(
+            command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False,
+            timeout=HOURS_TO_WRITE * 3600,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OSError(f"it has not ended after {HOURS_TO_WRITE} hours") from None
     if ended.returncode == 0:
         return out / f"step_{step}"
     last = (ended.stderr.strip().splitlines() or [f"its process ended with status {ended.returncode}"])[-1]

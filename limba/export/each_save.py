@@ -21,6 +21,7 @@ from limba.sharding.agreement import is_first
 logger = logging.getLogger(__name__)
 
 SECONDS = 10.0  # between two looks at the saved steps
+LAST_SECONDS = 3600.0  # for the upload that is under way at the end
 
 
 @contextlib.contextmanager
@@ -39,7 +40,11 @@ def uploading(config: RunConfig) -> Iterator[None]:
     try:
         yield
         over.set()
-        thread.join()
+        thread.join(LAST_SECONDS)
+        if thread.is_alive():
+            logger.warning(
+                "The upload to %s has not ended after %.0f s, and is left.", config.hub_model_id, LAST_SECONDS
+            )
     finally:
         over.set()
 

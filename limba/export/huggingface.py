@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import InputError, ModelConfig
+from limba.config import CardConfig, InputError, ModelConfig
+from limba.config.waiting import waiting
 from limba.data.tasks import hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.export import card, proof
@@ -38,12 +39,8 @@ class Choices:
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
     extra_ids: int = 100
     checks: bool = True
-    licence: str | None = None
-    hardware: str | None = None
-    acknowledge_trc: bool = False
+    card: CardConfig = dataclasses.field(default_factory=CardConfig)  # what it leaves out is as in the run's own
     dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
-    languages: tuple[str, ...] = ()  # of the model card, by ISO 639 codes
-    datasets: tuple[str, ...] = ()  # of the model card, by the hub's names; (): those that the task reads from the hub
     transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
 
 
@@ -108,18 +105,23 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
 def _is_done(folder: Path, name: str, choices: Choices) -> bool:
     try:
         record = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return is_made_of(record, name, choices, folder)
 
 
 def is_made_of(record: Mapping[str, Any], name: str, choices: Choices, folder: object) -> bool:
     """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
-    if record["source"] != name:
-        raise InputError(f"{folder} was made from another run, {record['source']}; give another directory.")
-    same = record["dtype"] == choices.dtype and set(record["formats"]) >= set(choices.formats)
-    same = same and record.get("transformers", choices.transformers) == choices.transformers
-    return same and (record["checked"] or not choices.checks)
+    try:
+        source, same = record["source"], record["dtype"] == choices.dtype
+        same = same and set(record["formats"]) >= set(choices.formats)
+        same = same and record.get("transformers", choices.transformers) == choices.transformers
+        same = same and (record["checked"] or not choices.checks)
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
+    if source != name:
+        raise InputError(f"{folder} was made from another run, {source}; give another directory.")
+    return bool(same)
 
 
 def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Any] | None:
@@ -148,14 +150,15 @@ def _convert(
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
     sentinels = _unused_sentinels(task, source, vocabulary)
-    write_folder(
-        writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels, choices.transformers
-    )
-    passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
-    datasets = choices.datasets or (() if task is None else hub_datasets(task))
+    with waiting(f"step {step:,}: writing the folder"):
+        write_folder(
+            writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels, choices.transformers
+        )
+    with waiting(f"step {step:,}: proving it"):
+        passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
     card.write_card(
-        writing, source, step, choices.formats, choices.dtype, findings,
-        choices.licence, choices.hardware, choices.acknowledge_trc, choices.languages, datasets, choices.transformers,
+        writing, source, step, choices.formats, choices.dtype, findings, _about(source, choices, task),
+        choices.transformers,
     )  # fmt: skip
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
@@ -173,6 +176,18 @@ def _convert(
         shutil.rmtree(final)  # was made with other choices
     writing.rename(final)
     print(f"step {step:,}: {final}", flush=True)
+
+
+def _about(source: Source, choices: Choices, task: Any) -> CardConfig:
+    """Returns what the card says: the choices, and where they say nothing the run's own."""
+    given, own = choices.card, CardConfig() if source.run is None else source.run.card
+    return CardConfig(
+        given.language or own.language,
+        given.licence or own.licence,
+        given.datasets or own.datasets or (None if task is None else tuple(hub_datasets(task))),
+        given.hardware or own.hardware,
+        given.thank_trc or own.thank_trc,
+    )
 
 
 def _task(source: Source) -> Any:

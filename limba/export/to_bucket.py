@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from limba.config import InputError
 from limba.config.errors import reason_of
@@ -31,7 +32,7 @@ def export(
     choices = huggingface.possible(source.model, choices)
     for step, target in addresses.items():
         record = folders.read_file(target, RECORD) if folders.is_whole(target) else None
-        if record is not None and huggingface.is_made_of(json.loads(record), source.directory.name, choices, target):
+        if record is not None and huggingface.is_made_of(_parsed(record), source.directory.name, choices, target):
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
         with _scratch(scratch) as folder:
@@ -39,6 +40,13 @@ def export(
             sent = folders.upload(made, target, replace=record is not None)
         print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
     return addresses
+
+
+def _parsed(record: bytes) -> Any:
+    try:
+        return json.loads(record)
+    except (ValueError, RecursionError):
+        return None  # which is no export's
 
 
 def upload_made(make: Callable[[Path], Path], address: str, scratch: str | None = None) -> str:

@@ -27,6 +27,7 @@ from jax._src import distributed  # no public name: the client of the service
 
 from limba.config import InputError, NonFiniteError, RestartError, StorageError
 from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
 
 # What a process has: a name that says what it is, and its value as text.
 Facts = Mapping[str, str]
@@ -99,6 +100,7 @@ def _clause(name: str, own: str | None, first: str | None, processes: Sequence[i
     who, several = _named(processes), len(processes) > 1
     if own is None:
         return f"{who} {'do' if several else 'does'} not have {name}, which process 0 has"
+    own, first = (None if text is None else without_credentials(text) for text in (own, first))
     own, first = (text if text is None or len(text) <= LONGEST else f"{text[:LONGEST]}…" for text in (own, first))
     has = f"{who} {'have' if several else 'has'} {name}"
     if first is None:

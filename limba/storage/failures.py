@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from limba.config import StorageError
+from limba.config import InputError, StorageError
 from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
 
 T = TypeVar("T")
 LONGEST_REASON = 200  # characters
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Of the machine, the network or the rights: the same files may be read well a minute later.
 PASSING_NAMES = re.compile(
@@ -26,7 +28,9 @@ PASSING_WORDS = re.compile(
     rf"|{PASSING_NAMES.pattern}|HTTP (?:401|403|408|429|5\d\d))\b"
 )
 # Clients of buckets, whose own errors are about the network or the credentials; a missing object is FileNotFoundError.
-PASSING_PACKAGES = ("aiohttp", "botocore", "gcsfs", "google", "requests", "urllib3")
+PASSING_PACKAGES = (
+    "aiohttp", "azure", "botocore", "gcsfs", "google", "httpcore", "httpx", "requests", "s3fs", "urllib3",
+)  # fmt: skip
 
 
 def is_passing(error: BaseException) -> bool:
@@ -41,8 +45,24 @@ def is_passing(error: BaseException) -> bool:
         return True
     if PASSING_NAMES.fullmatch(errno.errorcode.get(_error_number(error), "")):
         return True
-    package = type(error).__module__.partition(".")[0]
-    return package in PASSING_PACKAGES or PASSING_WORDS.search(str(error)) is not None
+    return is_of_client(error) or PASSING_WORDS.search(str(error)) is not None
+
+
+def is_of_client(error: BaseException) -> bool:
+    """Returns whether an error is a bucket client's own: about the network, or the rights."""
+    return type(error).__module__.partition(".")[0] in PASSING_PACKAGES
+
+
+def kind_of(error: BaseException) -> type[InputError | StorageError]:
+    """Returns the kind of error, and so the exit status, of an output that cannot be written.
+
+    StorageError for a full disk, a device that fails and a server without an answer: the same command works later.
+
+    >>> kind_of(OSError(28, "No space left on device")).__name__, kind_of(PermissionError(13, "no")).__name__
+    ('StorageError', 'InputError')
+    """
+    is_down = is_of_client(error) or isinstance(error, ConnectionError | TimeoutError)
+    return StorageError if is_down or _error_number(error) in FULL else InputError
 
 
 def short_reason(error: BaseException, within: str = "") -> str:
@@ -58,7 +78,7 @@ def short_reason(error: BaseException, within: str = "") -> str:
         return error.strerror
     if number := _error_number(error):
         return os.strerror(number)
-    text = str(error).replace(f"{within}/", "") if within else str(error)
+    text = without_credentials(str(error).replace(f"{within}/", "") if within else str(error))  # before the cut
     text = re.sub(r"\s*\[[a-z][^\[\]]*='.*", "", text.strip().split("\n")[0])  # tensorstore adds where it was
     return text[:LONGEST_REASON].rstrip(".") or reason_of(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -16,17 +17,20 @@ from etils import epath
 
 from limba.config import InputError, kinds
 from limba.config.errors import reason_of
-from limba.storage import clients
+from limba.storage import clients, reaching
 
 clients.settle()
+logger = logging.getLogger(__name__)
 
 
 def resolved(path: str) -> epath.Path:
     """Returns a local path as an absolute path, and an address such as gs://… unchanged.
 
-    Raises InputError for an address that is not known, and for a path that no file can have.
+    Raises InputError for an address that is not known, and for a path that no file can have; StorageError for a bucket
+    whose server cannot be reached.
     """
     kinds.check_address(path, "The path")
+    reaching.check(path)
     try:
         return epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
     except (ValueError, RuntimeError, OSError) as error:  # a NUL character, an unknown ~user, a circle of links
@@ -60,6 +64,16 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
         return
     with replacing(stripped) as file:
         file.write(data)
+
+
+def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
+    """As `write_whole`, for a file that no run should end for: returns whether it succeeds, else with a warning."""
+    try:
+        write_whole(path, data)
+    except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+        logger.warning("%s cannot be written (%s); the run goes on.", os.fspath(path), reason_of(error))
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from limba.config import InputError, StorageError
-from limba.storage import lease, manifest
+from limba.storage import lease, manifest, reaching
 from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import is_local, private_folder
 
@@ -32,6 +33,7 @@ ATTEMPTS = 4  # of one file, beside those of the bucket's client
 REQUEST_SECONDS = 120.0  # for an answer without a file's content
 SLOWEST_BYTES_PER_SECOND = 1 << 18
 CACHE = "~/.cache/limba/folders"
+logger = logging.getLogger(__name__)
 
 
 class Uploaded(NamedTuple):
@@ -148,7 +150,11 @@ def _version(info: Mapping[str, Any]) -> str:
 def _locked(path: Path) -> Iterator[None]:
     """Lets one process of this machine at a time into the context."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("Another process downloads the same folder; waiting for its end.")
+            fcntl.flock(file, fcntl.LOCK_EX)  # which the kernel frees when that process ends, however it does
         yield
 
 
@@ -157,6 +163,7 @@ class _Bucket:
 
     def __init__(self, address: str):
         self.address = address
+        reaching.check(address)
         try:
             self._system, path = fsspec.core.url_to_fs(address)
         except (ValueError, ImportError, OSError) as error:

@@ -242,7 +242,8 @@ def _path(directory: str, beside: bool) -> str:
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a console that is gone ends no heartbeat
+        print(sentence, file=sys.stderr, flush=True)
 
 
 class Sight(NamedTuple):

@@ -17,10 +17,11 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import InputError, MeshConfig, RunConfig
+from limba.config.waiting import waiting
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.multihost import gather
-from limba.storage.files import write_whole
+from limba.storage.files import read_text, write_whole
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
@@ -63,11 +64,9 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
 
 def mesh_of_run(config: RunConfig) -> Mesh:
     """Returns the mesh for using a trained model: with auto the run's choice, if the number of devices is the same."""
-    path = _path(config.model_dir)
-    if config.mesh.auto and path.exists():
-        saved = json.loads(path.read_text())
-        if saved["about"]["devices"] == jax.device_count():
-            return make_mesh(MeshConfig(fsdp=saved["fsdp"], model=saved["model"]))
+    saved = _read(config.model_dir) if config.mesh.auto else None
+    if saved is not None and saved["about"].get("devices") == jax.device_count():
+        return make_mesh(MeshConfig(fsdp=saved["fsdp"], model=saved["model"]))
     return make_mesh(config.mesh)
 
 
@@ -82,6 +81,33 @@ def candidates(config: RunConfig, num_devices: int) -> list[MeshConfig]:
     return found if config.gradient_reduce_dtype == "auto" else found[:1]
 
 
+def abstract_step(
+    config: RunConfig, mesh: Mesh, feature_shapes: Mapping[str, tuple[int, int]]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the run's jitted training step and its arguments' shapes, the state first; nothing is compiled.
+
+    The mesh's devices need not be on this machine.
+    """
+    model = Network(config.model, mesh)
+    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
+    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
+    state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
+    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
+    batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
+    drops = config.guard.action == "skip"
+    parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
+    step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+    return step, (state, batch, key, *((jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()))
+
+
+def live_bytes(compiled: Any) -> int:
+    """Returns the bytes of a device while a compiled step runs: arguments, outputs and temporaries."""
+    memory = compiled.memory_analysis()
+    size = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return size - memory.alias_size_in_bytes
+
+
 def _compiled(
     config: RunConfig, mesh: Mesh, feature_shapes: Mapping[str, tuple[int, int]], limit: int
 ) -> tuple[Callable | None, float]:
@@ -89,33 +115,23 @@ def _compiled(
 
     If the state alone exceeds the limit nothing is compiled: returns (None, the state's bytes).
     """
-    model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
-    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
-    if (size := _bytes_of(state)) > limit:
+    step, arguments = abstract_step(config, mesh, feature_shapes)
+    if (size := bytes_of(arguments[0])) > limit:
         return None, size
-    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
-    batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
-    key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
-    drops = config.guard.action == "skip"
-    parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
-    step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
-    limits = (jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()
     try:
-        compiled = step.lower(state, batch, key, *limits).compile()
+        with waiting("compiling the step for this mesh", shows=jax.process_index() == 0):
+            compiled = step.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         compiled, size = None, math.inf
     else:
-        memory = compiled.memory_analysis()
-        size = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        size -= memory.alias_size_in_bytes
+        size = live_bytes(compiled)
     return compiled, _over_processes(size, max)
 
 
-def _bytes_of(state: TrainState) -> int:
+def bytes_of(state: TrainState) -> int:
+    """Returns the bytes of a state on one device."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
 
 
@@ -159,12 +175,27 @@ def _path(model_dir: str) -> epath.Path:
 def _saved(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
     """Returns the choice saved in model_dir, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
-    if jax.process_index() == 0 and _path(model_dir).exists():
-        saved = json.loads(_path(model_dir).read_text())
-        if saved["about"] == about:
-            sizes[:] = saved["fsdp"], saved["model"]
+    saved = _read(model_dir) if jax.process_index() == 0 else None
+    if saved is not None and saved["about"] == about:
+        sizes[:] = saved["fsdp"], saved["model"]
     fsdp, model = gather(sizes)[0].tolist()
     return MeshConfig(fsdp=fsdp, model=model) if fsdp else None
+
+
+def _read(model_dir: str) -> dict[str, Any] | None:
+    """Returns what `_save` has written; None, with a warning, if it is damaged: then the mesh is chosen again."""
+    path = _path(model_dir)
+    if not path.exists():
+        return None
+    try:
+        saved = json.loads(read_text(path))
+        MeshConfig(fsdp=saved["fsdp"], model=saved["model"])
+        if isinstance(saved["about"], dict):
+            return saved
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    _say(f"{path} is damaged: the mesh that it named is not used.")
+    return None
 
 
 def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
 from limba.sharding.agreement import is_first, of_first, together
+from limba.storage import reaching
 from limba.training.metrics import weights_and_biases
 
 SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
@@ -38,11 +39,12 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
     _check_memory(config)
     if is_first():
         weights_and_biases.check(config.reports)
-    if config.evaluation.prompts and not config.model.is_decoder_only:
+    without_gap = [prompt for prompt in config.evaluation.prompts if "<extra_id_0>" not in prompt]
+    if without_gap and not config.model.is_decoder_only:
         raise ConfigError(
             "EvaluationConfig.prompts",
-            f"has {len(config.evaluation.prompts)} prompts, and the model has an encoder, which continues none; remove"
-            " them, or set EvaluationConfig.num_examples to generate text for validation examples.",
+            f"holds {without_gap[0]!r}, and the model has an encoder, which continues none; write <extra_id_0> where it"
+            " is to fill a gap, or set EvaluationConfig.num_examples to generate text for validation examples.",
         )
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
@@ -211,6 +213,7 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
 def check_writable(directory: str, field: str, value: str) -> None:
     """Raises ConfigError, which shows a field's value, for a directory in which this process cannot write a file."""
     probe = epath.Path(directory) / f".writable-{jax.process_index()}"
+    reaching.check(directory)
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")

@@ -156,6 +156,7 @@ class Guard:
 
     def notes(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps for `begin`; all steps so far must have been judged."""
+        self.ledger.write()
         return {"guard": {"data_start": self._data_start, "window": self._window.notes()}}
 
     def arguments(self, step: int) -> tuple[np.ndarray, ...]:

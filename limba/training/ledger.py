@@ -17,9 +17,10 @@ from etils import epath
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.sharding.multihost import gather_bytes
-from limba.storage.files import resolved, write_whole
+from limba.storage.files import read_text, resolved, try_to_write
+from limba.training.metrics.records import LEDGER
 
-FILE = "skipped_batches.jsonl"
+FILE = LEDGER
 
 
 class Ledger:
@@ -30,7 +31,8 @@ class Ledger:
 
     def __init__(self, config: RunConfig):
         self.path = epath.Path(config.model_dir) / FILE
-        self._lines = _from_first_process(lambda: self.path.read_text() if self.path.exists() else "")
+        self._lines = _from_first_process(lambda: read_text(self.path) if self.path.exists() else "")
+        self._is_written = True
         self._batches = {entry["batch"] for entry in entries_of(self._lines, str(self.path))}
         if config.data.skip is not None:
             self._batches |= {entry["batch"] for entry in _of_other_run(config)}
@@ -42,19 +44,26 @@ class Ledger:
         """Adds batches; the first process writes the whole file again, so that it is never torn."""
         self._batches |= {entry["batch"] for entry in entries}
         self._lines += "".join(json.dumps(entry) + "\n" for entry in entries)
-        if jax.process_index() == 0:
-            write_whole(str(self.path), self._lines.encode())
+        self._is_written = False
+        self.write()
+
+    def write(self) -> None:
+        """Writes what could not be written before, as on a full disk; called at each save, too."""
+        if jax.process_index() == 0 and not self._is_written:
+            self._is_written = try_to_write(str(self.path), self._lines)
 
 
 def entries_of(text: str, path: str) -> list[dict[str, Any]]:
     """Returns the entries of a ledger's text; InputError names a line that is none."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
         try:
-            entry = json.loads(line) if line.strip() else None
-            if entry is not None:
-                entries.append({**entry, "batch": int(entry["batch"]), "rows": list(entry.get("rows", ()))})
-        except (ValueError, TypeError, KeyError) as error:
+            entry = json.loads(line)
+            rows = [{**row, "shard": int(row["shard"]), "row": int(row["row"])} for row in entry.get("rows", ())]
+            entries.append({**entry, "batch": int(entry["batch"]), "rows": rows})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(
                 f"Line {number} of {path} is no batch of a ledger ({reason_of(error)}); correct or remove the line."
             ) from error

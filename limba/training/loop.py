@@ -20,7 +20,7 @@ from limba.model import Network
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
-from limba.storage.files import write_whole
+from limba.storage.files import try_to_write
 from limba.training.checkpoints.best import Best
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.checks import is_out_of_memory, memory_sentence
@@ -121,7 +121,7 @@ class Loop:
                     passes = config.data.num_epochs
                     ending = f"The corpus has been read {passes} time(s): the run ends at step {step:,}."
                 if ending:
-                    self.metrics.say(ending)
+                    self.metrics.end(ending)
                     break
         trace.close(turn, state)
         self._report_saves(wait=True)
@@ -229,7 +229,7 @@ class Loop:
         self.check_lease()
         if skipped := self.stream.skipped():
             path = epath.Path(self.config.model_dir) / f"skipped_units_process_{jax.process_index()}.json"
-            write_whole(path, json.dumps(skipped, indent=1) + "\n")
+            try_to_write(path, json.dumps(skipped, indent=1) + "\n")
         self.metrics.upload()
         positions = self.reader.positions(self.stream, self.checkpoints.steps())
         self.checkpoints.save(step, state, positions, self.guard.notes())
@@ -240,4 +240,4 @@ class Loop:
         if wait:
             self.checkpoints.wait()
         for step in self.checkpoints.poll():
-            self.metrics.say(f"step {step:,} saved in {self.checkpoints.place(step)}")
+            self.metrics.saved(step, self.checkpoints.place(step))

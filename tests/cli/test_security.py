@@ -13,6 +13,7 @@ import pytest
 import limba
 from limba.cli import main
 from limba.cli.gin import upgrade
+from limba.cli.play.server import Server
 from limba.config import UntrustedModuleError
 from limba.inference import imports
 
@@ -85,6 +86,27 @@ def test_what_needs_no_task_imports_nothing(argv: list[str], place: Path, capsys
     shutil.copy(GOLDEN / "whole" / "metrics.jsonl", place / "run")
     assert main.main([*argv, *(["--vocabulary=byte"] if argv[-1] == "--no-check" else [])]) == 0
     assert not (place / "ran").exists()
+
+
+LEDGER = '{"batch": 1, "action": "skip", "rows": [{"shard": 0, "row": 0, "loss": 9.0}]}'
+
+
+def test_the_documents_of_somebody_s_ledger_choose_no_code(place: Path, capsys) -> None:
+    naming(place, "evil_module", in_gin=False)
+    (place / "run" / "skipped_batches.jsonl").write_text(LEDGER)
+    assert main.main(["skipped", "run"]) == 2
+    assert not (place / "ran").exists()
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.endswith("if you trust who wrote it: limba skipped run --import=evil_module")
+
+
+@pytest.mark.parametrize("command", ["verify", "status", "play"])
+def test_looking_at_a_run_chooses_no_code(command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    naming(place, "evil_module", in_gin=False)
+    monkeypatch.setattr(Server, "serve_forever", lambda *_, **__: None)
+    assert main.main([command, "run"]) in (0, 2)
+    assert not (place / "ran").exists()
+    assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
 def test_the_ready_command_runs_it(place: Path, capsys) -> None:

@@ -6,8 +6,12 @@ import pickle
 
 import pytest
 
-from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, plain
+from limba.cli import program
+from limba.config import ConfigError, DataConfig, InputError, RestartError, StorageError, kinds, plain
+from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
+from limba.sharding import agreement
+from limba.storage.failures import short_reason
 from tests.config.test_plain import CONFIGS
 
 pytestmark = pytest.mark.fast
@@ -65,6 +69,25 @@ def test_errors_and_logs_and_config_json_have_none(caplog) -> None:
     text = plain.to_text(dataclasses.replace(run, data=data))
     assert "SECRET" not in text and '"https://***@example.org/web/a.txt"' in text
     assert isinstance(plain.from_text(text, "config.json").data, DataConfig)
+
+
+@pytest.mark.parametrize("length", [100, 150, 190, 250])
+def test_what_is_cut_to_a_length_has_none(length: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A password whose end lies behind the cut has no @ any more, by which it would be known."""
+    address = f"https://{'ana':a>{length - 20}}:{'SECRET' * 20}@example.org/a.txt"
+    said = [
+        reason_of(ValueError(address)),
+        short_reason(ValueError(address)),
+        agreement.sentence([{}, {"DataConfig.data_files": (address, f"{address}.gz")}]),
+        str(kinds._wrong(CONFIGS["T5"].data, "data_files", address, "give another")),
+    ]
+
+    def fail(_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", address)
+
+    assert program.exit_code(fail, []) == 2
+    for text in (*said, capsys.readouterr().err):
+        assert "SECRET" not in text and "***" in text
 
 
 def test_what_is_logged_has_none(monkeypatch, capsys) -> None:

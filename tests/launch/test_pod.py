@@ -127,6 +127,7 @@ def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     )  # fmt: skip
     assert (code, errors) == (0, "")
     assert "zone us-central2-b (region us-central2) | gs://bucket (region us-central2)" in printed
+    assert not (laptop / "pods" / "my-pod").stat().st_mode & 0o077  # it may hold keys
     assert "WAITING_FOR_RESOURCES\n" in printed and printed.endswith("next: bash launch/pod.sh setup my-pod\n")
     (create,) = [call for call in calls(laptop) if "create" in call]
     assert {"--spot", "--accelerator-type=v4-16", "--runtime-version=tpu-ubuntu2204-base"} < set(create)
@@ -165,9 +166,30 @@ def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     assert world_of(laptop)["pods"] == {} and not list((laptop / "pods").iterdir())
 
 
-def started(laptop: Path, number: int, times: int) -> list[str]:
+def test_several_slices_are_one_pod(laptop: Path) -> None:
+    """Two slices of two workers: one request, four workers set up, started, stopped and deleted together."""
+    code, _, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--slices=2")
+    assert (code, errors) == (0, "")
+    (create,) = [call for call in calls(laptop) if "create" in call]
+    assert {"--node-count=2", "--node-prefix=my-pod"} < set(create)
+    code, printed, errors = pod(laptop, "setup", "my-pod")
+    assert (code, errors) == (0, "") and printed.count(": ready, commit ") == 4
+    code, printed, errors = pod(laptop, *RUN)
+    assert (code, errors) == (0, "") and printed.count("started\n") == 4
+    for name in ("my-pod-0", "my-pod-1"):
+        for number in (0, 1):
+            assert len(started(laptop, number, 1, name)) == 1
+    code, printed, _ = pod(laptop, "status", "my-pod")
+    assert "my-pod: ACTIVE, 2 slices of v4-16, us-central2-b" in printed and "worker 3: running | step 7" in printed
+    code, printed, _ = pod(laptop, "stop", "my-pod")
+    assert code == 0 and printed.count("ended 75 | saved step 7") == 4
+    assert pod(laptop, "delete", "my-pod", "--yes")[0] == 0 and world_of(laptop)["pods"] == {}
+    assert pod(laptop, "create", "my-pod", TYPE, ZONE, "--slices=two")[0] == 2
+
+
+def started(laptop: Path, number: int, times: int, name: str = "my-pod") -> list[str]:
     """Waits until a worker's program was started so many times; returns the lines it wrote."""
-    path, deadline = worker(laptop, number) / "started", time.monotonic() + 60
+    path, deadline = laptop / "world" / name / f"worker{number}" / "started", time.monotonic() + 60
     while True:
         lines = path.read_text().splitlines() if path.exists() else []
         if len(lines) >= times:
@@ -426,7 +448,7 @@ def test_the_page_s_gcloud_commands_have_flags_that_gcloud_has() -> None:
     assert len(GCLOUD) >= 7
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     """A worker with the packages of these tests, launch/pretrain.sh and a tiny T5; the pod is lost after a save."""
     checkout, model_dir = laptop / "checkout", laptop / "run"

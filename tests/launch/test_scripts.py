@@ -28,6 +28,44 @@ def test_help_is_the_scripts_own(script: str) -> None:
     assert shown.returncode == 0 and shown.stdout.splitlines()[0] == own[0] and f"bash launch/{script}" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("launch/pretrain.sh", "no gin file is given"),
+        ("launch/pretrain.sh gin/demo.gin steps", "the argument steps is not known"),
+        ("launch/pretrain.sh gin/demo.gin ACCELERATOR=gpu", "ACCELERATOR is gpu"),
+        ("launch/pretrain.sh gin/demo.gin ACCELERATOR=cpu SETUP=maybe", "SETUP is maybe; give yes or no"),
+        ("launch/setup.sh gpu", "the argument gpu is not known"),
+        ("launch/simulate.sh none gin/demo.gin", "the number of processes is none"),
+        ("launch/slurm.sh", "no gin file is given"),
+        ("launch/pod.sh start my-pod", "start is not known"),
+        ("launch/ja_lm.sh", "MODEL_DIR is not set"),
+        ("launch/en_ms.sh steps", "the argument steps is not known"),
+        ("launch/ro_diacritics.sh steps", "the argument steps is not known"),
+    ],
+)
+def test_a_mistake_ends_every_script_with_2(command: str, says: str) -> None:
+    script, *arguments = command.split()
+    done = started(script, *arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 74, 75, 130])
+@pytest.mark.parametrize("script", ["convert/convert.sh runs/x", "launch/demo.sh", "launch/pretrain.sh gin/demo.gin"])
+def test_every_script_ends_with_the_command_s_status(script: str, status: int, tmp_path: Path) -> None:
+    """With the scripts' own text, where setup does nothing, and a Python that ends with the status."""
+    for folder in ("launch", "convert"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "launch" / "setup.sh").write_text("exit 0\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nexit {status}\n")
+    python.chmod(0o755)
+    name, *arguments = script.split()
+    done = started(name, *arguments, folder=tmp_path, RETRIES="0", ACCELERATOR="cpu", MODEL_DIR=str(tmp_path / "run"))
+    assert done.returncode == status, done.stderr
+
+
 @pytest.mark.parametrize("script", PUBLISHED)
 def test_a_run_is_never_written_to_a_bucket_of_somebody_else(script: str) -> None:
     text = (ROOT / "launch" / script).read_text()

@@ -38,6 +38,8 @@ elif arguments[:2] == ["-m", "venv"]:
     shutil.copy(__file__, arguments[2] + "/bin/python")
 elif arguments[:1] == ["-m"]:
     print(*arguments[1:], file=open(os.environ["ASKED"], "a"))
+    if "install" in arguments and os.environ.get("INSTALL_FAILS"):
+        sys.exit("no index")
     if "download" in arguments and os.environ.get("OFFLINE"):
         sys.exit("no internet")
 """
@@ -129,6 +131,14 @@ def test_pip_stays_where_uv_fails(machine: Path) -> None:
     assert [
         line for line in asked if line.startswith("pip install") and "lock-cpu.txt" in line and "--no-input" in line
     ]
+
+
+def test_an_index_that_cannot_be_reached_may_be_reached_later(machine: Path) -> None:
+    write(machine / "python", PYTHON)
+    python = {"PYTHON": str(machine / "python")}
+    code, _, errors, _ = setup(machine, **python, INSTALL_FAILS="yes")
+    assert code == 75 and errors.splitlines()[-1].startswith("launch/setup.sh: pip could not install the packages")
+    assert setup(machine, **python)[0] == 0  # the same command
 
 
 def test_a_wheelhouse_is_filled_once_and_then_is_enough(machine: Path) -> None:

@@ -30,7 +30,7 @@ def calls(folder: Path, name: str) -> list:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "signal").write_text("3")
     done = submit(
@@ -96,6 +96,7 @@ def test_a_job_is_queued_again_where_that_helps(
         (("gin/demo.gin", "--time=60", "--signal=USR1"), "sets --signal itself; leave it out"),
         (("gin/demo.gin", "--time=60", "-p", "gpu"), "write the option -p with two dashes"),
         (("gin/demo.gin", "--time=60", "gpu"), "the argument gpu is not known"),
+        (("gin/demo.gin", "--time=60", "SAVE_SECONDS=2m"), "SAVE_SECONDS, --nodes and RETRIES are whole numbers"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_submitted(
@@ -110,6 +111,7 @@ def test_one_process_a_gpu_and_what_slurm_refuses(tmp_path: Path) -> None:
     slurm_stand_ins.write(tmp_path)
     (tmp_path / "refuses").write_text("")
     done = submit(tmp_path, "gin/demo.gin", "--time=2-0", "--tasks=gpu", "--gpus-per-node=a100:4", "--partition=p")
-    assert done.returncode == 1 and "Invalid account" in done.stderr
+    assert done.returncode == 2 and "Invalid account" in done.stderr
+    assert done.stderr.endswith("launch/slurm.sh: sbatch did not take the job; its message is above.\n")
     (options,) = calls(tmp_path, "sbatch")
     assert (options["ntasks-per-node"], options["gpus-per-node"], options["partition"]) == ("4", "a100:4", "p")

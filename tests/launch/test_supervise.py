@@ -97,6 +97,19 @@ def test_the_number_of_new_starts_is_chosen(tmp_path: Path) -> None:
     assert code == 2 and lines == ["launch/supervise.sh: RETRIES is many; give a whole number, 0 or more."]
 
 
+@pytest.mark.parametrize(("retries", "status", "starts"), [("08", 0, 4), ("0", 75, 1), ("", 0, 4)])
+def test_the_number_of_new_starts_is_decimal(retries: str, status: int, starts: int, tmp_path: Path) -> None:
+    code, _ = ended(start(tmp_path, "75 75 75 0", "train", RETRIES=retries))
+    assert (code, num_starts(tmp_path)) == (status, starts)
+
+
+@pytest.mark.parametrize("given", ["-1", "many", "1.5"])
+def test_a_number_of_new_starts_that_is_none_is_named(given: str, tmp_path: Path) -> None:
+    code, lines = ended(start(tmp_path, "0", "train", RETRIES=given))
+    assert code == 2 and lines == [f"launch/supervise.sh: RETRIES is {given}; give a whole number, 0 or more."]
+    assert not (tmp_path / "log").exists()
+
+
 def test_pauses_grow(tmp_path: Path) -> None:
     began = time.monotonic()
     code, lines = ended(start(tmp_path, "75", RETRIES="2", RETRY_SECONDS="1"))
@@ -104,6 +117,7 @@ def test_pauses_grow(tmp_path: Path) -> None:
     assert [line.split(" in ")[1] for line in lines[:2]] == ["1 s.", "2 s."]
 
 
+@pytest.mark.slow
 def test_a_long_start_sets_the_number_back(tmp_path: Path) -> None:
     slow = PROGRAM.replace("deed = plan", "time.sleep(2.1)\ndeed = plan")
     command = ["bash", str(ROOT / "launch" / "supervise.sh"), sys.executable, "-c", slow]

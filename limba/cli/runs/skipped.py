@@ -39,7 +39,7 @@ def run(argv: Iterable[str]) -> None:
         raise InputError("No run is given; write limba skipped MODEL_DIR.")
     with environment.quiet_imports():
         from limba.inference import imports, source
-        from limba.storage.files import resolved, write_whole
+        from limba.storage.files import read_text, resolved, write_whole
         from limba.training import ledger
     directory = resolved(given.model)
     path = directory / ledger.FILE
@@ -53,7 +53,7 @@ def run(argv: Iterable[str]) -> None:
     for module in config.data.task_modules:
         task_modules.check(module, f"{given.model} imports")  # also finds the modules that Limba ships
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
-    entries = ledger.entries_of(path.read_text(), str(path))
+    entries = ledger.entries_of(read_text(path), str(path))
     found = list(_documents(run_of, entries, given.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in found]
     write_whole(str(directory / FILE), "".join(lines).encode())

@@ -87,10 +87,11 @@ def _fallback(root: Any) -> Iterator[Any]:
     """Yields where the run saves if its directory cannot be written, if its config.json names such a place."""
     from limba.config import RunConfig, plain
     from limba.formats.limba_checkpoint import fallback_directory
+    from limba.storage.files import read_text
 
     if not (root / plain.FILE).exists():
         return
-    config = plain.from_text((root / plain.FILE).read_text(), str(root / plain.FILE))
+    config = plain.from_text(read_text(root / plain.FILE), str(root / plain.FILE))
     if isinstance(config, RunConfig):
         place = fallback_directory(config.model_dir, config.checkpoint.fallback_dir)
         if place is not None:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-import tempfile
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -27,18 +27,19 @@ import seqio
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.data.preparation.workers import Workers
+from limba.data.preparation import queued
+from limba.data.preparation.folder import SETTINGS_FILE, OutputFolder, parsed
+from limba.data.preparation.workers import Job, Workers
 from limba.data.preparation.writers import SHARD_WRITERS
 from limba.data.sources.readers import Unit
 from limba.data.sources.units import UnitSource
 from limba.data.vocabulary.load import content_name, encoder
 from limba.data.vocabulary.text_sample import check_not_empty, text_source
 from limba.storage import lease
-from limba.storage.files import is_local, private_folder, replacing, sync_folder, write_whole
+from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
 
-SETTINGS_FILE = "prepared.json"
 # Scratch files: one for each unit up to 128, then one for 16 units. Each shard opens each of them, which takes
 # longer than writing the shard if they are many and small.
 FEW_GROUPS, UNITS_PER_GROUP, MOST_GROUPS = 128, 16, 4096
@@ -97,6 +98,7 @@ def prepare(
     output: str,
     *,
     workers: int = 1,
+    tasks: int | None = None,
     scratch: str | None = None,
     progress: Callable[[str, int], Any] | None = None,
     preload: Callable[[], None] | None = None,
@@ -107,52 +109,122 @@ def prepare(
     After an interruption a second call resumes; after the end it does nothing. `scratch` needs as much
     space as the documents themselves, compressed, until the end: by default it is `output/unfinished`, or for an
     address a folder of this user in the machine's temporary directory. `progress(what, total)` returns a counter with
-    `update(1)` and `close()`; each worker process calls `preload()` first. Raises InputError if the folder
-    has other content (with the advice to give `another`), if another process is writing it, and for errors in the
-    corpus or the vocabulary.
+    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` the work is dealt to so
+    many tasks of datatrove's local executor, `workers` of them at a time; the files are the same. Raises InputError if
+    the folder has other content (with the advice to give `another`), if another process or a queued job of Slurm is
+    writing it, and for errors in the corpus or the vocabulary.
     """
     if workers < 1:
         raise InputError(f"workers is {workers}; give 1 or more.")
+    work = Preparation(recipe, settings, output, scratch, another)
+    if work.finished:
+        return work.finished
+    if tasks is None:
+        processes = Workers(workers, preload)
+    else:
+        from limba.data.preparation.local_tasks import LocalTasks
+
+        processes = LocalTasks(tasks, workers, work.scratch / "tasks", preload)
     counter = progress or (lambda what, total: None)
-    task = _task_of(recipe)
-    source = _source(task)
-    columns, units = columns_of(source, settings), source.units(settings.split)
-    check_not_empty(source, settings.split)
-    about = _about(task, source, settings, units)
-    folder = _Folder(output)
-    existing = folder.settings()
-    if existing and (existing.get("finished") or folder.shards()):
-        _compare(existing, about, output, another)
-    if (
-        existing
-        and existing.get("finished")
-        and all(folder.has(settings.shard_name(i)) for i in range(settings.num_shards))
-    ):
-        return Prepared(existing["documents"], existing["bytes"], settings.num_shards, columns, was_finished=True)
-    if not existing and folder.shards():
-        raise InputError(f"{output} holds {folder.shards()[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
-    plan = _Plan(recipe, settings, output, folder.scratch(scratch), _num_groups(len(units)))
-    with lease.held(output, "prepares") as mine, Workers(workers, preload) as processes:
-        _check_scratch(plan.scratch, about)
-        folder.write(SETTINGS_FILE, _json({**about, "finished": False}))
-        cut = [len(units) * group // plan.num_groups for group in range(plan.num_groups + 1)]
-        jobs = [
-            partial(_read_group, plan, group, cut[group], units[cut[group] : cut[group + 1]])
-            for group in range(plan.num_groups)
-        ]
-        documents, num_bytes = np.sum(
-            [[0, 0], *processes.results(jobs, counter("reading", len(jobs)))], axis=0
-        ).tolist()
-        if not documents:
-            raise InputError(f"{source.name} holds no document in split {settings.split!r}; nothing is written.")
+    with lease.held(output, "prepares") as mine, processes:
+        work.begin()
+        jobs = work.reading()
+        processes.results(jobs, counter("reading", len(jobs)))
+        work.check_documents()
         mine.check()
-        jobs = [partial(_write_shard, plan, shard) for shard in range(settings.num_shards)]
+        jobs = work.writing()
         processes.results(jobs, counter("writing", len(jobs)))
         mine.check()
+        return work.finish()
+
+
+class Preparation:
+    """A folder to prepare: `begin`, all jobs of `reading`, all of `writing`, in any processes, then `finish`.
+
+    `finished` is the summary of a folder that needs nothing more, else None. Errors as `prepare`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        settings: Settings,
+        output: str,
+        scratch: str | None = None,
+        another: str = "another output folder",
+    ):
+        task = _task_of(recipe)
+        self._source, self._settings = _source(task), settings
+        self._columns, self._units = columns_of(self._source, settings), self._source.units(settings.split)
+        check_not_empty(self._source, settings.split)
+        self._about = _about(task, self._source, settings, self._units)
+        self._folder = OutputFolder(output)
+        existing, shards = self._folder.settings(), self._folder.shards()
+        if existing and (existing.get("finished") or shards):
+            _compare(existing, self._about, output, another)
+        self.finished: Prepared | None = None
+        if existing and existing.get("finished") and self._has_all():
+            self.finished = self._prepared(existing["documents"], existing["bytes"], was_finished=True)
+            return
+        if not existing and shards:
+            raise InputError(f"{output} holds {shards[0]}, which has no {SETTINGS_FILE}; give an empty folder.")
+        self.scratch = self._folder.scratch(scratch)
+        self._plan = _Plan(recipe, settings, output, self.scratch, _num_groups(len(self._units)))
+
+    def begin(self) -> None:
+        """Makes the folders ready. Raises InputError if jobs of Slurm that prepare them are queued or running."""
+        queued.check(self.scratch)
+        _check_scratch(self.scratch, self._about)
+        self._folder.write(SETTINGS_FILE, _json({**self._about, "finished": False}))
+
+    def reading(self) -> list[Job]:
+        """Returns the jobs that write the scratch files that are missing, each one."""
+        count = self._plan.num_groups
+        cut = [len(self._units) * group // count for group in range(count + 1)]
+        return [
+            partial(_read_group, self._plan, group, cut[group], self._units[cut[group] : cut[group + 1]])
+            for group in range(count)
+            if not _is_read(self.scratch, group)
+        ]
+
+    def writing(self) -> list[Job]:
+        """Returns the jobs that write the shards that are missing, each one; they need all scratch files."""
+        shards, name = range(self._settings.num_shards), self._settings.shard_name
+        return [partial(_write_shard, self._plan, shard) for shard in shards if not self._folder.has(name(shard))]
+
+    def check_documents(self) -> tuple[int, int]:
+        """Returns (documents, bytes) of all scratch files; InputError if one is missing, or if all are empty."""
+        missing, totals = 0, [0, 0]
+        for group in range(self._plan.num_groups):
+            if not _is_read(self.scratch, group):
+                missing += 1
+                continue
+            found = json.loads((self.scratch / f"{group:05d}.json").read_text())
+            totals = [total + number for total, number in zip(totals, found, strict=True)]
+        if missing:
+            raise InputError(
+                f"{missing} of {self._plan.num_groups} parts of {self._source.name} have not been read; start again:"
+                " finished parts are not repeated."
+            )
+        if not totals[0]:
+            split = self._settings.split
+            raise InputError(f"{self._source.name} holds no document in split {split!r}; nothing is written.")
+        return totals[0], totals[1]
+
+    def finish(self) -> Prepared:
+        """Writes the totals, deletes the scratch folder and returns the summary; InputError if a shard is missing."""
+        documents, num_bytes = self.check_documents()
+        if not self._has_all():
+            raise InputError("Not all shards are written; start again: finished ones are not repeated.")
         totals = {"documents": documents, "bytes": num_bytes, "finished": True}
-        folder.write(SETTINGS_FILE, _json({**about, **totals}))
-        shutil.rmtree(plan.scratch, ignore_errors=True)
-    return Prepared(documents, num_bytes, settings.num_shards, columns, was_finished=False)
+        self._folder.write(SETTINGS_FILE, _json({**self._about, **totals}))
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return self._prepared(documents, num_bytes, was_finished=False)
+
+    def _has_all(self) -> bool:
+        return all(self._folder.has(self._settings.shard_name(shard)) for shard in range(self._settings.num_shards))
+
+    def _prepared(self, documents: int, num_bytes: int, *, was_finished: bool) -> Prepared:
+        return Prepared(documents, num_bytes, self._settings.num_shards, self._columns, was_finished)
 
 
 def _num_groups(num_units: int) -> int:
@@ -207,7 +279,7 @@ def is_prepared(output: str, settings: Settings) -> bool:
     system, path = fsspec.core.url_to_fs(output)
     if not system.exists(f"{path}/{SETTINGS_FILE}"):
         return False
-    existing = json.loads(system.cat_file(f"{path}/{SETTINGS_FILE}"))
+    existing = parsed(system.cat_file(f"{path}/{SETTINGS_FILE}")) or {}
     wanted = {"finished": True, **{name: getattr(settings, name) for name in ("split", "format", "tokenize")}}
     return all(existing.get(name) == value for name, value in wanted.items())
 
@@ -251,94 +323,25 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-class _Folder:
-    """The output folder: a local directory, or an address that fsspec knows."""
-
-    def __init__(self, address: str):
-        self.address = address
-        with self._input_errors():
-            self._system, self._path = fsspec.core.url_to_fs(address)
-            self.is_local = is_local(self._system)
-            self._system.makedirs(self._path, exist_ok=True)
-
-    @contextlib.contextmanager
-    def _input_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise InputError(
-                f"The folder {self.address} cannot be used ({reason_of(error)}); check the path, the permissions and"
-                " the space."
-            ) from error
-
-    def has(self, name: str) -> bool:
-        with self._input_errors():
-            return self._system.exists(f"{self._path}/{name}")
-
-    def shards(self) -> list[str]:
-        with self._input_errors():
-            self._system.invalidate_cache()
-            try:
-                names = [Path(path).name for path in self._system.ls(self._path, detail=False)]
-            except FileNotFoundError:  # a bucket has no empty folders
-                names = []
-        return sorted(name for name in names if name.endswith(tuple(SHARD_WRITERS)))
-
-    def settings(self) -> dict[str, Any] | None:
-        if not self.has(SETTINGS_FILE):
-            return None
-        with self._input_errors():
-            try:
-                return json.loads(self._system.cat_file(f"{self._path}/{SETTINGS_FILE}"))
-            except ValueError:
-                raise InputError(f"{self.address}/{SETTINGS_FILE} is damaged; delete the folder.") from None
-
-    def write(self, name: str, content: bytes) -> None:
-        with self._input_errors():
-            write_whole(f"{self.address.rstrip('/')}/{name}", content)
-
-    def take(self, file: Path, name: str) -> None:
-        """Moves a finished local file into the folder; an object store shows it when it is complete."""
-        with self._input_errors():
-            if self.is_local and os.stat(file).st_dev == os.stat(self._path).st_dev:
-                with file.open("rb") as whole:
-                    os.fsync(whole.fileno())  # it must not be empty after a power cut
-                os.replace(file, f"{self._path}/{name}")
-                sync_folder(self._path)
-                return
-            if self.is_local:
-                with file.open("rb") as whole, replacing(f"{self._path}/{name}") as copy:
-                    shutil.copyfileobj(whole, copy, 1 << 20)
-            else:
-                self._system.put_file(str(file), f"{self._path}/{name}")
-            file.unlink()
-
-    def scratch(self, given: str | None) -> Path:
-        if self.is_local and not given:
-            path = Path(self._path) / "unfinished"
-            with self._input_errors():
-                path.mkdir(parents=True, exist_ok=True)
-            return path
-        # A second call finds the folder by its name, which others of this machine can know as well.
-        digest = hashlib.blake2b(self._path.encode(), digest_size=8).hexdigest()
-        folder = Path(given or tempfile.gettempdir())
-        path = folder / (f"limba-prepare-{digest}" if given else f"limba-{os.getuid()}-prepare-{digest}")
-        try:
-            return private_folder(path)
-        except OSError as error:
-            raise InputError(
-                f"The scratch folder {path} cannot be used ({reason_of(error)}); give another scratch folder."
-            ) from error
-
-
 def _check_scratch(scratch: Path, about: Mapping[str, Any]) -> None:
     """Deletes the incomplete files of the scratch folder, or all its files if they belong to other settings."""
     owner = scratch / "settings.json"
-    is_ours = owner.exists() and not _different(json.loads(owner.read_bytes()), about)
+    is_ours = owner.exists() and not _different(parsed(owner.read_bytes()) or {"task": None}, about)
     for path in scratch.iterdir():
-        if not is_ours or path.name.endswith(".tmp"):
+        if path.is_dir() and not is_ours:
+            shutil.rmtree(path)
+        elif not path.is_dir() and (not is_ours or path.name.endswith(".tmp")):
             path.unlink()
     write_whole(str(owner), _json(about))
+
+
+def _is_read(scratch: Path, group: int) -> bool:
+    return all((scratch / f"{group:05d}.{kind}").exists() for kind in ("arrow", "json"))
+
+
+def _unfinished(plan: _Plan, name: str) -> Path:
+    """Returns a name of this process's own: a task may be repeated while its first process still runs elsewhere."""
+    return plan.scratch / f"{name}.{socket.gethostname()}-{os.getpid()}.tmp"
 
 
 def _read_group(plan: _Plan, group: int, first: int, units: Sequence[Unit]) -> tuple[int, int]:
@@ -346,14 +349,15 @@ def _read_group(plan: _Plan, group: int, first: int, units: Sequence[Unit]) -> t
     import pyarrow as pa
 
     finished, counted = plan.scratch / f"{group:05d}.arrow", plan.scratch / f"{group:05d}.json"
-    if finished.exists() and counted.exists():
-        documents, num_bytes = json.loads(counted.read_text())
-        return documents, num_bytes
+    if _is_read(plan.scratch, group):
+        with contextlib.suppress(ValueError, TypeError):  # else it is written again
+            documents, num_bytes = json.loads(counted.read_text())
+            return documents, num_bytes
     task, settings = _task_of(plan.recipe), plan.settings
     source = _source(task)
     encode = encoder(task.output_features["targets"].vocabulary) if settings.tokenize else None
     schema = pa.schema([("record", pa.large_binary())])
-    unfinished = plan.scratch / f"{group:05d}.arrow.tmp"
+    unfinished = _unfinished(plan, finished.name)
     documents = num_bytes = 0
     with (
         _scratch_errors(plan),
@@ -400,11 +404,11 @@ def _scratch_errors(plan: _Plan) -> Iterator[None]:
 
 def _write_shard(plan: _Plan, shard: int) -> None:
     """Writes one shard, in a random order of its own, from its parts of all scratch files, unless it exists."""
-    folder, settings = _Folder(plan.output), plan.settings
+    folder, settings = OutputFolder(plan.output), plan.settings
     name = settings.shard_name(shard)
     if folder.has(name):
         return
-    unfinished = plan.scratch / f"{name}.tmp"
+    unfinished = _unfinished(plan, name)
     with _scratch_errors(plan):
         columns = columns_of(source_of(plan.recipe), settings)
         with contextlib.closing(SHARD_WRITERS[settings.format](str(unfinished), columns)) as writer:

@@ -23,6 +23,7 @@ from seqio import vocabularies
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.storage import reaching
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,24 @@ def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:
     return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
 
 
+def is_sentencepiece(vocabulary: seqio.Vocabulary) -> bool:
+    """Returns whether a vocabulary is a SentencePiece model."""
+    return isinstance(vocabulary, seqio.SentencePieceVocabulary)
+
+
+def piece_name(vocabulary: seqio.Vocabulary, number: int) -> str:
+    """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
+
+    >>> piece_name(seqio.ByteVocabulary(), 100)
+    'a'
+    """
+    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return vocabulary.tokenizer.IdToPiece(number)
+    if isinstance(vocabulary, TokenizersVocabulary):
+        return str(vocabulary.tokenizer.id_to_token(number))
+    return str(vocabulary.decode([number]))
+
+
 def has_dummy_space(vocabulary: seqio.Vocabulary, pieces: Sequence[bytes]) -> bool:
     """Returns whether a vocabulary puts a space before each text, which is not in it; `pieces` are `piece_bytes`."""
     return b"".join(pieces[number] for number in vocabulary.encode("a"))[:1] == b" "
@@ -229,6 +248,7 @@ def read_model(path: str) -> Any:
 
 def _content(path: str) -> bytes:
     """Returns a vocabulary's bytes; InputError if it is missing or unreadable."""
+    reaching.check(path)
     try:
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file

@@ -22,6 +22,7 @@ import seqio
 
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
+from limba.config.waiting import waiting
 from limba.data.sources.units import Column
 from limba.data.tasks import parts_of, resolve_task, source_of_files
 from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary, parse_model
@@ -29,7 +30,8 @@ from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_t
 from limba.data.vocabulary.report import Fertility, fertility_table
 from limba.data.vocabulary.text_sample import Progress, check_not_empty, sample_documents, text_source, texts_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
-from limba.storage import lease
+from limba.storage import lease, reaching
+from limba.storage.failures import kind_of
 from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -182,7 +184,7 @@ def _exists(path: str) -> bool:
         system.invalidate_cache()  # another host writes the file
         return system.exists(stripped)
     except (OSError, ValueError, ImportError) as error:
-        raise InputError(
+        raise kind_of(error)(
             f"The path {path} cannot be used ({reason_of(error)}); check it and its permissions."
         ) from error
 
@@ -261,7 +263,7 @@ def train_vocabulary(
         raise InputError("There is no text to train a vocabulary on; check the corpus path and column.")
     sentencepiece.set_random_generator_seed(0)
     try:
-        with _normalization(normalization, romanian_commas) as rules:
+        with _normalization(normalization, romanian_commas) as rules, waiting("training the vocabulary"):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=itertools.chain([first], sentences),
                 model_writer=model,
@@ -337,6 +339,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 def check_writable(path: str) -> None:
     """Makes the folder of a local path and tries to write a file in it; InputError if that fails."""
     if "://" in path and not path.startswith("file://"):
+        reaching.check(path)
         return
     folder = os.path.dirname(path.removeprefix("file://")) or "."
     try:
@@ -344,7 +347,7 @@ def check_writable(path: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({reason_of(error)}); give another path.") from error
+        raise kind_of(error)(f"{path} cannot be written ({reason_of(error)}); give another path.") from error
 
 
 def _write(path: str, data: bytes) -> None:
@@ -352,6 +355,6 @@ def _write(path: str, data: bytes) -> None:
     try:
         write_whole(path, data)
     except OSError as error:
-        raise InputError(
+        raise kind_of(error)(
             f"The vocabulary cannot be written to {path} ({reason_of(error)}); give another path."
         ) from error

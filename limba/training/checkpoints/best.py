@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 from etils import epath
 
-from limba.config import RunConfig, plain
-from limba.storage.files import write_whole
+from limba.config import InputError, RunConfig, plain
+from limba.storage.files import read_text, write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
 
@@ -26,7 +27,7 @@ class Best:
         self.directory = self._run / "best"
         self._path = self.directory / "best.json"
         self._checkpoints: Checkpoints | None = None
-        self._record = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._record = _read(self._path) if self._path.exists() else {}
 
     def judge(
         self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
@@ -70,3 +71,21 @@ class Best:
         self._checkpoints.save(step, state, positions)
         self._checkpoints.wait()
         self._checkpoints.poll()
+
+
+def _read(path: epath.Path) -> dict[str, Any]:
+    """Returns the record; InputError, before anything is compiled, if it is damaged."""
+    try:
+        record = json.loads(read_text(path))
+        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
+        if "value" in record:
+            numbers |= {"value": record["value"], "step": record["step"]}
+        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
+            return record
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"{path} is not the record of a best step; restore it from a copy, or move {path.parent} away, and the best"
+        " step is looked for again."
+    )

@@ -1,27 +1,34 @@
-"""metrics.jsonl and TensorBoard's event files in a bucket, where each upload holds only what is new."""
+"""metrics.jsonl and TensorBoard's event files, on a disk or in a bucket, where each upload holds only what is new.
+
+Figures are not worth a run: a full disk, or a bucket in trouble, delays them and ends nothing. Whether a step can be
+saved then is the checkpoints' business.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from limba.config.errors import reason_of
-from limba.storage.growing import GrowingFile
+from limba.storage.growing import GrowingFile, LocalFile
 
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 60.0
 LAST_ATTEMPTS = 3  # at the end of a run
+LOCAL = "file://"
 
 
 class Uploads:
-    """Bytes that are collected and appended to a file at gs://…; a bucket in trouble delays them and ends nothing.
+    """Bytes that are collected and appended to a file, local or at gs://…; what fails delays them and ends nothing.
 
     The three methods are what tensorboardX asks of the file behind its writer.
     """
 
     def __init__(self, address: str):
-        self._file, self._pending, self._lock = GrowingFile(address), [], threading.Lock()
+        self._file = GrowingFile(address) if "://" in address else LocalFile(address)
+        self._pending, self._lock = [], threading.Lock()
         self._sending, self._has_complained = threading.Lock(), False
 
     def write(self, data: bytes) -> None:
@@ -49,12 +56,33 @@ class Uploads:
             return True
 
     def close(self) -> None:
-        """Appends what is left; warns if the bucket does not take it."""
-        for _ in range(LAST_ATTEMPTS):
-            if self.flush():
-                return
-        logger.warning("The last lines of %s could not be written.", self._file.address)
-        self._pending = []
+        """Appends what is left; warns if it is not taken."""
+        if not any(self.flush() for _ in range(LAST_ATTEMPTS)):
+            logger.warning("The last lines of %s could not be written.", self._file.address)
+            self._pending = []
+        if isinstance(self._file, LocalFile):
+            self._file.close()
+
+
+class LinesOnDisk:
+    """Lines of a local file, which are there at once."""
+
+    def __init__(self, path: str):
+        self._lines = Uploads(path)
+        if os.path.getsize(path):
+            self._lines.write(b"\n")  # ends a line that a killed run left incomplete
+
+    def append(self, line: str) -> None:
+        """Writes a line, with its end."""
+        self._lines.write(line.encode())
+        self._lines.flush()
+
+    def upload(self) -> None:
+        """There is nothing to do."""
+
+    def close(self) -> None:
+        """Writes what could not be written before."""
+        self._lines.close()
 
 
 class LinesInBucket:
@@ -88,10 +116,15 @@ class LinesInBucket:
 
 
 class EventFiles:
-    """Opens TensorBoard's event files in a bucket, as tensorboardX's `register_writer_factory` takes it."""
+    """Opens TensorBoard's event files, file://… or gs://…, as tensorboardX's `register_writer_factory` takes it.
+
+    In its own, an error of the disk ends the thread that writes, and the next figures wait for that thread for ever.
+    """
 
     def open(self, path: str) -> Uploads:
-        return Uploads(path)
+        return Uploads(path.removeprefix(LOCAL))
 
     def directory_check(self, path: str) -> None:
-        """A bucket has no folders."""
+        """Makes the folder; a bucket has none."""
+        if path.startswith(LOCAL):
+            os.makedirs(path.removeprefix(LOCAL), exist_ok=True)

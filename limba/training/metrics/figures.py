@@ -5,29 +5,42 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 from etils import epath
 
 from limba.config import NonFiniteError, RunConfig
-from limba.model.kernels.choose import unfit_gpu
+from limba.config.errors import reason_of
+from limba.model.kernels.choose import unfit
 from limba.sharding.progress import progress
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
-from limba.training.metrics.logging import duration
+from limba.training.metrics.logging import Metrics
+from limba.training.metrics.records import duration
 
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
+SIDES = ("inputs", "targets")  # of a row
+LINES_PER_COUNT = 1_000  # logged lines after which the counts of rows are recorded again
+PROGRAMS = ("limba", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "seqio", "tensorflow", "numpy", "libtpu")
 LAST = ("learning_rate", "gradient_norm", "parameter_norm", "update_norm")  # of the last step
 
 
 class RecentSteps:
-    """The steps since the last logged line: their batches, their metrics on the devices, and the time they took."""
+    """The steps since the last logged line: their batches, their metrics on the devices, and the time they took.
 
-    def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int):
-        self._config, self._num_devices = config, num_devices
+    `metrics` gets the lengths of some steps' rows.
+    """
+
+    def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int, metrics: Metrics | None = None):
+        self._config, self._num_devices, self._metrics = config, num_devices, metrics
+        self._row_lengths, self._num_lines = dict[str, Counter[int]](), 0
         flops, peak = flops_per_sequence(config.model, *sides(config, lengths)), peak_flops_per_device()
         self._seconds_at_peak = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.restart()
@@ -81,9 +94,51 @@ class RecentSteps:
         }
         if memory := jax.local_devices()[0].memory_stats():  # None on a CPU
             figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
+        figures["host_memory_gib"] = psutil.Process().memory_info().rss / 2**30
+        if self._metrics is not None:
+            self._count_rows(*self._steps[-1][:2], self._metrics)
         if self._seconds_at_peak is not None:
             figures["mfu"] = self._seconds_at_peak / figures["seconds_per_step"]
         return figures
+
+    def _count_rows(self, step: int, rows: Mapping[int, Any], metrics: Metrics) -> None:
+        """Counts the rows of this process by their tokens, and records the counts: seldom, as they grow."""
+        for part in rows.values():
+            for side in SIDES:
+                if side in part:
+                    self._row_lengths.setdefault(side, Counter()).update(np.count_nonzero(part[side], -1).tolist())
+        self._num_lines += 1
+        if self._num_lines & (self._num_lines - 1) == 0 or self._num_lines % LINES_PER_COUNT == 0:
+            counts = {side: sorted(found.items()) for side, found in self._row_lengths.items()}
+            metrics.record("row_lengths", step, {"rows": counts})
+
+
+def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, Any]:
+    """Returns what metrics.jsonl says of a start: the sizes of the run, its devices, and the programs it runs on."""
+    inputs, targets = sides(config, lengths)
+    flops = flops_per_sequence(config.model, inputs, targets) * config.data.batch_size
+    return {
+        "parameters": num_parameters,
+        "rows_per_step": config.data.batch_size,
+        "inputs_length": inputs,
+        "targets_length": targets,
+        "flops_per_step": flops,
+        "environment": {
+            "devices": f"{num_devices} x {jax.devices()[0].device_kind}",
+            "processes": jax.process_count(),
+            "cores of the first process": os.cpu_count(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "Python": platform.python_version(),
+            **{name: version for name in PROGRAMS if (version := _version(name))},
+        },
+    }
+
+
+def _version(program: str) -> str:
+    try:
+        return metadata.version(program)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], start: int) -> Iterator[str]:
@@ -93,7 +148,7 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
         f"{num_parameters:,} parameters on {len(devices)} x {devices[0].device_kind} in {jax.process_count()}"
         " process(es)"
     )
-    if sentence := unfit_gpu(config.model, devices[0]):
+    if sentence := unfit(config.model, devices[0]):
         yield sentence
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
@@ -166,10 +221,14 @@ def _report(
     saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
     path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
     arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+        written = f"its batch is in {path}"
+    except Exception as error:  # noqa: BLE001  the sentence is worth more than the file
+        written = f"its batch cannot be written to {path} ({reason_of(error)})"
     return (
         f"Step {step} gave loss {values['loss']:.6g}, gradient norm {values['gradient_norm']:.6g} and update norm"
-        f" {values['update_norm']:.6g}; its batch is in {path}, {saved}: lower ScheduleConfig.base_learning_rate, or"
+        f" {values['update_norm']:.6g}; {written}, {saved}: lower ScheduleConfig.base_learning_rate, or"
         " look at the batch."
     )

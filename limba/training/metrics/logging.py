@@ -6,23 +6,23 @@ bits per byte of the targets' text, in total and by character set.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from etils import epath
 from tqdm import tqdm
 
 from limba.config import RunConfig
+from limba.config.errors import SentenceError
 from limba.config.secrets import without_credentials
-from limba.storage import growing
-from limba.training.metrics.bucket import EventFiles, LinesInBucket
+from limba.training.metrics.bucket import LOCAL, EventFiles, LinesInBucket, LinesOnDisk
+from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration
+from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
-
-METRICS = "metrics.jsonl"
 
 # Where torch is installed, tensorboardX would import it for one annotation; that takes two seconds.
 _no_torch = "torch" not in sys.modules
@@ -32,35 +32,8 @@ from tensorboardX import SummaryWriter, record_writer  # noqa: E402
 
 if _no_torch:
     del sys.modules["torch"]
-record_writer.register_writer_factory("gs", EventFiles())  # its own uploads the whole file at each flush
-
-
-def duration(seconds: float) -> str:
-    """Returns a length of time in two units.
-
-    >>> duration(7), duration(200), duration(10_000), duration(400_000)
-    ('7 s', '3 min 20 s', '2 h 46 min', '4 d 15 h')
-    """
-    seconds = int(seconds)
-    for unit, size, part, part_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if seconds >= size:
-            return f"{seconds // size} {unit} {seconds % size // part_size} {part}"
-    return f"{seconds} s"
-
-
-def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
-    """Returns a short text about each character set of the validation text.
-
-    >>> figures = {"bits_per_byte/kanji": 2.5, "bytes/kanji": 30, "bits_per_byte/other": 1, "bytes/other": 10}
-    >>> bits_per_byte_by_set(figures)
-    ['kanji 2.500 (75 % of the bytes)', 'other 1.000 (25 %)']
-    """
-    counts = {name.partition("/")[2]: count for name, count in values.items() if name.startswith("bytes/")}
-    shares = {name: f"{count / sum(counts.values()):.0%}".replace("%", " %") for name, count in counts.items()}
-    return [
-        f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share}{' of the bytes' if not number else ''})"
-        for number, (name, share) in enumerate(shares.items())
-    ]
+for _kind in ("gs", "file"):
+    record_writer.register_writer_factory(_kind, EventFiles())  # its own uploads the whole file at each flush
 
 
 class Remaining:
@@ -91,7 +64,7 @@ class _Outputs(NamedTuple):
 
     board: SummaryWriter | None
     others: WeightsAndBiases | None
-    lines: _JsonLines
+    lines: LinesInBucket | LinesOnDisk
     bar: tqdm
 
 
@@ -114,13 +87,15 @@ class Metrics:
         self.train_steps, self.writes = train_steps, writes
         self._remaining = Remaining(train_steps, num_epochs)
         self._outputs: _Outputs | None = None
+        self._step, self._ending = start, ""
         if writes:
             directory, hidden = epath.Path(model_dir), not sys.stderr.isatty()
+            path = directory / METRICS
             reports = ("tensorboard",) if run is None else run.reports
             self._outputs = _Outputs(
-                SummaryWriter(logdir=str(directory / "tensorboard")) if "tensorboard" in reports else None,
+                SummaryWriter(logdir=_address(directory / "tensorboard")) if "tensorboard" in reports else None,
                 WeightsAndBiases(run) if run is not None and "wandb" in reports else None,
-                _JsonLines(directory),
+                LinesInBucket(str(path)) if "://" in model_dir else LinesOnDisk(str(path)),
                 tqdm(total=train_steps, initial=start, unit="step", disable=hidden, dynamic_ncols=True),
             )
 
@@ -129,19 +104,28 @@ class Metrics:
             self.say(self._outputs.others.sentence)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        ending = self._ending if error is None else _in_words(error)
+        self.record("end", self._step, {"reason": without_credentials(ending), "failed": error is not None})
         for output in reversed(self._outputs or ()):
             if output is not None:
                 output.close()
 
     def say(self, text: str) -> None:
-        """Prints a sentence, above the progress bar if there is one."""
-        if self.writes:
+        """Prints a sentence, above the progress bar if there is one. A console that is gone or full ends no run."""
+        if not self.writes:
+            return
+        try:
             tqdm.write(without_credentials(text), file=sys.stdout)
             sys.stdout.flush()
+        except BrokenPipeError:  # its reader has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError:
+            return
 
     def advance(self, step: int) -> None:
         """Moves the progress bar."""
+        self._step = step
         if self._outputs is not None:
             self._outputs.bar.update(step - self._outputs.bar.n)
 
@@ -154,12 +138,26 @@ class Metrics:
                 self._outputs.board.add_scalar(f"{kind}/{name}", value, step)
         if self._outputs.others is not None:
             self._outputs.others.add(kind, step, values)
-        self._outputs.lines.append({"kind": kind, "step": step, "time": _now(), **values})
+        self._record(kind, step, values)
 
     def event(self, step: int, values: Mapping[str, Any]) -> None:
-        """Records something that happened at a step, in metrics.jsonl only."""
+        """Records what the guard did at a step."""
+        self.record("event", step, values)
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Records something of another `kind`, in metrics.jsonl only; a full disk does not end the run for it."""
         if self._outputs is not None:
-            self._outputs.lines.append({"kind": "event", "step": step, "time": _now(), **values})
+            self._record(kind, step, values)
+
+    def saved(self, step: int, place: object) -> None:
+        """Records and prints that the checkpoint of a step is complete."""
+        self.record("saved", step, {})
+        self.say(f"step {step:,} saved in {place}")
+
+    def end(self, sentence: str) -> None:
+        """Prints why the run ends before its last step, and records that at the end."""
+        self._ending = sentence
+        self.say(sentence)
 
     def upload(self) -> None:
         """Sends the lines to a bucket now, so that a killed run loses none from before its last checkpoint."""
@@ -217,62 +215,18 @@ class Metrics:
                 self._outputs.board.add_text(f"samples/{number}", "\n\n".join(several), step)
             for text in several:
                 self.say(f"step {step:,} sample for {prompt!r}: {text}")
-        self._outputs.lines.append({"kind": "samples", "step": step, "time": _now(), "texts": dict(texts)})
+        self._record("samples", step, {"texts": dict(texts)})
+
+    def _record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        assert self._outputs is not None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _address(path: epath.Path) -> str:
+    return str(path) if "://" in str(path) else f"{LOCAL}{os.path.abspath(path)}"
 
 
-class _JsonLines:
-    """metrics.jsonl, local or at gs://…."""
-
-    def __init__(self, directory: epath.Path):
-        path = directory / METRICS
-        if "://" in str(directory):
-            self._output: LinesInBucket | TextIO = LinesInBucket(str(path))
-            return
-        self._output = open(path, "a+", encoding="utf-8")
-        if self._output.tell():
-            self._output.write("\n")  # ends a line that a killed run left incomplete
-
-    def append(self, record: dict) -> None:
-        line = json.dumps(record) + "\n"
-        if isinstance(self._output, LinesInBucket):
-            self._output.append(line)
-        else:
-            self._output.write(line)
-            self._output.flush()
-
-    def upload(self) -> None:
-        if isinstance(self._output, LinesInBucket):
-            self._output.upload()
-
-    def close(self) -> None:
-        self._output.close()
-
-
-def read_metrics(model_dir: str) -> list[dict]:
-    """Returns all records of a run in the order of steps; of a repeated step, the last record.
-
-    The guard's return to an earlier step takes back what was recorded after that step.
-    """
-    records: dict[tuple[str, int], dict] = {}
-    for path in _files(epath.Path(model_dir)):
-        for line in path.read_bytes().splitlines():
-            # Skipped are lines that are empty, incomplete, not text, or no record.
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                record = json.loads(line)
-                if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
-                    continue
-                if record["kind"] == "event" and "returned_to" in record:
-                    records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
-                records[record["kind"], record["step"]] = record
-    return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))
-
-
-def _files(directory: epath.Path) -> list[epath.Path]:
-    """Returns metrics.jsonl, after the files of each start that earlier versions wrote in buckets."""
-    found = sorted(directory.glob("metrics*.jsonl"))
-    tail = directory / (METRICS + growing.TAIL)
-    return [*found, tail] if "://" in str(directory) and tail.exists() else found
+def _in_words(error: BaseException) -> str:
+    said = isinstance(error, SentenceError)
+    return str(error) if said else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")

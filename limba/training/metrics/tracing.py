@@ -11,6 +11,7 @@ import jax
 from etils import epath
 
 from limba.config import InputError, RunConfig, StorageError
+from limba.config.errors import reason_of
 from limba.storage import folders
 
 FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
@@ -38,18 +39,27 @@ class Trace:
             except (InputError, StorageError) as error:
                 self._say(f"The trace stays in {files}: {error}")
 
+    def _succeeds(self, call: Callable[[], object]) -> bool:
+        """Calls a function of the profiler; says what fails, as on a full disk: a trace is not worth a run."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
+            return False
+        return True
+
     def before(self, step: int) -> None:
         """Starts the trace before its first step."""
         if self._num_steps and step == self._first:
-            jax.profiler.start_trace(self._local)
-            self._is_running = True
+            self._is_running = self._succeeds(lambda: jax.profiler.start_trace(self._local))
 
     def after(self, step: int, state: Any, is_last: bool) -> None:
         """Ends the trace after its last step, or the run's; waits for the devices first."""
         if self._is_running and (is_last or step == self._first + self._num_steps - 1):
             jax.block_until_ready(state)
-            jax.profiler.stop_trace()
             self._is_running = False
+            if not self._succeeds(jax.profiler.stop_trace):
+                return
             if self._is_remote:
                 self._upload()
             self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")

@@ -19,6 +19,7 @@ from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig, plain
 from limba.config.errors import reason_of
+from limba.storage.failures import limited
 from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ FIELD = "RunConfig.report_to"
 PROJECT = "limba"
 FILE = "wandb.json"
 START_SECONDS = 60.0  # for the first answer of its server
+FINISH_SECONDS = 300.0  # for the last figures; without a network it would try for days
 WITHOUT_SERVER = ("offline", "disabled", "dryrun")
 
 
@@ -120,7 +122,7 @@ class WeightsAndBiases:
         if self._run is None:
             return
         try:
-            self._run.finish()
+            limited(self._run.finish, FINISH_SECONDS, "its upload")
         except Exception as error:  # noqa: BLE001
             logger.warning("Weights & Biases may lack the last figures (%s).", reason_of(error))
 

@@ -1,0 +1,122 @@
+"""Each small file that a run, an export or `prepare` reads again, damaged alone: a sentence, or it is made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from limba.cli.main import main
+from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, RunConfig
+from limba.data import tasks
+from limba.data.preparation import prepare
+from limba.data.preparation.folder import OutputFolder
+from limba.export import huggingface, to_bucket
+from limba.training import auto_mesh
+from limba.training.checkpoints.best import Best
+from limba.training.ledger import FILE, Ledger, entries_of
+from tests import tiny
+
+pytestmark = pytest.mark.fast
+JUNK = {
+    "empty": b"",
+    "cut": b'{"value": 1.0, "st',
+    "bytes": b"\xff\xfe\x00",
+    "list": b"[1]",
+    "null": b"null",
+    "deep": b"[" * 100_000,
+    "words": b'{"value": "low", "step": 1, "devices": "all", "fsdp": "two", "rows": 1}',
+}
+
+
+@pytest.fixture(params=JUNK.values(), ids=list(JUNK))
+def junk(request: pytest.FixtureRequest) -> bytes:
+    return request.param
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    data = DataConfig("any", {"inputs": 64}, batch_size=8, num_data_shards=4)
+    checkpoint = CheckpointConfig(best_metric="loss")
+    return RunConfig(
+        tiny.model(), data, str(tmp_path), train_steps=10, checkpoint=checkpoint, mesh=MeshConfig(auto=True)
+    )
+
+
+def test_the_record_of_the_best_step(config: RunConfig, junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_bytes(junk)
+    with pytest.raises(InputError, match=r"best\.json is not (the record of a best step|text in UTF-8)"):
+        Best(config)
+
+
+def test_a_record_of_the_best_step_that_is_whole(config: RunConfig, tmp_path: Path) -> None:
+    record = {"metric": "loss", "value": 2.0, "step": 5, "figures": {}, "since": 1, "last_step": 10}
+    for text in (record, {"last_step": 10, "since": 1}, {}):
+        (tmp_path / "best").mkdir(exist_ok=True)
+        (tmp_path / "best" / "best.json").write_text(json.dumps(text))
+        assert Best(config)._record == text
+
+
+def test_the_choice_of_a_mesh(config: RunConfig, junk: bytes, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "mesh.json").write_bytes(junk)
+    assert auto_mesh.mesh_of_run(config).size == 8
+    assert auto_mesh._saved(str(tmp_path), {}) is None
+    assert "mesh.json is damaged: the mesh that it named is not used." in capsys.readouterr().out
+
+
+def test_the_commits_of_data_sets(junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / "data_revisions.json").write_bytes(junk)
+    with pytest.raises(InputError, match=r"data_revisions\.json.* (is damaged|is not text in UTF-8)"):
+        tasks.pinned_for_run(SimpleNamespace(name="any", tasks=[]), str(tmp_path))
+
+
+def test_the_ledger(config: RunConfig, junk: bytes, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / FILE).write_bytes(junk)
+    if not junk:
+        assert 1 not in Ledger(config)
+        return
+    with pytest.raises(InputError, match=r"is no batch of a ledger|is not text in UTF-8"):
+        Ledger(config)
+    capfd.readouterr()
+    assert main(["skipped", str(tmp_path)]) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("rows", [[1], [{}], [{"shard": "a", "row": 1}], 5])
+def test_rows_of_a_ledger(rows: object) -> None:
+    with pytest.raises(InputError, match=r"Line 1 of a is no batch of a ledger"):
+        entries_of(json.dumps({"batch": 3, "rows": rows}), "a")
+
+
+def test_the_configuration(junk: bytes, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    (tmp_path / "config.json").write_bytes(junk)
+    for command in ("report", "verify"):
+        capfd.readouterr()
+        assert main([command, str(tmp_path)]) == 2
+        assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_the_record_of_an_export(junk: bytes, tmp_path: Path) -> None:
+    choices = huggingface.Choices()
+    with pytest.raises(InputError, match=r"has a conversion\.json that is no export's; give another directory"):
+        huggingface.is_made_of(to_bucket._parsed(junk), "run", choices, tmp_path)
+
+
+def test_the_settings_of_a_prepared_corpus(junk: bytes, tmp_path: Path) -> None:
+    (tmp_path / prepare.SETTINGS_FILE).write_bytes(junk)
+    assert not prepare.is_prepared(str(tmp_path), prepare.Settings("train"))
+    folder = OutputFolder(str(tmp_path))
+    if junk == JUNK["words"]:
+        assert folder.settings() == json.loads(junk)  # other settings, as the command then says
+    else:
+        with pytest.raises(InputError, match=r"is damaged; delete the folder"):
+            folder.settings()
+    (tmp_path / "settings.json").write_bytes(junk)
+    about = {"task": "any", "column": "text"}
+    prepare._check_scratch(tmp_path, about)
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+    assert json.loads((tmp_path / "settings.json").read_text()) == about

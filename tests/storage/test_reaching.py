@@ -1,0 +1,117 @@
+"""A bucket whose server cannot be reached, or does not let us in, is one sentence in seconds, whatever the command."""
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from limba.cli import main, program
+from limba.config import StorageError
+from limba.storage import files, reaching
+
+pytestmark = pytest.mark.fast
+COMMANDS = [
+    ["verify", "gs://nobody/x"],
+    ["skipped", "gs://nobody/x"],
+    ["generate", "gs://nobody/x", "--prompt=a"],
+    ["convert", "gs://nobody/x"],
+    ["report", "gs://nobody/x"],
+    ["status", "gs://nobody/x"],
+    ["prepare", "corpus.txt", "--output=gs://nobody/x"],
+    ["train", "gin/demo.gin", "--gin.CORPUS={'train': 'gs://nobody/x/*.txt'}"],
+]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in reaching.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(reaching, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: argv[0])
+def test_each_command_says_it_in_one_sentence(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert program.exit_code(main._run, argv) == StorageError.exit_status
+    error = capsys.readouterr().err
+    assert "cannot be reached: 127.0.0.1 does not answer (Connection refused); check the network." in error
+    assert error.count("\n") == 1 and "gs://nobody/x" in error and time.monotonic() - began < 10
+
+
+def test_nothing_heavy_is_imported_for_it() -> None:
+    program = (
+        "import sys; from limba.cli.main import main; status = main(['report', 'gs://nobody/x']);"
+        " print(status, sorted({'tensorflow', 'jax', 'seqio', 'torch', 'gcsfs'} & set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout == "74 []\n" and ended.stderr.count("\n") == 1, ended.stderr
+
+
+def test_a_server_that_answers_is_asked_once_and_proxies_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{server.getsockname()[1]}")
+        reaching.check("--gin.MODEL_DIR=gs://bucket/run")
+    reaching.check("gs://bucket/run")  # it is known
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
+    with pytest.raises(StorageError, match=r"^gs://bucket/run cannot be reached"):
+        files.resolved("gs://bucket/run")
+    reaching.check("/data/run")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    reaching.check("gs://bucket/run")
+
+
+def test_a_network_that_swallows_everything_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaching, "SECONDS", 0.3)
+    monkeypatch.setattr(socket, "create_connection", lambda *arguments: time.sleep(30))
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="has not ended after"):
+        reaching.check("gs://silent/run")
+    assert time.monotonic() - began < 5
+
+
+def test_an_error_of_a_client_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(argv: object) -> None:
+        raise aiohttp.ClientPayloadError("Response payload is not completed")
+
+    assert program.exit_code(refused, ["status", "run"]) == StorageError.exit_status
+    assert capsys.readouterr().err == (
+        "A bucket or server cannot be used (Response payload is not completed); check the address, the network, and"
+        " your rights there (GOOGLE_APPLICATION_CREDENTIALS).\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["VOCABULARY = 'gs://nobody/v.model'", "CORPUS = 'gs://nobody/*.txt'", "MODEL_DIR = 'gs://nobody/x'"]
+)
+def test_what_a_gin_file_names_is_asked_for_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where the command line names no bucket."""
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    (tmp_path / "text.txt").write_text("".join(f"Line {number} of a text.\n" for number in range(1000)))
+    given = {"VOCABULARY": "'byte'", "CORPUS": f"'{tmp_path}/text.txt'", "MODEL_DIR": f"'{tmp_path}/run'"}
+    given.pop(name.partition(" ")[0])
+    lines = [f"{key} = {value}" for key, value in given.items()]
+    (tmp_path / "own.gin").write_text("\n".join(["include 'gin/demo.gin'", "VOCAB_SIZE = 384", *lines, name, ""]))
+    assert main.main(["train", str(tmp_path / "own.gin")]) == StorageError.exit_status
+    (sentence,) = capfd.readouterr().err.splitlines()
+    assert sentence.startswith("gs://nobody/") and "cannot be reached: 127.0.0.1 does not answer" in sentence
+
+
+def test_an_output_that_cannot_be_written_now_is_of_the_storage() -> None:
+    import httpx
+
+    from limba.config import InputError
+    from limba.storage.failures import kind_of
+
+    for error in (OSError(28, "full"), OSError(122, "quota"), TimeoutError(), httpx.ConnectError("no route")):
+        assert kind_of(error) is StorageError
+    for error in (PermissionError(13, "no"), NotADirectoryError(20, "file"), ValueError("odd")):
+        assert kind_of(error) is InputError

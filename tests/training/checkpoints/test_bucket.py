@@ -1,0 +1,88 @@
+"""Checkpoints in a bucket: saved, verified, and each object damaged alone; a process of its own has the clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bucket_server import serving_buckets
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[3]
+# Saves two steps; then damages one object of the newest after the other, and says for each what `limba verify` and a
+# resumed run make of it. A copy is put back each time.
+PROGRAM = """
+import contextlib, io, json, logging, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from etils import epath
+from limba.cli.runs import verify
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states
+run = epath.Path("gs://bucket/run")
+said = []
+class Keeping(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("limba").addHandler(Keeping())
+logging.getLogger("limba").propagate = False
+def verified():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = verify.run([str(run)])
+    return [status, out.getvalue().splitlines()]
+def names(folder):
+    return [name for child in folder.iterdir() for name in (names(child) if child.is_dir() else [child])]
+states.save(run, 10, 20)
+answers = {"whole": verified()}
+step = run / "checkpoints" / "20"
+contents = {str(path): path.read_bytes() for path in names(step)}
+for path, content in contents.items():
+    name = path.removeprefix(str(step) + "/")
+    for way in ("deleted", "cut", "flipped"):
+        if way == "deleted":
+            epath.Path(path).unlink()
+        else:
+            middle = len(content) // 2
+            rest = bytes([content[middle] ^ 4]) + content[middle + 1 :] if way == "flipped" else b""
+            epath.Path(path).write_bytes(content[:middle] + rest)
+        said.clear()
+        found = verified()
+        with Checkpoints(str(run), states.CONFIG, states.DATA) as checkpoints:
+            restored = checkpoints.restore_latest(states.abstract())
+        number = int(restored.state.step)
+        states.assert_is(restored, number)
+        answers[f"{name} {way}"] = [*found, number, list(said)]
+        for aside in run.joinpath("checkpoints").iterdir():
+            if aside.name.startswith("20"):
+                aside.rmtree()
+        for place, content_there in contents.items():
+            epath.Path(place).write_bytes(content_there)
+print(json.dumps(answers))
+"""
+
+
+def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
+    with serving_buckets() as server:
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=300
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    status, lines = answers.pop("whole")
+    assert status == 0 and [line.partition(": whole")[0] for line in lines] == ["checkpoints/10", "checkpoints/20"]
+    assert len(answers) >= 3 * 7
+    for case, (status, lines, step, said) in answers.items():
+        name = case.rpartition(" ")[0]
+        if name == "commit_success.txt":  # Orbax's, and not in the manifest: it holds nothing of the run
+            assert (status, step) == (0, 20), case
+        elif case == "manifest.json deleted":  # a step without it was never committed
+            assert (status, step) == (0, 10) or "manifest.json is missing" in " ".join(said + lines), case
+        else:
+            assert (status, step, len(said)) == (2, 10, 1), (case, lines, said)
+            assert f"damaged: {name} " in lines[1] and f"({name} " in said[0] and "20.broken" in said[0]
