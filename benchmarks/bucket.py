@@ -7,12 +7,14 @@ The server (tests/bucket_server.py) speaks Google Cloud Storage's API over real 
 resumable uploads, listings in pages; it answers 429 and 503, answers late, or closes the connection before or after it
 has done what was asked. Real commands prepare a corpus, train a vocabulary and a model, are killed and resumed, and
 convert; each line of the table is a step: what was done, seconds, and requests. The resumed run must have the losses of
-an undisturbed run on a local disk. The last line is the requests that failed; the exit status is 1 if a step fails.
+an undisturbed run on a local disk. The client's pauses before it repeats a request are a twentieth of what they are.
+The last line is the requests that failed; the exit status is 1 if a step fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import gzip
 import io
@@ -25,19 +27,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.bucket_server import BucketServer, serving_buckets
 
 ROOT = Path(__file__).parents[1]
-NUM_STEPS, KILLED_AFTER = 30, 10
+NUM_STEPS, KILLED_AFTER = 16, 4
 NUM_DOCUMENTS = 320
+PAUSES = 0.05  # of the client's own pauses between two attempts: they are most of what the table's seconds would be
 RUN = [
     "--gin_file=gin/demo.gin", "--gin.VOCABULARY=gs://bucket/v.model", "--gin.VOCAB_SIZE=640",
     "--gin.CORPUS={'train': 'gs://bucket/text/train/*.array_record',"
     " 'validation': 'gs://bucket/text/validation/*.array_record'}",
     f"--gin.TRAIN_STEPS={NUM_STEPS}", "--gin.BATCH_SIZE=8", "--gin.TASK_FEATURE_LENGTHS={'inputs': 32}",
-    "--gin.CHECKPOINT_PERIOD=10", "--gin.EVAL_PERIOD=20", "--gin.EVAL_STEPS=1", "--gin.LOG_PERIOD=1",
+    "--gin.CHECKPOINT_PERIOD=4", "--gin.EVAL_PERIOD=8", "--gin.EVAL_STEPS=1", "--gin.LOG_PERIOD=1",
 ]  # fmt: skip
 FORMATS = (
     "corpus/t.txt", "corpus/t.txt.gz", "corpus/t.txt.zst", "corpus/t.jsonl", "corpus/t.csv", "pq/*.parquet",
@@ -73,8 +77,11 @@ def fill(server: BucketServer) -> None:
 
 def child(arguments: Sequence[str]) -> None:
     """Runs commands one after the other in this process; prints a JSON line about each."""
+    from gcsfs import retry
+
     from limba.cli.main import main
 
+    retry.asyncio = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds * PAUSES))  # pyright: ignore
     for argv in json.loads(arguments[0]):
         began, out, error = time.monotonic(), io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -157,10 +164,9 @@ class Chain:
     def killed(self, *argv: str) -> None:
         """Trains until the checkpoint of a step is complete, and kills the process without a word."""
         began, log = time.monotonic(), self.scratch / "killed.log"
+        command = [sys.executable, "-m", "benchmarks.bucket", "--child", json.dumps([argv])]
         with log.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "limba", *argv], cwd=ROOT, env=self._environment, stdout=file, stderr=file
-            )
+            process = subprocess.Popen(command, cwd=ROOT, env=self._environment, stdout=file, stderr=file)
             try:
                 while f"run/checkpoints/{KILLED_AFTER}/manifest.json" not in self.server.names("run/checkpoints/"):
                     if process.poll() is not None or time.monotonic() - began > 400:

@@ -31,3 +31,20 @@ def test_each_row_names_tests_that_exist(row: str) -> None:
 
 def test_all_five_systems_are_there() -> None:
     assert len(re.findall(r"^## ", PAGE.read_text(), re.MULTILINE)) == 5 and len(ROWS) > 60
+
+
+def commands_of(page: str) -> list[str]:
+    """Returns the blocks of code of a page, without comments."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(r" +#.*", "", block) for block in blocks]
+
+
+def test_the_guide_in_japanese_has_the_commands_of_the_english_one() -> None:
+    assert commands_of("gcp.md") == commands_of("gcp.ja.md") and len(commands_of("gcp.md")) > 10
+
+
+@pytest.mark.parametrize(("page", "hour"), [("gcp.md", r"\w+"), ("gcp.ja.md", "時間")])
+def test_disk_and_hours_are_named_for_each_data_set(page: str, hour: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for name in ("lm1b", "wiki40b/ja", "cc100/ja"):
+        assert re.search(rf"^\| `{name}` \| [\d.]+ GB.* \| \d+ GB \| .*{hour} \|$", text, re.MULTILINE), (page, name)

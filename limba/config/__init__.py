@@ -3,6 +3,7 @@
 Floor 0: imports the standard library only.
 """
 
+from limba.config.card import CardConfig
 from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
 from limba.config.errors import (
     ConfigError,
@@ -21,6 +22,7 @@ from limba.config.run import CheckpointConfig, EvaluationConfig, GuardConfig, Ru
 __all__ = [
     "OBJECTIVES",
     "SEQUENCE_OBJECTIVES",
+    "CardConfig",
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",

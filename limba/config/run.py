@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from limba.config import kinds
+from limba.config.card import CardConfig
 from limba.config.data import DataConfig
 from limba.config.errors import above_zero, one_of, positive, require
 from limba.config.generation import GenerationConfig
@@ -68,7 +69,8 @@ class EvaluationConfig:
     batch_size: int | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: int = 0  # validation examples to generate text for, for the task's metrics; 0: none
     patience: int | None = None  # evaluations without a better best_metric, after which the run ends; None: no limit
-    prompts: tuple[str, ...] = ()  # prompts that a decoder-only model continues at each evaluation
+    # texts that a decoder-only model continues, or whose gaps (<extra_id_0> …) a T5 fills, at each evaluation
+    prompts: tuple[str, ...] = ()
     # how samples for `prompts` are drawn
     sampling: GenerationConfig = field(
         default_factory=lambda: GenerationConfig(max_tokens=64, sample=True, temperature=0.6, top_k=20)
@@ -149,6 +151,7 @@ class RunConfig:
     initial_checkpoint_path: str | None = None
     # At its end the run writes its last step here, as a folder step_<N> for transformers: a directory or gs://…
     export_to: str | tuple[str, ...] | None = None
+    card: CardConfig = field(default_factory=CardConfig)  # of every folder that is exported
     hub_model_id: str | None = None  # model of the hub, user/name, that gets the model too; needs a token
     hub_private: bool = False  # of a model that the hub does not have yet
     hub_strategy: str = "end"  # when: at the run's end, or also every_save

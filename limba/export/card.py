@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from limba.config import RunConfig
+from limba.config import CardConfig, RunConfig
 from limba.data.sources.hub import hub_name
 from limba.evaluation.report import plot_loss
 from limba.formats import decoder_only
@@ -41,35 +41,32 @@ def write_card(
     formats: Sequence[str],
     dtype: str,
     findings: Sequence[str],
-    licence: str | None,
-    hardware: str | None,
-    acknowledgement: bool,
-    languages: Sequence[str] = (),
-    datasets: Sequence[str] = (),
+    about: CardConfig,
     transformers: int = 5,
 ) -> None:
     """Writes README.md and, where the run has metrics, loss.png beside it."""
     has_picture = source.run is not None and _picture(directory, source.run)
     sections = [
-        _front_matter(source, step, licence or "other", languages, datasets),
+        _front_matter(source, step, about),
         f"# {source.directory.name}, step {step:,}",
         f"Pretrained with {source.kind}, converted by Limba.",
         _architecture(source),
-        _training(source, step, hardware),
+        _training(source, step, about.hardware),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
         _usage(source, formats, dtype, transformers),
-        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if acknowledgement else "",
+        f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
-    if licence is None:
+    if about.licence is None:
         sections.insert(3, "No licence has been chosen yet: `license` above says `other`.")
     (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
 
 
-def _front_matter(source: Source, step: int, licence: str, languages: Sequence[str], datasets: Sequence[str]) -> str:
+def _front_matter(source: Source, step: int, about: CardConfig) -> str:
     """Returns the card's YAML, by which the hub lists the model: language, data sets, licence, results."""
-    lines = ["---", f"license: {licence}", "library_name: transformers", "pipeline_tag: text-generation"]
-    for name, values in (("tags", [_kind(source)]), ("language", languages), ("datasets", datasets)):
+    first = [f"license: {about.licence or 'other'}", "library_name: transformers", "pipeline_tag: text-generation"]
+    lines = ["---", *first]
+    for name, values in (("tags", [_kind(source)]), ("language", about.language), ("datasets", about.datasets)):
         lines += [f"{name}:", *(f"- {value}" for value in values)] if values else []
     results = _results(source, step)
     if source.run is not None and results:

@@ -106,6 +106,46 @@ def test_romanian_runs_are_as_published_but_for_the_padding(name: str) -> None:
     assert (ROOT / "launch" / name.replace("t5x", "t5").replace("_t5_", "_").replace(".gin", ".sh")).exists()
 
 
+def test_the_diacritics_recipe_has_the_numbers_of_its_authors() -> None:
+    run, _ = build("ro_diacritics_published.gin")
+    data, rule = run.data, run.optimizer
+    assert (data.data_files, run.initial_checkpoint_path) == (
+        "dumitrescustefan/diacritic",
+        "dumitrescustefan/mt5-base-romanian",
+    )
+    assert data.mixture_or_task_name == "ro_diacritics_published"
+    assert (data.task_feature_lengths, data.batch_size) == ({"inputs": 256, "targets": 256}, 8 * 8)
+    assert (data.num_epochs, run.train_steps, run.checkpoint.every_steps) == (10, None, 50_000)
+    assert (run.model.emb_dim, run.model.vocab_size, run.model.dropout_rate) == (768, 250_112, 0.1)
+    assert (rule.name, rule.epsilon1, rule.epsilon2, rule.clipping_threshold) == ("adafactor", 1e-30, 1e-3, 1.0)
+    assert (rule.decay_rate, rule.momentum, rule.weight_decay, rule.multiply_by_parameter_scale) == (
+        0.8,
+        None,
+        0,
+        False,
+    )
+    rate = make_schedule(rule.schedule, None)
+    assert [float(rate(step)) for step in (0, 1, 500_000)] == pytest.approx([1e-4] * 3)
+
+
+def test_the_translation_recipe_has_the_numbers_of_its_authors() -> None:
+    run, _ = build("en_ms_published.gin")
+    data, rule = run.data, run.optimizer
+    assert (data.data_files, run.initial_checkpoint_path) == (
+        "mesolitica/translation-en-ms",
+        "mesolitica/nanot5-base-malaysian-cased",
+    )
+    assert (data.mixture_or_task_name, data.prefix) == ("en_ms_published", "translate en to ms: ")
+    assert (data.task_feature_lengths, data.batch_size) == ({"inputs": 128, "targets": 128}, 16 * 8)
+    assert (data.num_epochs, run.train_steps, run.random_seed, data.seed) == (3, None, 42, 42)
+    assert (run.log_every_steps, run.checkpoint.every_steps, run.checkpoint.keep) == (50, 1_000, 2)
+    # The defaults of transformers' Trainer.
+    assert (rule.name, rule.beta1, rule.beta2, rule.epsilon) == ("adamw", 0.9, 0.999, 1e-8)
+    assert (rule.weight_decay, rule.clip_global_norm) == (0.01, 1.0)
+    rate = make_schedule(rule.schedule, 900)
+    assert [float(rate(step)) for step in (0, 450, 900)] == pytest.approx([5e-5, 2.5e-5, 0])
+
+
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_language_models_are_as_published(name: str) -> None:
     task, length, batch, width, every = LANGUAGE_MODELS[name]

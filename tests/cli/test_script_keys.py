@@ -129,8 +129,54 @@ def test_strings_are_numbers_and_periods_may_be_shares(translated) -> None:
     found = bound(translated(learning_rate="5e-5", max_steps="200", save_steps=0.25, warmup_ratio=0.1, bf16="true"))
     assert found["LEARNING_RATE"] == 5e-5 and found["TRAIN_STEPS"] == 200 and found["DTYPE"] == "bfloat16"
     assert found["CHECKPOINT_PERIOD"] == 50 and found["WARMUP_STEPS"] == 20
-    found = bound(translated(max_steps=90, eval_strategy="epoch", save_strategy="no", logging_strategy="steps"))
-    assert found["EVAL_PERIOD"] == 30 and found["CHECKPOINT_PERIOD"] > 90 and found["LOG_PERIOD"] == 500
+    found = bound(translated(max_steps=90, save_strategy="no", logging_strategy="steps"))
+    assert found["CHECKPOINT_PERIOD"] > 90 and found["LOG_PERIOD"] == 500
+
+
+@pytest.fixture
+def pairs_of_a_file(translated) -> Any:
+    """A function from keys to the bindings of a run of 400 pairs, of which none is for validation."""
+    lines = [json.dumps({"text": f"Text {number}.", "summary": "Short."}) for number in range(400)]
+    Path("pairs.jsonl").write_text("\n".join(lines) + "\n")
+    Path("some.jsonl").write_text(lines[0] + "\n")
+    files = {"train_file": "pairs.jsonl", "validation_file": "some.jsonl", "max_steps": None}
+
+    def of(**changes: Any) -> dict[str, Any]:
+        return bound(translated(**files | {"text_column": "text", "per_device_train_batch_size": 10} | changes))
+
+    return of
+
+
+def test_a_period_of_an_epoch_is_the_corpus_s_whatever_max_steps_is(pairs_of_a_file) -> None:
+    for given in ({"num_train_epochs": 7}, {"max_steps": 90}, {"max_steps": 90, "num_train_epochs": 7}):
+        found = pairs_of_a_file(**given, eval_strategy="epoch", save_strategy="epoch", logging_strategy="epoch")
+        assert [found[name] for name in ("EVAL_PERIOD", "CHECKPOINT_PERIOD", "LOG_PERIOD")] == [20] * 3
+    assert pairs_of_a_file(num_train_epochs=7)["TRAIN_STEPS"] == 7 * 20 + 1  # NUM_EPOCHS ends it at 140
+
+
+def test_max_train_samples_are_the_first_examples(pairs_of_a_file) -> None:
+    found = pairs_of_a_file(num_train_epochs=3, max_train_samples=100, eval_strategy="epoch")
+    assert (found["MAX_EXAMPLES"], found["EVAL_PERIOD"], found["NUM_EPOCHS"]) == (100, 5, 3)
+    assert found["TRAIN_STEPS"] == 16
+    assert pairs_of_a_file(num_train_epochs=3, max_train_samples=10_000)["TRAIN_STEPS"] == 61
+    with pytest.raises(InputError, match="max_train_samples 0; give a whole number above 0"):
+        pairs_of_a_file(max_train_samples=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("wandb", "wandb"), (["tensorboard", "wandb"], "tensorboard,wandb"), ("tensorboard,wandb", "tensorboard,wandb"),
+     ("none", "none"), (["none"], "none"), ("all", None), ([], None), (None, None), ("tensorboard", "tensorboard")],
+)  # fmt: skip
+def test_report_to_chooses_who_gets_the_figures(translated, given: Any, wanted: str | None) -> None:
+    assert bound(translated(report_to=given)).get("REPORT_TO") == wanted
+
+
+def test_reports_that_are_not_there_are_said(translated) -> None:
+    found = translated(report_to=["mlflow", "wandb"])
+    assert bound(found)["REPORT_TO"] == "wandb" and any(note.startswith("report_to 'mlflow'") for note in found.notes)
+    with pytest.raises(InputError, match="report_to 'wandbb'; give tensorboard, wandb, none, all"):
+        translated(report_to="wandbb")
 
 
 def test_batches_are_per_device_in_training_and_evaluation(translated) -> None:

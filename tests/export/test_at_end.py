@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -11,7 +12,10 @@ import limba
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
 from limba.export import at_end
+from limba.storage import manifest
 from tests import tiny
+from tests.bucket_server import emulated, serving_buckets
+from tests.run.test_hosts import finish, start
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +61,7 @@ class Flaky:
         return f"flaky/{step}"
 
 
+@pytest.mark.slow
 def test_the_final_model_is_whole_in_every_destination(
     run: RunConfig, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +104,7 @@ def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path
         dataclasses.replace(run, export_to="ftp://host/out")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_said_and_ends_nothing(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,3 +114,59 @@ def test_what_cannot_be_written_is_said_and_ends_nothing(
     result = at_end.deliver_all(lost, {"step": 2, "interrupted": False})
     assert not result["exports"] and "lost does not exist" in result["failed_exports"][0]
     assert at_end.deliver_all(lost, {"step": 2, "interrupted": True})["exports"] == []
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same run's folder is replaced, of which only what differs is sent; another run's is refused."""
+    folder = tmp_path / "step_2"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
+    (folder / at_end.RECORD).write_text(json.dumps({"source": "run"}))
+    (folder / "README.md").write_text("one")
+    with emulated(monkeypatch) as server:
+        place = at_end.FolderDestination("gs://bucket/out")
+        place.check()
+        assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
+        sent = server.received["out/step_2/model.safetensors"]
+        (folder / "README.md").write_text("another")
+        assert place.deliver(folder, 2) == "gs://bucket/out/step_2"
+        assert server.data("out/step_2/README.md") == b"another" and not manifest.check("gs://bucket/out/step_2")
+        assert server.received["out/step_2/model.safetensors"] == sent
+        (folder / at_end.RECORD).write_text(json.dumps({"source": "other"}))
+        with pytest.raises(InputError, match="gs://bucket/out/step_2"):
+            place.deliver(folder, 2)
+        left = {name.partition("/")[0] for name in server.names()}
+    assert left == {"out"} and not (Path.cwd() / "gs:").exists()
+
+
+@pytest.mark.long
+def test_two_processes_train_in_a_bucket_and_export_to_it(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
+    """The first process exports, the other waits; the folder is whole, its card complete. A second start finds it."""
+    with serving_buckets() as server:
+        arguments = [
+            *("-m", "limba", "train", "gin/demo.gin", f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024"),
+            *(f"--gin.CORPUS={corpus}", "--gin.MODEL_DIR=gs://bucket/run", "--gin.EXPORT_TO=gs://bucket/out"),
+            *("--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.TASK_FEATURE_LENGTHS={'inputs': 32}"),
+            *("--gin.config.DataConfig.num_data_shards=4", "--gin.EVAL_STEPS=1", "--gin.LANGUAGE=ro,en"),
+            *("--gin.LICENCE=apache-2.0", "--gin.config.CardConfig.hardware='two cores'"),
+        ]
+        given = {**server.environment(), "TMPDIR": str(tmp_path)}
+        (printed, _), (other, _) = finish(start(arguments, 2, 1, **given))
+        assert "step 2: the model is in gs://bucket/out/step_2" in printed and "exporting" not in other
+        (printed, _), _ = finish(start(arguments, 2, 1, **given))
+        assert "done before" in printed or "the model is in gs://bucket/out/step_2" in printed
+        names = {name.removeprefix("out/step_2/") for name in server.names("out/")}
+        uploads = sum(number for name, number in server.received.items() if name.startswith("out/"))
+        folder = tmp_path / "step_2"
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_bytes(server.data(f"out/step_2/{name}"))
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "manifest.json"} <= names
+    assert not manifest.check(folder) and not (Path.cwd() / "gs:").exists()
+    about = huggingface_hub.ModelCard.load(folder / "README.md").data
+    assert (about.language, about.license) == (["ro", "en"], "apache-2.0")
+    assert "two cores" in (folder / "README.md").read_text()
+    assert json.loads((folder / "conversion.json").read_text())["checked"]
+    assert len(limba.load(folder).generate(["A text with <extra_id_0> gap."], max_tokens=4)) == 1
+    assert uploads < 1.2 * sum(path.stat().st_size for path in folder.iterdir())  # the second start sends nothing again

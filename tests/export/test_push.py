@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -55,10 +56,12 @@ def test_the_folder_is_uploaded_to_a_name_with_or_without_an_owner(server, folde
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch) -> None:
     monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))
+    pauses: list[float] = []  # those of the hub's library, a minute in all
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append))
     place, said = HubDestination("me/mine"), []
     server.fail("/api/models/me/mine/commit/main", *[status(500)] * 20, methods=("POST",))
     found, reason = at_end._repeated(lambda: place.deliver(folder, 7), said.append)
-    assert found is None and "the upload to me/mine failed" in reason and len(said) == 2
+    assert found is None and "the upload to me/mine failed" in reason and len(said) == 2 and len(pauses) == 15
     server.mend()
     assert place.deliver(folder, 7).endswith("/me/mine")
     server.fail("/api/models/me/mine/commit/main", status(403), methods=("POST",))
@@ -84,7 +87,7 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
     assert "The hub cannot be reached now" in caplog.text and time.monotonic() - began < 30
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(each_save, "SECONDS", 0.2)
     run = tmp_path / "run"

@@ -5,6 +5,7 @@ the losses of the same run without interruption.
 """
 
 import base64
+import dataclasses
 import hashlib
 import io
 import json
@@ -43,6 +44,7 @@ def losses(directory: Path) -> dict[int, float]:
     return {each["step"]: each["loss"] for each in read_metrics(str(directory)) if each["kind"] == "train"}
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
     item = tmp_path / "run" / "checkpoints" / "10" / "data" / "metadata"
@@ -65,3 +67,44 @@ def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)
     run = from_text((tmp_path / "run" / "config.json").read_text(), "config.json")
     assert (run.model_dir, run.data.data_files) == (str(tmp_path / "run"), "corpus.jsonl")
+
+
+@pytest.mark.slow
+def test_a_diacritics_run_from_before_segments_had_a_choice_resumes(tmp_path: Path) -> None:
+    """Its config.json lacks DataConfig.segments: its texts are still cut by 2.5 bytes a token, its batches the same."""
+    import tasks.ro_diacritics  # noqa: F401  registers the task
+    from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, MeshConfig, RunConfig
+    from limba.run import train
+    from tests import tiny
+
+    texts = [f"Știința numărul {n} și înțelepciunea țării, așa cum știți, e aici." for n in range(300)]
+    (tmp_path / "ro.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    data = DataConfig(
+        "ro_diacritics", {"inputs": 24, "targets": 24}, 8, "byte", data_files=str(tmp_path / "ro.jsonl"),
+        num_data_shards=2, task_modules=("tasks.ro_diacritics",),
+    )  # fmt: skip
+    small = {"vocab_size": 384, "emb_dim": 32, "num_heads": 2, "head_dim": 8, "mlp_dim": 32}
+
+    def run(name: str, steps: int, segments: str) -> dict[int, float]:
+        config = RunConfig(
+            tiny.model(**small, num_encoder_layers=1, num_decoder_layers=1),
+            dataclasses.replace(data, segments=segments),
+            str(tmp_path / name),
+            train_steps=steps,
+            mesh=MeshConfig(data=8),
+            checkpoint=CheckpointConfig(every_steps=100),
+            evaluation=EvaluationConfig(every_steps=100, num_batches=1, num_examples=0),
+            log_every_steps=1,
+        )
+        train(config)
+        return losses(tmp_path / name)
+
+    whole = run("whole", 8, "bytes")
+    run("stopped", 4, "bytes")
+    path = tmp_path / "stopped" / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved["run"]["data"].pop("segments") == "bytes"
+    path.write_text(json.dumps(saved))
+    assert run("stopped", 8, "vocabulary") == whole and list(whole) == list(range(1, 9))
+    assert json.loads(path.read_text())["run"]["data"]["segments"] == "bytes"
+    assert run("today", 8, "vocabulary") != whole  # a new run has other segments, or this test would say nothing

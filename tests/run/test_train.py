@@ -19,6 +19,7 @@ from etils import epath
 import limba.run
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import (
+    CardConfig,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -31,6 +32,7 @@ from limba.config import (
 )
 from limba.config.plain import from_text, moved
 from limba.evaluation import report
+from limba.evaluation.page import history as report_page
 from limba.export.card import write_card
 from limba.inference.source import Source
 from limba.model import Network
@@ -95,6 +97,14 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     train(changed(stopped, train_steps=20))
     train(stopped)
     assert losses(stopped) == expected  # bit for bit, the shuffle on
+    history = report_page.History(epath.Path(stopped.model_dir))
+    assert history.update() and not history.num_damaged
+    steps = {kind: [note["step"] for note in history.notes if note["kind"] == kind] for kind in report_page.NOTES}
+    assert steps == {"event": [], "start": [0, 20], "saved": [10, 20, 30, 40], "end": [20, 40]}
+    assert history.start["flops_per_step"] > 1e6 and history.start["environment"]["jax"] == jax.__version__
+    counted = {side: sum(rows for _, rows in pairs) for side, pairs in history.row_lengths.items()}
+    assert set(counted) == {"inputs", "targets"} and counted["inputs"] % stopped.data.batch_size == 0
+    assert not any(note["failed"] for note in history.notes if note["kind"] == "end")
     written_down = (Path(stopped.model_dir) / "config.json").read_text()
     assert from_text(written_down, "config.json") == stopped
     assert moved(from_text(written_down, "config.json"), config.model_dir) == config
@@ -109,8 +119,8 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)
-    names = (["ro"], ["user/corpus"])
-    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], "apache-2.0", "2 cores", True, *names)
+    about = CardConfig("ro", "apache-2.0", "user/corpus", "2 cores", thank_trc=True)
+    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], about)
     written = (tmp_path / "README.md").read_text()
     listed = huggingface_hub.ModelCard.load(tmp_path / "README.md").data  # as the hub reads it
     assert (listed.language, listed.datasets, listed.license) == (["ro"], ["user/corpus"], "apache-2.0")
@@ -128,6 +138,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_saved(
     config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +197,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     assert again["step"] == result["step"] + 2
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
     train(config)
@@ -219,6 +231,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
         train(config)
 
 
+@pytest.mark.slow
 def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path) -> None:
     short = changed(config, train_steps=2, model_dir=str(tmp_path / "2024"))  # a name like a step's
     train(short)
@@ -271,6 +284,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
         train(changed(config, model_dir=str(file / "run")))
 
 
+@pytest.mark.slow
 def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, num_epochs=1, batch_size=64)
     ended = train(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
@@ -282,6 +296,7 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 
 
+@pytest.mark.slow
 def test_the_training_example_of_the_recipes_runs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

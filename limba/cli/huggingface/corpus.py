@@ -67,7 +67,7 @@ def set_length_of_run(translation: Any) -> None:
     epochs = 3.0 if epochs is None else epochs
     if not epochs > 0:
         raise InputError(f"{translation.place} gives {key} {epochs!r}; give a number above 0, or max_steps.")
-    steps = int(epochs * steps_per_epoch(translation.bindings)) + 1
+    steps = int(epochs * translation.steps_per_epoch) + 1
     translation.set("TRAIN_STEPS", steps, f"{key} {epochs:g}, by the corpus's size")
     if epochs == int(epochs):
         translation.set("NUM_EPOCHS", int(epochs), key)
@@ -83,17 +83,24 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
     percent = choices.get("VALIDATION_PERCENT", choices.get("config.DataConfig.validation_percent", 5.0))
     source = source_of_files(choices["CORPUS"], column, percent)
     count, a_row = _counter(choices) if "targets" not in lengths else (len, 1.0)
-    total = num_bytes = num_read = 0
+    most = choices.get("MAX_EXAMPLES")
+    total = num_bytes = num_read = num_documents = 0
     units = source.units("train")
     for num_read, unit in enumerate(units, 1):  # noqa: B007
         for documents in source.chunks("train", unit):
+            documents = documents if most is None else documents[: most - num_documents]
+            num_documents += len(documents)
             total += count(documents)
             num_bytes += sum(map(len, documents))
-        if num_bytes > BYTES_COUNTED:
+            if num_documents == most:
+                break
+        if num_bytes > BYTES_COUNTED or num_documents == most:
             break
     if not total:
         raise InputError(f"train_file {choices['CORPUS']} holds no text; give files with text in them.")
-    return total * len(units) / num_read / a_row / choices["BATCH_SIZE"]
+    there = num_documents * len(units) / num_read
+    chosen = there if most is None else min(most, there)
+    return total / num_documents * chosen / a_row / choices["BATCH_SIZE"]
 
 
 def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:

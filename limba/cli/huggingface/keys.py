@@ -22,6 +22,7 @@ PLAIN: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("config.OptimizerConfig.clip_global_norm", float),
     "label_smoothing_factor": ("LABEL_SMOOTHING", float),
     "save_total_limit": ("CHECKPOINTS_KEPT", int),
+    "max_train_samples": ("MAX_EXAMPLES", int),
     "seed": ("RANDOM_SEED", int),
 }
 # Defaults of the scripts that differ from those of Limba's gin files.
@@ -76,6 +77,7 @@ OTHERS: Mapping[str, type] = {
     **dict.fromkeys(("push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token", "token"), str),
     "use_auth_token": str,
     "metric_for_best_model": str,
+    "report_to": list,
     **dict.fromkeys(("load_best_model_at_end", "greater_is_better"), bool),
 }
 # Keys that are taken with one line: what they mean here.
@@ -93,8 +95,7 @@ NOTED: Mapping[str, str] = {
     "dataloader_persistent_workers": "readers live as long as the run",
     "dataloader_prefetch_factor": "batches are always prefetched",
     "dataloader_in_order": "batches are always in order",
-    "report_to": "TensorBoard files and metrics.jsonl are always written to output_dir",
-    "with_tracking": "TensorBoard files and metrics.jsonl are always written to output_dir",
+    "with_tracking": "metrics.jsonl is always written to output_dir; report_to chooses who else gets the figures",
     "logging_dir": "TensorBoard's files are in output_dir/tensorboard",
     "logging_first_step": "the first step of a start is always logged",
     "logging_nan_inf_filter": "a loss that is not finite is said, and ends the run",
@@ -185,7 +186,6 @@ REFUSED: Mapping[str, str] = {
     "fsdp_config": "set config.MeshConfig.fsdp or config.MeshConfig.auto to share the state among devices",
     "fsdp_min_num_params": "set config.MeshConfig.fsdp to share the state among devices",
     "neftune_noise_alpha": "leave it out",
-    "max_train_samples": "give max_steps, or files with fewer texts",
     "line_by_line": "text is cut into full rows; leave it out",
     "parallelism_config": "set config.MeshConfig to share the work among devices",
     "optim_args": "give adam_beta1, adam_beta2 and adam_epsilon, or config.OptimizerConfig in gin",
@@ -195,9 +195,15 @@ REFUSED: Mapping[str, str] = {
     "save_only_model": "checkpoints hold what a run needs to resume; limba convert writes the model alone",
     "generation_config": "set config.GenerationConfig in gin",
 }
+# Values of `report_to` -> what REPORT_TO gets; None: what is usual here. "all" is a default that asks for nothing.
+REPORTS: Mapping[str, str | None] = {"tensorboard": "tensorboard", "wandb": "wandb", "none": "none", "all": None}
+OTHER_REPORTS = (
+    *("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "mlflow", "neptune", "swanlab"),
+    "trackio",
+)
 BY_DEFAULT = (None, False, 0, "", [], {}, ())  # of REFUSED, and of keys that need no line
 SILENT = {  # keys whose usual value needs no line
-    "report_to": ("none", "all", ["none"]), "log_level": ("passive",), "log_level_replica": ("warning",),
+    "log_level": ("passive",), "log_level_replica": ("warning",),
     "logging_nan_inf_filter": (True,), "log_on_each_node": (True,), "remove_unused_columns": (True,),
     "dataloader_pin_memory": (True,), "dataloader_in_order": (True,), "save_safetensors": (True,),
     "skip_memory_metrics": (True,), "average_tokens_across_devices": (True,), "eval_do_concat_batches": (True,),
@@ -213,8 +219,8 @@ ABOVE_ZERO = (
     *("max_seq_length", "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("per_gpu_train_batch_size", "per_gpu_eval_batch_size", "max_source_length", "max_target_length"),
     *("val_max_target_length", "generation_max_length", "generation_num_beams", "num_beams"),
-    "max_eval_samples",
+    *("max_eval_samples", "max_train_samples"),
 )
 TOKENS = ("hub_token", "push_to_hub_token", "token", "use_auth_token")  # never printed, never written
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "factors", "constant_with_warmup": "factors"}
-WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", list: "names"}

@@ -6,6 +6,7 @@ docs/coming_from_huggingface.md has the table.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.gin import GinRun, read_run
-from limba.cli.huggingface import keys, pairs, precision
-from limba.cli.huggingface.corpus import set_corpus, set_length_of_run
+from limba.cli.huggingface import agreement, keys, pairs, precision
+from limba.cli.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
 from limba.cli.huggingface.values import read_values
 from limba.config import InputError, ModelConfig
 from limba.config.secrets import without_credentials
@@ -53,6 +54,11 @@ class Translation:
             if self.values.get(other) not in (None, value):
                 raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
         return value, key
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> float:
+        """The optimizer steps of one pass over the corpus; corpus, lengths and batch must be bound before."""
+        return steps_per_epoch(self.bindings)
 
     @property
     def trains(self) -> bool:
@@ -95,6 +101,7 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
     translation = Translation(values, place, notes)
     if not translation.trains and translation.values.get("do_eval") is False:
         raise InputError(f"{place} gives do_train False and do_eval False, which is nothing to do; set one to true.")
+    agreement.check(translation)
     for key, (name, _) in keys.PLAIN.items():
         if values.get(key) is not None:
             translation.set(name, values[key], key)
@@ -116,6 +123,7 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
         if not (translation.has_pairs and name == "WEIGHT_DECAY"):
             translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
     _best(translation)
+    _reports(translation)
     _hub(translation, output)
     if values.get("do_predict"):
         translation.notes.append(f"do_predict: after the run, limba infer {output} --input=FILE writes the texts.")
@@ -268,8 +276,9 @@ def _periods(translation: Translation) -> None:
     for key, name in keys.STRATEGIES.items():
         value, what = translation.values.get(key), f"{translation.place} gives {key}"
         if value == "epoch":
-            epochs = float(translation.values.get("num_train_epochs", 3.0))
-            translation.bindings[name] = (max(1, round(steps / epochs)), f"{key} epoch")
+            # `num_train_epochs` says nothing about an epoch's steps where max_steps counts more than it.
+            period = max(1, round(translation.steps_per_epoch)) if translation.trains else steps
+            translation.bindings[name] = (period, f"{key} epoch, by the corpus's size")
         elif value == "no":
             translation.bindings[name] = (NEVER, f"{key} no; the last step counts all the same")
         elif value == "best" and key == "save_strategy":
@@ -295,6 +304,20 @@ def _best(translation: Translation) -> None:
     greater = not metric.endswith("loss") if greater is None else greater
     translation.set(names[0], metric, key)
     translation.set(names[1], "max" if greater else "min", "greater_is_better")
+
+
+def _reports(translation: Translation) -> None:
+    """Sets who gets the figures beside metrics.jsonl."""
+    names, key = translation.get("report_to")
+    known = [name for name in names or () if name in keys.REPORTS]
+    for name in names or ():
+        if name in keys.OTHER_REPORTS:
+            translation.notes.append(f"report_to {name!r}: has no counterpart; metrics.jsonl holds every figure.")
+        elif name not in known:
+            raise InputError(f"{translation.place} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
+    chosen = [report for name in known if (report := keys.REPORTS[name])]
+    if chosen:
+        translation.set("REPORT_TO", ",".join(chosen), key)
 
 
 def _hub(translation: Translation, output: str) -> None:

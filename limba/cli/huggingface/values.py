@@ -82,7 +82,7 @@ def checked(place: str, key: str, value: Any) -> Any:
     """
     kind = KINDS[key]
     value = _spelled(kind, value)
-    if not plain.fits(value, kind):
+    if not (isinstance(value, kind) if kind is list else plain.fits(value, kind)):
         raise InputError(f"{place} gives {key} {value!r}; give {WORDS[kind]}.")
     if key in ABOVE_ZERO and value < 1:
         raise InputError(f"{place} gives {key} {value!r}; give a whole number above 0.")
@@ -94,6 +94,8 @@ def checked(place: str, key: str, value: Any) -> Any:
 def _spelled(kind: type, value: Any) -> Any:
     if not isinstance(value, str) or kind is str:
         return value
+    if kind is list:
+        return [name.strip() for name in value.split(",")]
     if kind is bool:
         return {"true": True, "false": False}.get(value.lower(), value)
     try:

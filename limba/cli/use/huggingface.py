@@ -10,7 +10,7 @@ from pathlib import Path
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said, said
 from limba.cli.use import model
-from limba.config import InputError, environment, kinds
+from limba.config import CardConfig, InputError, environment, kinds
 
 EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
 
@@ -26,6 +26,7 @@ IMPORT = """Makes a Limba checkpoint at step 0 from a Hugging Face folder or a m
 
 It reads model.safetensors, flax_model.msgpack and pytorch_model.bin, of which it runs nothing. A private model needs
 HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
+CARD = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
 USAGE = "usage: python -m convert.huggingface export|import ...; add --help to either for details."
 
 
@@ -78,13 +79,13 @@ def export(given: argparse.Namespace) -> None:
         push.check_target(given.push, given.dry_run)
     with environment.quiet_imports():
         from limba.export import huggingface, to_bucket
-    names = {"`config`": "--config", "`vocabulary`": "--vocabulary"}
+    names = {"`config`": "--config", "`vocabulary`": "--vocabulary", **CARD}
     with names_said(names):
+        card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
         source = model.find(given.model_dir, given.config, imports=given.imports)
     out = given.out_dir or f"{source.directory}/huggingface"
     choices = huggingface.Choices(
-        formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check,
-        given.licence, given.hardware, given.trc, given.dropout, _names(given.language), _names(given.datasets),
+        formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
         given.transformers,
     )  # fmt: skip
     with names_said(names):
@@ -97,10 +98,6 @@ def export(given: argparse.Namespace) -> None:
         folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
     if given.push:
         push.push(given.push, folders, given.dry_run)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def import_model(source: str, out: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -58,6 +59,12 @@ def test_a_letter_without_a_plain_form_is_an_error(monkeypatch: pytest.MonkeyPat
         restore_diacritics("xx")
     with pytest.raises(InputError, match="transliterate is 'latin'; choose one of letters, ascii, unidecode"):
         diacritics.stripper("ro", "latin")
+
+
+def test_unidecode_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "unidecode", None)
+    with pytest.raises(InputError, match="needs the package Unidecode, .* or choose 'ascii'"):
+        diacritics.stripper("ro", "unidecode")
 
 
 def test_letters_of_other_languages_stay_unless_all_are_stripped() -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import constants as hub_constants
 
-from limba.config import DataConfig, InputError
+from limba.config import DataConfig, InputError, StorageError
 from limba.data.sources import FileSource, readers, remote
 from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.remote import ReadPolicy
@@ -325,4 +325,16 @@ def test_a_host_that_does_not_exist_is_said_in_seconds():
     began = time.monotonic()
     with pytest.raises(InputError, match="cannot be listed .*last of 3 attempts"):
         FileSource("http://no-such-host.invalid/corpus.jsonl").units("train")
+    assert time.monotonic() - began < 10
+
+
+def test_a_bucket_that_cannot_be_reached_is_said_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's client would try for two minutes."""
+    monkeypatch.setattr("limba.storage.reaching.PAUSE_SECONDS", 0.01)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^gs://nobody/\*\.jsonl cannot be reached: 127\.0\.0\.1 does not answer"):
+        FileSource("gs://nobody/*.jsonl").units("train")
     assert time.monotonic() - began < 10

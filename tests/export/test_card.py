@@ -1,0 +1,59 @@
+"""What the card of an exported model says: what the command asks for, else what the run does."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from limba.cli import main, program
+from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
+from limba.export.huggingface import Choices, _about
+from limba.inference.source import Source
+from tests import tiny
+
+pytestmark = pytest.mark.fast
+OWN = CardConfig("ro", "apache-2.0", "user/corpus", "TPU v4-8", thank_trc=True)
+
+
+def source(card: CardConfig) -> Source:
+    run = RunConfig(tiny.MODEL, DataConfig("any", {"inputs": 64}, 8), "runs/mine", train_steps=1, card=card)
+    again = plain.from_text(plain.to_text(run), "config.json")
+    assert isinstance(again, RunConfig) and again == run
+    return Source("runs/mine", epath.Path("runs/mine"), {}, "Limba", tiny.MODEL, again)
+
+
+def test_the_run_says_what_the_command_leaves_out() -> None:
+    assert _about(source(OWN), Choices(), None) == OWN
+    given = CardConfig(language="en,ms", licence="mit")
+    assert _about(source(OWN), Choices(card=given), None) == dataclasses.replace(OWN, language="en,ms", licence="mit")
+    assert _about(source(CardConfig()), Choices(card=given), None) == given
+    assert _about(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
+
+
+def test_a_run_of_an_earlier_version_has_an_empty_card() -> None:
+    run = source(CardConfig()).run
+    assert run is not None
+    saved = json.loads(plain.to_text(run))
+    assert saved["run"].pop("card")
+    again = plain.from_text(json.dumps(saved), "config.json")
+    assert isinstance(again, RunConfig) and again.card == CardConfig()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("language", "Romanian", "language holds 'Romanian'; give codes such as 'ro' or 'en,ms'"),
+        ("language", "ro,,en", "language holds ''; give codes"),
+        ("licence", "my own licence", "licence is 'my own licence'; give the hub's name of one, such as 'apache-2.0'"),
+        ("datasets", "two words", "datasets holds 'two words'; give names on the hub such as 'user/name'"),
+    ],
+)
+def test_what_the_hub_cannot_read_is_refused(
+    field: str, value: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^CardConfig.{sentence}"):
+        CardConfig(**{field: value})
+    assert program.exit_code(main._run, ["convert", str(tmp_path), str(tmp_path / "out"), f"--{field}={value}"]) == 2
+    assert f"--{field} " in capsys.readouterr().err
