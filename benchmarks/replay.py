@@ -12,12 +12,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from limba.cli import program
 from limba.cli.t5x.tables import LOSS_NORMALIZERS
@@ -76,15 +78,27 @@ def normalize_by(factor: str | float | None) -> str | float | None:
     return LOSS_NORMALIZERS[factor] if isinstance(factor, str) else factor
 
 
-def replay(
+class Recording(NamedTuple):
+    """A recorded run: its network, its state before the first step, our step, and what was recorded."""
+
+    network: Network
+    optimizer: optax.GradientTransformation
+    state: TrainState
+    step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    batches: list[dict[str, np.ndarray]]
+    losses: np.ndarray
+    final_rms: dict[str, float]
+
+
+def recording(
     golden: str,
     scan_layers: bool = True,
     num_microbatches: int = 1,
     mesh: MeshConfig | None = None,
     attention: str = "auto",
     logits: str = "auto",
-) -> dict:
-    """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}."""
+) -> Recording:
+    """Returns the run that GOLDEN.json and GOLDEN.npz hold, ready for its first step on the mesh."""
     recorded = json.loads(Path(golden + ".json").read_text())
     arrays = np.load(golden + ".npz")
     model = Network(model_config(recorded["config"], scan_layers, attention))
@@ -103,18 +117,28 @@ def replay(
     loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits, divided_by)
     step = jit_train_step(model, optimizer, schedule, loss, num_microbatches, shardings)
 
-    losses = []
-    for i in range(recorded["steps"]):
-        prefix = f"batch/{i}/"
-        batch = {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
-        state, metrics = step(state, batch, jax.random.key(0))
-        losses.append(float(metrics["loss"]))
+    def named(prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}
 
+    batches = [named(f"batch/{i}/") for i in range(recorded["steps"])]
     expected = np.asarray(arrays["loss_per_token"], np.float64)
+    return Recording(model, optimizer, state, step, batches, expected, named("final_rms/"))
+
+
+def replay(golden: str, *choices: Any, **named_choices: Any) -> dict:
+    """Returns {loss, recorded, max_relative_difference(_first_10), final_rms_max_relative_difference}.
+
+    The choices are those of `recording`.
+    """
+    found = recording(golden, *choices, **named_choices)
+    state, expected, losses = found.state, found.losses, []
+    for batch in found.batches:
+        state, metrics = found.step(state, batch, jax.random.key(0))
+        losses.append(float(metrics["loss"]))
     differences = np.abs(np.array(losses) - expected) / np.abs(expected)
     final = unstack_layers(flatten(jax.device_get(state.params)))
     rms = {
-        name: abs(np.sqrt(np.mean(np.square(array, dtype=np.float64))) / arrays[f"final_rms/{name}"] - 1)
+        name: abs(np.sqrt(np.mean(np.square(array, dtype=np.float64))) / found.final_rms[name] - 1)
         for name, array in final.items()
     }
     return {

@@ -33,10 +33,12 @@ def read(place: epath.Path) -> tuple[ModelConfig, VocabularyName | None] | None:
         return network, None
     source = Source()
     read_text(source, files.read_text(file), str(file))
-    fields = _fields(source, "T5Config")
+    fields = _fields(source, "T5Config", "TransformerConfig")
     if fields:
         fields.setdefault("mlp_activations", ("relu",))  # T5X's own default
     known = {name: value for name, value in fields.items() if name in _FIELDS - _TRAINING_ONLY}
+    if network.is_decoder_only and not _fields(source, "DecoderOnlyModel").get("inputs_bidirectional_attention"):
+        known["prefix_attention"] = "causal"
     return dataclasses.replace(network, **known), _vocabulary(source, str(file))
 
 

@@ -11,6 +11,7 @@ ACTIVATIONS = ("relu", "gelu", "silu", "linear")
 DTYPES = ("float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
 POSITIONS = ("relative", "rotary", "learned", "sinusoidal")
+PREFIX_ATTENTIONS = ("full", "causal")
 NORMS = ("rms", "layer")
 BIASED_PARTS = ("attention", "mlp", "logits")
 REMAT_POLICIES = ("none", "minimal", "full")
@@ -20,9 +21,9 @@ REMAT_POLICIES = ("none", "minimal", "full")
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
 
-    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases` and `num_kv_heads` choose its layout.
-    With them it is a T5, which has the defaults of these four. Raises ConfigError for sizes below 1, unknown
-    activations, dtypes or remat policies, and choices that do not go together.
+    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases`, `num_kv_heads` and `prefix_attention`
+    choose its layout. With them it is a T5, which has the defaults of these five. Raises ConfigError for sizes below 1,
+    unknown activations, dtypes or remat policies, and choices that do not go together.
 
     >>> t5 = ModelConfig(32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024, num_encoder_layers=8,
     ...                  num_decoder_layers=8)
@@ -42,12 +43,13 @@ class ModelConfig:
     relative_bias_per_layer: bool = False  # umT5
     num_relpos_buckets: int = 32  # buckets of T5's relative positions
     relpos_max_distance: int = 128  # positions further apart share a bucket
-    positions: str = "relative"  # T5's bias; decoder-only: rotary, learned or sinusoidal
+    positions: str = "relative"  # T5's bias; decoder-only: that (T5X's decoder_only), rotary, learned, sinusoidal
     rotary_base: float = 10_000.0  # of rotary positions; larger for longer texts
     max_length: int = 2048  # rows of learned positions
     norm: str = "rms"  # or layer, with scale and bias
     biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
     num_kv_heads: int | None = None  # decoder-only: heads of keys and values, each for several queries; None: num_heads
+    prefix_attention: str = "full"  # decoder-only: how inputs before targets attend, in both directions or causal
     layer_norm_epsilon: float = 1e-6  # added to the mean square
     dropout_rate: float = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -93,12 +95,13 @@ class ModelConfig:
         one_of(self, "remat", REMAT_POLICIES)
         one_of(self, "attention", ATTENTIONS)
         one_of(self, "positions", POSITIONS)
+        one_of(self, "prefix_attention", PREFIX_ATTENTIONS)
         one_of(self, "norm", NORMS)
         self._check_decoder_only()
 
     def _check_decoder_only(self) -> None:
         if not self.is_decoder_only:
-            for name in ("positions", "norm", "biases", "num_kv_heads"):
+            for name in ("positions", "norm", "biases", "num_kv_heads", "prefix_attention"):
                 value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
@@ -108,9 +111,9 @@ class ModelConfig:
                 )
             return
         require(
-            self.positions != "relative",
-            "ModelConfig.positions",
-            "is 'relative', and ModelConfig.num_encoder_layers is 0; choose rotary, learned or sinusoidal.",
+            not self.relative_bias_per_layer,
+            "ModelConfig.relative_bias_per_layer",
+            "is True, which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0; set it to False.",
         )
         require(
             self.attention != "pallas",
@@ -157,6 +160,19 @@ class ModelConfig:
     @property
     def is_decoder_only(self) -> bool:
         return self.num_encoder_layers == 0
+
+    @property
+    def is_t5_decoder(self) -> bool:
+        """Whether it is T5X's decoder-only network, which computes as a T5's decoder does.
+
+        Its scores are not divided by sqrt(C), its tied logits are divided by sqrt(D), and its output has dropout.
+        """
+        return self.is_decoder_only and self.positions == "relative"
+
+    @property
+    def tied_logits_scale(self) -> float:
+        """The factor of tied logits: T5's embeddings start at variance 1, others at 1 / D."""
+        return 1.0 if self.is_decoder_only and not self.is_t5_decoder else self.emb_dim**-0.5
 
     @property
     def kv_heads(self) -> int:

@@ -22,6 +22,7 @@ from limba.data.packing import batched
 from limba.data.prefetch import Prefetch
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
+from limba.data.t5_names.foreign import failure_of_function
 from limba.data.tasks import Provider, has_exact_positions, parts_of
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
@@ -176,10 +177,13 @@ def source_errors(task: Provider) -> Iterator[None]:
 
 
 def source_error(task: Provider, error: BaseException) -> BaseException:
-    """Returns the source's own InputError, or the error itself if there is none."""
+    """Returns the source's own InputError, that of a source that is a function, or else the error itself."""
     if not isinstance(error, tf.errors.OpError):
         return error
-    failures = [getattr(part.source, "failure", None) for part in parts_of(task)]
+    parts = parts_of(task)
+    failures = [getattr(part.source, "failure", None) for part in parts]
+    if len(parts) == 1:
+        failures.append(failure_of_function(parts[0], error))
     return next((failure for failure in failures if failure is not None), error)
 
 

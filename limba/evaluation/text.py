@@ -34,6 +34,7 @@ from limba.inference.load import TrainedModel
 from limba.inference.score import log_likelihoods
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
+from limba.training.metrics.records import markdown_table as markdown_table
 
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
     ModelOutputType.PREDICTION,
@@ -69,13 +70,17 @@ class TextEvaluation:
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
             size = config.evaluation.batch_size or config.data.batch_size
-            self._writer = Writer(model, mesh, vocabulary, config.generation, size)
-            self._writer.check([example["inputs"] for examples in self._examples.values() for example in examples])
+            self._writer = Writer(model, mesh, vocabulary, config.generation, size, model.config.is_decoder_only)
+            self._writer.check([self._read(example) for examples in self._examples.values() for example in examples])
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the figures. InputError for a metric that fails: it is computed of the targets themselves."""
         return tuple(self._joined({part.name: self._of_targets(part) for part in self.tasks}))
+
+    def _read(self, example: Mapping[str, Any]) -> np.ndarray:
+        """Returns the ids that the model reads: in a language model's rows a start precedes the inputs."""
+        return np.pad(example["inputs"], (1, 0)) if self._model.config.is_decoder_only else example["inputs"]
 
     def _of_targets(self, part: seqio.Task) -> Figures:
         """Returns a task's figures of the targets themselves; those that are not finite too."""
@@ -109,7 +114,7 @@ class TextEvaluation:
         examples = self._examples[part.name]
         kinds = {metric.model_output_type for metric in part.metric_objs}
         outputs: dict[ModelOutputType, Any] = {}
-        inputs = [example["inputs"] for example in examples]
+        inputs = [self._read(example) for example in examples]
         written = self._writer.write_all(params, inputs)
         ids = [samples[0].ids for samples in written]
         if PREDICTION in kinds:
@@ -117,8 +122,9 @@ class TextEvaluation:
         if WITH_AUX in kinds:
             outputs[WITH_AUX] = ids, {"scores": [samples[0].score for samples in written]}
         if SCORE in kinds:
-            pairs = [(example["inputs"], example["targets"]) for example in examples]
-            outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, self._writer.num_rows)
+            pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
+            is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
+            outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, rows, is_prefix)
         figures = figures_of(part, part.metric_objs, examples, outputs)
         if jax.process_index() == 0:
             self._write(part, step, figures, [samples[0].text for samples in written])
@@ -202,24 +208,3 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
     of_text = TextEvaluation(config, trained.task, lengths, model, mesh, name=split)
     figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
     return figures, of_text.copied()
-
-
-def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns a Markdown table: a row per metric, a column per name in `columns`.
-
-    >>> print(markdown_table({"copied": {"bleu": 1.0}, "step 10": {"bleu": 25.256, "bytes": 1200}}))
-    | metric | copied | step 10 |
-    | --- | --- | --- |
-    | bleu | 1.000 | 25.26 |
-    | bytes |  | 1,200 |
-    """
-    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
-    lines = ["metric", *columns], ["---"] * (len(columns) + 1)
-
-    def written(value: float | None) -> str:
-        if value is None:
-            return ""
-        return f"{value:,}" if isinstance(value, int) else f"{value:.{3 if abs(value) < 10 else 2}f}"
-
-    rows = [[name, *(written(figures.get(name)) for figures in columns.values())] for name in names]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])

@@ -29,10 +29,14 @@ class T5xTree(Mapping[str, np.ndarray]):
     def __init__(self, arrays: LimbaCheckpoint):
         self._arrays = arrays
         self._averages = {(m[1], m[2]): name for name in arrays.stored if (m := _AVERAGE.match(name))}
+        network = set(arrays)
+        is_t5_decoder = "decoder/relpos_bias/rel_embedding" in network and "encoder/encoder_norm/scale" not in network
+        self._their_name = t5x.their_name if is_t5_decoder else str
         has_momentum = any("/ema/" in name for name in arrays.stored)  # T5X keeps another one, in `m`
         self.has_optimizer = bool(self._averages) and not has_momentum
 
     def __getitem__(self, name: str) -> np.ndarray:
+        name = t5x.own_name(name)
         if name == "state/step":
             return np.asarray(self._arrays.stored["step"], np.int32)
         if name.startswith("target/"):
@@ -53,17 +57,18 @@ class T5xTree(Mapping[str, np.ndarray]):
     def __iter__(self) -> Iterator[str]:
         yield "state/step"
         for name in self._arrays:
-            yield f"target/{name}"
+            yield f"target/{self._their_name(name)}"
         if self.has_optimizer:
             for kind in KINDS:  # each kind of average of a stack is one array; its layers are consecutive
                 for name in self._arrays:
-                    yield f"state/param_states/{name}/{kind}"
+                    yield f"state/param_states/{self._their_name(name)}/{kind}"
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def describe(self, name: str) -> tuple[tuple[int, ...], str]:
         """Returns (shape, dtype name) without reading the values."""
+        name = t5x.own_name(name)
         if name == "state/step":
             return (), "int32"
         if name.startswith("target/"):

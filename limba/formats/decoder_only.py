@@ -38,6 +38,8 @@ def kind(config: ModelConfig) -> str:
         if not condition:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
 
+    what = "has other positions than T5's relative ones; write it for T5X, or use it in Limba"
+    fits(config.positions != "relative", what, "GPT-2 or Llama")
     if config.positions == "rotary":
         fits(config.norm == "rms", "has RMS norms, and ModelConfig.norm is 'layer'", "Llama")
         known = gated and config.mlp_activations[1] == "linear" and config.mlp_activations[0] in LLAMA_ACTIVATIONS
@@ -72,6 +74,8 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     if config.positions == "learned":
         found["decoder/position_embedding"] = (config.max_length, d)
+    if config.is_t5_decoder:
+        found["decoder/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
     for i in range(config.num_decoder_layers):
         layer = f"decoder/layers_{i}"
         norm(f"{layer}/pre_self_attention_layer_norm")

@@ -29,6 +29,7 @@ ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, by
 SCALAR_EXTENSION = 3
 FORMAT_VERSION = 3
 _STEP = re.compile(r"checkpoint_(\d+)")
+_INSIDE, _OUTSIDE = "decoder/token_embedder/", "token_embedder/"  # T5X's decoder-only network, and all others
 
 
 class StoredTree(Mapping[str, np.ndarray]):
@@ -94,6 +95,41 @@ class StoredTree(Mapping[str, np.ndarray]):
     @property
     def step(self) -> int:
         return int(np.asarray(self["state/step"]))
+
+
+def own_name(name: str) -> str:
+    """Returns the name that a parameter of T5X's decoder-only network has in Limba.
+
+    >>> own_name("target/decoder/token_embedder/embedding")
+    'target/token_embedder/embedding'
+    """
+    return name.replace(_INSIDE, _OUTSIDE)
+
+
+def their_name(name: str) -> str:
+    """Returns the name that a parameter of a decoder-only network has in T5X."""
+    return name if _INSIDE in name else name.replace(_OUTSIDE, _INSIDE)
+
+
+class DecoderOnlyTree(Mapping[str, np.ndarray]):
+    """The arrays of T5X's decoder-only network under the names of all other networks."""
+
+    def __init__(self, stored: StoredTree):
+        self._stored = stored
+        self._names = {own_name(name): name for name in stored}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._stored[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns (shape, dtype name) without reading the values."""
+        return self._stored.describe(self._names[name])
 
 
 def is_t5x(path: epath.Path) -> bool:

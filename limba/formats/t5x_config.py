@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 
 from limba.config import InputError, ModelConfig
+from limba.formats.t5x import own_name
 
 _SCANNED = re.compile(r"(encoder|decoder)/\1/")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 
 
 def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig:
-    """Returns the T5 whose parameters have these names (T5X's, without `target/`) and shapes, in float32.
+    """Returns the T5, or decoder-only network of T5X, with parameters of these names and shapes, in float32.
 
     Shapes do not show the activation: a gated MLP is assumed to be T5 1.1's ("gelu", "linear"), a plain one T5 1.0's
     ("relu",). `relpos_max_distance` and `layer_norm_epsilon` keep T5's values. Raises InputError, which names `place`,
@@ -21,7 +22,7 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
     """
     num_layers = {"encoder": 0, "decoder": 0}
     found: dict[str, tuple[int, ...]] = {}  # a layer's arrays without the layer's number
-    for name, shape in shapes.items():
+    for name, shape in ((own_name(name), shape) for name, shape in shapes.items()):
         if scanned := _SCANNED.match(name):
             num_layers[scanned[1]] = shape[1]
             found[_SCANNED.sub(r"\1/", name)] = (shape[0], *shape[2:])

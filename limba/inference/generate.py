@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, Key
 
-from limba.config import EvaluationConfig, GenerationConfig, InputError
+from limba.config import GenerationConfig, InputError
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
@@ -25,7 +25,7 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple, so that few programs are compiled
 
 
-@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id"))
+@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id", "is_prefix"))
 def generate(
     network: Network,
     params: Any,
@@ -34,14 +34,15 @@ def generate(
     config: GenerationConfig,
     eos_id: int = EOS,
     keys: Key[Array, " B"] | None = None,
+    is_prefix: bool = False,
 ) -> search.Generated:
     """Returns the tokens that follow each row.
 
-    A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left. Sampling needs `keys`,
-    one per row.
+    A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left, with `is_prefix` read
+    as the inputs of its rows. Sampling needs `keys`, one per row.
     """
     if network.config.is_decoder_only:
-        step, cache = network.cached_language_model(params, inputs, config.max_tokens)
+        step, cache = network.cached_language_model(params, inputs, config.max_tokens, is_prefix)
         prompt = inputs
     else:
         step, cache = network.cached_decoder(params, inputs, config.max_tokens)
@@ -94,12 +95,22 @@ def batches_of_like_lengths(
 class Writer:
     """Generates text for inputs of any length, in batches of like lengths over all devices of the mesh.
 
-    All processes call it with the same inputs, and all get the texts. Raises InputError if the mesh does not divide
-    `num_rows`.
+    All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model's prompts are
+    the inputs of rows of inputs and targets, and its texts only what follows. Raises InputError if the mesh does not
+    divide `num_rows`.
     """
 
-    def __init__(self, network: Network, mesh: Mesh, vocabulary: Any, config: GenerationConfig, num_rows: int):
+    def __init__(
+        self,
+        network: Network,
+        mesh: Mesh,
+        vocabulary: Any,
+        config: GenerationConfig,
+        num_rows: int,
+        is_prefix: bool = False,
+    ):
         check_rows(mesh, num_rows)
+        self._is_prefix = is_prefix
         self._network, self._vocabulary, self._config, self.num_rows = network, vocabulary, config, num_rows
         self._continues = network.config.is_decoder_only
         self._mesh, self._sharding = mesh, batch_sharding(mesh)
@@ -131,7 +142,7 @@ class Writer:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = generate(self._network, params, placed, self._banned, self._config, self._eos_id, keys)
+        found = generate(self._network, params, placed, self._banned, self._config, self._eos_id, keys, self._is_prefix)
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
@@ -165,7 +176,8 @@ class Writer:
         ids = [int(token) for token in written]
         ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
         kept = [token for token in ids if token > 0]
-        return self._vocabulary.decode([*(int(token) for token in read[1:]), *kept] if self._continues else kept)
+        shown = read[1:].tolist() if self._continues and not self._is_prefix else []
+        return self._vocabulary.decode([*shown, *kept])
 
 
 def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
@@ -226,22 +238,3 @@ def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = T
 def prompt_ids(text: str, vocabulary: Any) -> np.ndarray:
     """Returns a prompt's ids as a language model reads them, int32 [L]: the start first, no end."""
     return np.asarray([START, *vocabulary.encode(text)], np.int32)
-
-
-def sampler(
-    network: Network, mesh: Mesh, vocabulary: Any, config: EvaluationConfig
-) -> Callable[[Any], dict[str, list[str]]] | None:
-    """Returns a function from the parameters to each prompt's texts; None without prompts, or for a T5."""
-    prompts = config.prompts
-    if not prompts or not network.config.is_decoder_only:
-        return None
-    groups = mesh.shape["data"] * mesh.shape["fsdp"]
-    writer = Writer(network, mesh, vocabulary, config.sampling, -(-len(prompts) // groups) * groups)
-    inputs = [prompt_ids(prompt, vocabulary) for prompt in prompts]
-    writer.check(inputs)
-
-    def texts(params: Any) -> dict[str, list[str]]:
-        written = writer.write_all(params, inputs)
-        return {prompt: [each.text for each in several] for prompt, several in zip(prompts, written, strict=True)}
-
-    return texts

@@ -55,17 +55,19 @@ def _logits(network: Network, params: Any, batch: dict[str, Int[Array, "B L"]]) 
 
 
 def log_likelihoods(
-    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int
+    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
 ) -> Float[np.ndarray, " N"]:
     """Returns ln p(targets | inputs) of each pair, in batches of similar lengths; targets include their end.
 
-    A language model reads inputs (the ids of `prompt_ids`) and targets as one sequence. Raises InputError if that is
-    longer than its learned positions, or if the mesh does not divide `num_rows`.
+    A language model reads inputs (the ids of `prompt_ids`) and targets as one sequence, with `is_prefix` as a row of
+    inputs and targets. Raises InputError if that is longer than its learned positions, or if the mesh does not divide
+    `num_rows`.
     """
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)
     for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        batch = place_batch(features_of(network, [pairs[i] for i in numbers], num_rows), batch_sharding(mesh))
+        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
+        batch = place_batch(features, batch_sharding(mesh))
         found[numbers] = fetched(_log_likelihoods(network, params, batch))[: len(numbers)]
     return found
 
@@ -83,13 +85,19 @@ def logits(
     return found
 
 
-def features_of(network: Network, pairs: Sequence[Pair], num_rows: int) -> dict[str, Int[np.ndarray, "B L"]]:
-    """Returns the batch of a network's features: the pairs, then rows of zeros."""
+def features_of(
+    network: Network, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+) -> dict[str, Int[np.ndarray, "B L"]]:
+    """Returns the batch of a network's features: the pairs, then rows of zeros; `is_prefix` as in `log_likelihoods`."""
     if not network.config.is_decoder_only:
         inputs, targets = zip(*pairs, strict=True)
         return model_features({"inputs": padded(inputs, num_rows), "targets": padded(targets, num_rows)})
     check_positions(network, max(len(inputs) + len(targets) for inputs, targets in pairs) - 1, 0)
     features = model_features({"targets": padded([np.concatenate([i[1:], t]) for i, t in pairs], num_rows)})
+    if is_prefix:
+        features["decoder_causal_attention"] = np.zeros_like(features["decoder_target_tokens"])
     for row, (inputs, _) in enumerate(pairs):
         features["decoder_loss_weights"][row, : len(inputs) - 1] = 0
+        if is_prefix:
+            features["decoder_causal_attention"][row, : len(inputs)] = 1
     return features

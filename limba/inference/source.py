@@ -126,10 +126,8 @@ class Targets(Mapping[str, np.ndarray]):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns name -> shape; only a scanned checkpoint is read for it."""
-        is_stored = self._tree is self._stored
-        return {
-            name: self._stored.describe(f"target/{name}")[0] if is_stored else self[name].shape for name in self._names
-        }
+        describe: Any = getattr(self._tree, "describe", None)
+        return {name: describe(f"target/{name}")[0] if describe else self[name].shape for name in self._names}
 
 
 def find(

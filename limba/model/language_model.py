@@ -1,7 +1,8 @@
 """Decoder-only language models. Those of flax's lm1b example, GPT-2 and Llama differ only in ModelConfig's fields.
 
 Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971). Parameter names are T5X's for a
-decoder. Scores are divided by sqrt(C); a T5 has that factor in its initial values.
+decoder. Scores are divided by sqrt(C); a T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that
+factor in its initial values.
 """
 
 from __future__ import annotations
@@ -15,9 +16,22 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
+from limba.model.attention import query_init
 from limba.model.kernels.choose import Einsum, choose_for_any_mask
-from limba.model.layers import ATTENDED, Dense, Dropout, Embed, MlpBlock, attention_init, logits_dense, norm, parameter
+from limba.model.layers import (
+    ATTENDED,
+    Dense,
+    Dropout,
+    Embed,
+    Initializer,
+    MlpBlock,
+    attention_init,
+    logits_dense,
+    norm,
+    parameter,
+)
 from limba.model.masks import Mask, causal_mask, ids_of, prefix_mask
+from limba.model.relative_bias import RelativeBias
 from limba.model.stack import run_layers
 from limba.model.trees import Batch
 
@@ -64,17 +78,19 @@ class SelfAttention(nn.Module):
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         has_bias = "attention" in config.biases
 
-        def into_heads(heads: int) -> Dense:
+        def into_heads(heads: int, init: Initializer = attention_init) -> Dense:
             width = heads * config.head_dim
-            return Dense(width, ("embed", "joined_kv"), dtype, attention_init, has_bias=has_bias)
+            return Dense(width, ("embed", "joined_kv"), dtype, init, has_bias=has_bias)
 
-        self.query, self.key, self.value = map(into_heads, (config.num_heads, config.kv_heads, config.kv_heads))
+        init = query_init(config.head_dim) if config.is_t5_decoder else attention_init
+        self.query = into_heads(config.num_heads, init)
+        self.key, self.value = into_heads(config.kv_heads), into_heads(config.kv_heads)
         self.out = Dense(config.emb_dim, ("joined_kv", "embed"), dtype, attention_init, has_bias=has_bias)
 
     def project(
         self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]
     ) -> tuple[Float[Array, "B L H C"], Float[Array, "B L G C"], Float[Array, "B L G C"]]:
-        """Returns queries divided by sqrt(C), and the keys and values of the G key-value heads."""
+        """Returns queries, divided by sqrt(C) but for T5X's, and the keys and values of the G key-value heads."""
         config = self.config
         query, key, value = (
             flat.reshape(*flat.shape[:-1], -1, config.head_dim) for flat in (self.query(x), self.key(x), self.value(x))
@@ -82,7 +98,7 @@ class SelfAttention(nn.Module):
         if config.positions == "rotary":
             query = rotated(query, positions, config.rotary_base)
             key = rotated(key, positions, config.rotary_base)
-        return query * config.head_dim**-0.5, key, value
+        return query if config.is_t5_decoder else query * config.head_dim**-0.5, key, value
 
     def join(self, attended: Float[Array, "B L H C"]) -> Float[Array, "B L D"]:
         """Returns the heads' values, projected back to the model width."""
@@ -125,6 +141,7 @@ class LanguageModelLayer(nn.Module):
         self,
         x: Float[Array, "B L D"],
         attend: Einsum,
+        bias: Float[Array, "H L L"] | None,
         positions: Int[Array, "B L"],
         mask: Bool[Array, "B L L"],
         deterministic: bool,
@@ -138,7 +155,7 @@ class LanguageModelLayer(nn.Module):
             heads = attend.drop_values(heads, kept, keep_rate)
         query, key, value = heads
         key, value = (every_head(each, config.num_heads) for each in (key, value))
-        attended = checkpoint_name(attend((query, key, value), None, mask), ATTENDED)
+        attended = checkpoint_name(attend((query, key, value), bias, mask), ATTENDED)
         return self.finish(x, attended, deterministic)
 
 
@@ -153,21 +170,27 @@ class Stack(nn.Module):
         if config.positions == "learned":
             init, shape = nn.initializers.normal(0.02), (config.max_length, config.emb_dim)
             self.position_embedding = parameter(self, "position_embedding", init, ("length", "embed"), shape)
-        self.decoder_norm = norm(config)
+        if config.is_t5_decoder:
+            self.relpos_bias = RelativeBias(config, bidirectional=False)
+        self.decoder_norm, self.drop_output = norm(config), Dropout(config.dropout_rate)
         if not config.logits_via_embedding:
             self.logits_dense = logits_dense(config)
 
     def add_positions(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        """Returns x plus learned or sinusoidal position embeddings; rotary positions are in the attention."""
+        """Returns x plus learned or sinusoidal position embeddings; rotary and relative ones are in the attention."""
         if self.config.positions == "learned":
             return x + jnp.take(self.position_embedding, positions, axis=0, mode="clip").astype(x.dtype)
         if self.config.positions == "sinusoidal":
             return x + sinusoids(positions, x.shape[-1]).astype(x.dtype)
         return x
 
-    def finish(self, x: Float[Array, "B L D"], as_states: bool = False) -> Float[Array, "B L DorV"]:
+    def finish(
+        self, x: Float[Array, "B L D"], as_states: bool = False, deterministic: bool = True
+    ) -> Float[Array, "B L DorV"]:
         """Returns logits, or normalized hidden states with `as_states` or a tied head."""
         x = self.decoder_norm(x)
+        if self.config.is_t5_decoder:
+            x = self.drop_output(x, deterministic)
         return x if self.config.logits_via_embedding or as_states else self.logits_dense(x)
 
     @nn.compact
@@ -182,8 +205,10 @@ class Stack(nn.Module):
         config, (batch, length, _) = self.config, x.shape
         attend = choose_for_any_mask(config, self.mesh, batch, length, length)
         x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
-        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, (attend, positions, mask), deterministic)
-        return self.finish(x, as_states)
+        bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
+        inputs = (attend, bias, positions, mask)
+        x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic)
+        return self.finish(x, as_states, deterministic)
 
 
 class LanguageModel(nn.Module):
@@ -205,11 +230,11 @@ class LanguageModel(nn.Module):
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
         allowed = causal_mask(targets.shape[1])
-        if "decoder_causal_attention" in batch:
+        if "decoder_causal_attention" in batch and self.config.prefix_attention == "full":
             allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
         ids = ids_of(targets, segments)
         mask = Mask(ids, ids).visible() & allowed
         x = self.token_embedder(batch["decoder_input_tokens"])
         x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states)
         tied = self.config.logits_via_embedding and not as_states
-        return self.token_embedder.attend(x) if tied else x
+        return self.token_embedder.attend(x) * self.config.tied_logits_scale if tied else x

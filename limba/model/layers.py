@@ -129,14 +129,15 @@ _gather_both.defvjp(_gather_both_forward, _gather_both_backward)
 class Embed(nn.Module):
     """Token embeddings, gathered: a one-hot product costs 14-74 % of a base step.
 
-    They start as N(0, 1); those of a decoder-only network with a tied head, which is not scaled, as N(0, 1/D).
+    They start as N(0, 1); those of a decoder-only network with a tied head that is not scaled, as N(0, 1/D).
     """
 
     config: ModelConfig
 
     def setup(self) -> None:
         config = self.config
-        deviation = config.emb_dim**-0.5 if config.is_decoder_only and config.logits_via_embedding else 1.0
+        is_unscaled = config.logits_via_embedding and config.tied_logits_scale == 1.0
+        deviation = config.emb_dim**-0.5 if is_unscaled else 1.0
         init, shape = nn.initializers.normal(deviation), (config.vocab_size, config.emb_dim)
         self.embedding = parameter(self, "embedding", init, ("vocab", "embed"), shape)
 

@@ -61,8 +61,7 @@ class Network:
         """Returns a matrix, in the activations' dtype, and a factor: logits are factor * states @ matrix (+ bias)."""
         dtype = jnp.dtype(self.config.dtype)
         if self.config.logits_via_embedding:
-            scale = 1.0 if self.config.is_decoder_only else self.config.emb_dim**-0.5
-            return parameters["token_embedder"]["embedding"].astype(dtype).T, scale
+            return parameters["token_embedder"]["embedding"].astype(dtype).T, self.config.tied_logits_scale
         return parameters["decoder"]["logits_dense"]["kernel"].astype(dtype), 1.0
 
     def encode(self, parameters: Parameters, inputs: Int[Array, "B K"]) -> Float[Array, "B K D"]:
@@ -77,7 +76,10 @@ class Network:
         return cached_decoder(self.config, parameters, self.encode(parameters, inputs), inputs, max_tokens)
 
     def cached_language_model(
-        self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int
+        self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False
     ) -> tuple[DecodeStep, Cache]:
-        """Reads the prompts, padded with -1 on the left; returns a decoder-only network's decode step and KV cache."""
-        return cached_language_model(self.config, parameters, prompt, max_tokens)
+        """Reads the prompts, padded with -1 on the left; returns a decoder-only network's decode step and KV cache.
+
+        With `is_prefix` they are the inputs of rows of inputs and targets, which `prefix_attention` is for.
+        """
+        return cached_language_model(self.config, parameters, prompt, max_tokens, is_prefix)

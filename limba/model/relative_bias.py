@@ -10,9 +10,10 @@ import dataclasses
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from limba.config import ModelConfig
 from limba.model.layers import parameter
@@ -88,3 +89,20 @@ class RelativeBias(nn.Module):
         shape = (config.num_heads, config.num_relpos_buckets)
         table = parameter(self, "rel_embedding", init, ("heads", "relpos_buckets"), shape)
         return BiasTable(table, self.bidirectional, config.relpos_max_distance)
+
+
+def bias_by_distance(config: ModelConfig, table: Float[Array, "H W"], length: int) -> Float[Array, "H L"]:
+    """Returns the bias of a key 0, 1, 2, … places before the query, of a decoder."""
+    buckets = relative_position_buckets(
+        -np.arange(length),
+        bidirectional=False,
+        num_buckets=config.num_relpos_buckets,
+        max_distance=config.relpos_max_distance,
+    )
+    return table[:, buckets]
+
+
+def bias_row(by_distance: Float[Array, "H L"], position: Int[Array, ""], length: int) -> Float[Array, "H 1 L"]:
+    """Returns [h, 0, k] = by_distance[h, position - k], and zeros after the position, where the mask hides the keys."""
+    padded = jnp.pad(jnp.flip(by_distance, axis=1), ((0, 0), (0, length)))
+    return jax.lax.dynamic_slice_in_dim(padded, length - 1 - position, length, axis=1)[:, None]

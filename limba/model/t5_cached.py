@@ -10,13 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from limba.config import ModelConfig
 from limba.model.kernels.einsum import cached_attention
 from limba.model.layers import Embed, MlpBlock, dense, logits_dense, norm
-from limba.model.relative_bias import relative_position_buckets
+from limba.model.relative_bias import bias_by_distance, bias_row
 from limba.model.stack import apply_module, decode_runner
 from limba.model.trees import Cache, DecodeStep, Parameters
 
@@ -36,16 +35,16 @@ def cached_decoder(
     }
     if config.relative_bias_per_layer:
         tables = decoder["layers"]["relpos_bias"]["rel_embedding"]
-        stacked["bias"] = jax.vmap(lambda table: _bias_by_distance(config, table, max_tokens))(tables)
+        stacked["bias"] = jax.vmap(lambda table: bias_by_distance(config, table, max_tokens))(tables)
         shared_bias = None
     else:
-        shared_bias = _bias_by_distance(config, decoder["relpos_bias"]["rel_embedding"], max_tokens)
+        shared_bias = bias_by_distance(config, decoder["relpos_bias"]["rel_embedding"], max_tokens)
     run_layers = decode_runner(config, num_layers, stacked)
     visible = inputs > 0
 
     def step(cache: Cache, last: Array, position: Array) -> tuple[Array, Cache]:
         def one_layer(x: Array, cache: Cache, parts: Parameters, index: Array | int) -> tuple[Array, Cache]:
-            bias = _bias_row(parts.get("bias", shared_bias), position, max_tokens)
+            bias = bias_row(parts.get("bias", shared_bias), position, max_tokens)
             y, cache = _self_attention(config, parts["layer"], x, cache, index, position, bias)
             x = x + y
             x = x + _cross_attention(config, parts["layer"], x, parts["memory"], visible)
@@ -78,23 +77,6 @@ def _memory(config: ModelConfig, layer: Parameters, encoded: Float[Array, "B K D
     return {name: _heads(config, _dense(config, attention[name], encoded)) for name in ("key", "value")}
 
 
-def _bias_by_distance(config: ModelConfig, table: Float[Array, "H W"], length: int) -> Float[Array, "H L"]:
-    """Returns the bias of a key 0, 1, 2, … places before the query."""
-    buckets = relative_position_buckets(
-        -np.arange(length),
-        bidirectional=False,
-        num_buckets=config.num_relpos_buckets,
-        max_distance=config.relpos_max_distance,
-    )
-    return table[:, buckets]
-
-
-def _bias_row(by_distance: Float[Array, "H L"], position: Int[Array, ""], length: int) -> Float[Array, "H L"]:
-    """Returns [h, k] = by_distance[h, position - k], and zeros after the position, where the mask hides the keys."""
-    padded = jnp.pad(jnp.flip(by_distance, axis=1), ((0, 0), (0, length)))
-    return jax.lax.dynamic_slice_in_dim(padded, length - 1 - position, length, axis=1)
-
-
 def _self_attention(
     config: ModelConfig,
     layer: Parameters,
@@ -102,7 +84,7 @@ def _self_attention(
     cache: Cache,
     index: Array | int,
     position: Int[Array, ""],
-    bias: Float[Array, "H L"],
+    bias: Float[Array, "H 1 L"],
 ) -> tuple[Float[Array, "R 1 D"], Cache]:
     y = apply_module(norm(config), layer["pre_self_attention_layer_norm"], x)
     attention = layer["self_attention"]

@@ -253,7 +253,7 @@ SETTINGS = {
 }
 # The same for a decoder-only model.
 SETTINGS_OF_LANGUAGE_MODEL = {
-    "config.ModelConfig.positions=relative": "choose rotary, learned or sinusoidal",
+    "config.ModelConfig.prefix_attention=both": "is 'both'; choose one of full, causal",
     "config.ModelConfig.attention=pallas": "is for encoder-decoders",
     "config.ModelConfig.rotary_base=1": "ModelConfig.rotary_base is 1; give a number above 1",
     "config.ModelConfig.rotary_base=-1": "ModelConfig.rotary_base is -1",

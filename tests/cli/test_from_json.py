@@ -1,15 +1,22 @@
 """The JSON of Hugging Face's T5 scripts: its runs learn, and invalid values are errors."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from limba.cli.flags import parse_args
 from limba.config import InputError
+from limba.formats import huggingface_files
+from limba.formats.names import flatten, unstack_layers
 from limba.run import train
+from tests import tiny
 
 SIZES = {
     **{"model_type": "t5", "vocab_size": 1024, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 1},
@@ -45,6 +52,7 @@ def argument(values: dict[str, Any], folder: Path) -> str:
     return f"--json={folder / 'train.json'}"
 
 
+@pytest.mark.slow
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
     few_shards = "--gin.config.DataConfig.num_data_shards=8"
     config, operative_config, *_ = parse_args([argument(values, tmp_path), few_shards])
@@ -111,12 +119,52 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
         ({"lr_scheduler_type": "polynomial"}, "give one of linear, cosine"),
         ({"optim": "lion"}, "give adamw_torch or adafactor"),
         ({"num_warmup_steps": 7}, "gives warmup_steps and num_warmup_steps different values"),
+        ({"warmup_ratio": 0.1}, "gives warmup_ratio 0.1 and warmup_steps 5, which contradict each other"),
+        ({"adafactor": True, "optim": "adamw_torch"}, "gives adafactor True and optim 'adamw_torch'"),
+        ({"do_eval": False, "eval_strategy": "steps"}, "gives do_eval False and eval_strategy 'steps'"),
+        ({"eval_strategy": "no", "evaluation_strategy": "steps"}, "eval_strategy and evaluation_strategy different"),
         ({"max_steps": None, "train_file": "/nowhere.txt"}, "/nowhere.txt"),
     ],
 )
 def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, change: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_args([argument(values | change, tmp_path)])
+
+
+@pytest.mark.slow
+def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path, tmp_path: Path) -> None:
+    """The model that is named where output_dir holds no run, else that run; nothing is trained or overwritten."""
+    folder, run, root = tmp_path / "t5", Path(values["output_dir"]), Path(__file__).parents[2]
+    folder.mkdir()
+    sizes = {"emb_dim": 32, "mlp_dim": 64, "num_heads": 4, "head_dim": 8, "num_encoder_layers": 1}
+    model = tiny.model(vocab_size=1024, num_decoder_layers=1, **sizes)
+    leaves = {name: np.asarray(leaf) for name, leaf in flatten(tiny.parameters(model)).items()}
+    huggingface_files.write_configs(folder, model, "float32")
+    huggingface_files.write_pytorch(folder, unstack_layers(leaves), model)
+    (folder / "spiece.model").write_bytes(vocabulary.read_bytes())
+    del values["config_name"], values["tokenizer_name"]
+    values |= {"model_name_or_path": str(folder), "do_train": False, "do_eval": True, "per_device_eval_batch_size": 2}
+    trained = values | {"do_train": True, "max_steps": 4, "eval_strategy": "no"}
+    commands = []
+    for number, given in enumerate((values, trained, values)):
+        (tmp_path / f"{number}.json").write_text(json.dumps(given))
+        commands.append(["train", str(tmp_path / f"{number}.json"), "--gin.config.DataConfig.num_data_shards=2"])
+    program = [sys.executable, "-m", "tests.cli.script_commands", json.dumps(commands), str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    with (tmp_path / "said.txt").open("w+") as said:
+        subprocess.run(
+            program, env={**environment, "PYTHONPATH": str(root)}, cwd=root, stdout=said, stderr=said, timeout=600,
+            check=False,
+        )  # fmt: skip
+        said.seek(0)
+        printed = said.read()
+    assert printed.count("=== ended 0") == 3, printed[-4000:]
+    first, _, again = printed.split("=== ended 0")[:3]
+    assert " step 0\n" in first and "bits_per_byte" in first and " step 4\n" in again
+    reports = sorted((run / "evaluations").glob("evaluation-*-validation.json"))
+    losses = [json.loads(report.read_text())["figures"]["loss"] for report in reports]
+    assert [report.name.split("-")[1] for report in reports] == ["0", "4"] and losses[1] < losses[0]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["4"]
 
 
 def test_files_that_are_no_json(tmp_path: Path) -> None:

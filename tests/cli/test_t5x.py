@@ -1,6 +1,7 @@
 """T5X's gin files: what they become, that the printed file is the same run, and what is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,8 @@ def test_families():
     assert decoder["config.ModelConfig.num_encoder_layers"] == 0
     assert decoder["config.ModelConfig.num_decoder_layers"] == 12
     assert decoder["TASK_FEATURE_LENGTHS"] == {"targets": 512}
+    assert decoder["config.ModelConfig.positions"] == "relative"
+    assert decoder["config.ModelConfig.prefix_attention"] == "full"
     assert decoder["config.GenerationConfig.top_k"] == 40 and decoder["config.GenerationConfig.num_samples"] == 8
     finetune = bindings("wmt_finetune", "MODEL_DIR=/tmp/x")
     assert finetune["config.LossConfig.normalize_by"] == 233_472
@@ -142,6 +145,11 @@ def test_every_file_of_the_tables_can_be_included(path, tmp_path):
         ("network.T5Config.dtype = 'float16'", "Limba computes in 'float32' or 'bfloat16'"),
         ("include 't5x/configs/runs/pretrian.gin'", "did you mean t5x/configs/runs/pretrain.gin"),
         ("BATCH_SIZE = %ROWS", "uses %ROWS, which nothing sets"),
+        (
+            "include 't5x/examples/decoder_only/models/base.gin'\nDROPOUT_RATE = 0.0\n"
+            "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}",
+            "a decoder-only row of Limba's is half inputs, half targets; give both one length",
+        ),
     ],
 )
 def test_bad_lines_get_a_sentence(line, sentence, tmp_path):
@@ -189,6 +197,20 @@ def test_a_users_copy_of_t5xs_file_has_priority(tmp_path):
     values = translate([str(file)], ["MODEL_DIR=/tmp/x"], [tmp_path]).translation.bindings
     assert values["CHECKPOINT_PERIOD"] == (77, f"t5x/configs/runs/pretrain.gin line {len(lines) + 1}: "
                                            "utils.SaveCheckpointConfig.period")  # fmt: skip
+
+
+def test_inference_of_a_decoder_only_model_with_inputs_is_refused(tmp_path):
+    """Its prompts would be read otherwise than the inputs it was trained on."""
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "include 't5x/examples/decoder_only/models/base.gin'\ninclude 't5x/configs/runs/infer.gin'\n"
+        "DROPOUT_RATE = 0.0\nMIXTURE_OR_TASK_NAME = 'a'\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\n"
+    )
+    overrides = ["CHECKPOINT_PATH=/c", "INFER_OUTPUT_DIR=/o"]
+    with pytest.raises(InputError, match="line 5 sets TASK_FEATURE_LENGTHS .*: limba infer reads a prompt as text"):
+        translate([str(file)], overrides, [])
+    found = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'targets': 8}"], []).translation.bindings
+    assert found["config.ModelConfig.prefix_attention"][0] == "causal" and found["MAX_TOKENS"][0] == 8
 
 
 def test_convert_gin_names_what_is_wrong(tmp_path):
@@ -241,48 +263,60 @@ def small(name: str, folder: Path) -> list[str]:
     return [f"--gin.{key}={value}" for key, value in values.items()]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("ro_base", "byt5") else pytest.mark.long)
-        for name in TRAINING
-    ],
-)
+def losses_of(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 20
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TRAINING if name != "wmt_finetune"])
 def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
     from limba.run import train
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    more = ["--gin.INITIAL_CHECKPOINT_PATH=None"] if name in ("ro_mt5", "wmt_finetune") else []
-    if name == "wmt_finetune":  # a rate for its checkpoint, and an evaluation of few texts
-        more += ["--gin.utils.create_learning_rate_scheduler.base_learning_rate=0.01", "--gin.EVALUATOR_NUM_EXAMPLES=2"]
+    more = ["--gin.INITIAL_CHECKPOINT_PATH=None"] if name == "ro_mt5" else []
+    if name == "decoder":  # an evaluation of few texts, each of a few tokens after its inputs
+        more += ["--gin.seqio.Evaluator.num_examples=2", "--gin.config.GenerationConfig.max_tokens=8"]
     given = read(str(FOLDER / f"{name}.gin"), *small(name, tmp_path), *more)
-    result = train(given.config, given.text)
-    assert result["step"] == 20
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert train(given.config, given.text)["step"] == 20
+    losses = losses_of(tmp_path / "run")
     assert losses[-1] < losses[0]
+    if name == "decoder":
+        (texts,) = (tmp_path / "run" / "evaluations").glob("*.jsonl")
+        figures, *examples = map(json.loads, texts.read_text().splitlines())
+        assert "bleu" in figures["figures"] and len(examples) == 2
+        assert all(not each["prediction"].startswith(each["input"]) for each in examples)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_trains_and_evaluates(tmp_path):
-    """As a user types it: a run of wmt_finetune.gin's task, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
-
-    def limba(*arguments: str) -> str:
-        command = [sys.executable, "-m", "limba", *arguments, f"--gin_search_paths={FOLDER}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    limba("train", str(FOLDER / "wmt_finetune.gin"), *small("wmt_finetune", tmp_path), "--gin.TRAIN_STEPS=2",
-          "--gin.INITIAL_CHECKPOINT_PATH=None", "--gin.EVALUATOR_NUM_EXAMPLES=2")  # fmt: skip
-    run, out = tmp_path / "run", tmp_path / "out"
-    printed = limba("evaluate", f"--gin_file={FOLDER / 'wmt_eval.gin'}", *small("wmt_eval", tmp_path),
-                    f"--gin.CHECKPOINT_PATH={run}", f"--gin.EVAL_OUTPUT_DIR={out}", "--num_examples=2",
-                    "--gin.MAX_TOKENS=8", "--import=t5")  # fmt: skip
-    assert "bleu" in printed
-    texts = tmp_path / "in.txt"
+    """As a user types it: wmt_finetune.gin's run of 20 steps, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
+    run, out, texts = tmp_path / "run", tmp_path / "out", tmp_path / "in.txt"
     texts.write_text("casa\nmasa\n")
-    limba("infer", f"--gin_file={FOLDER / 'wmt_infer.gin'}", *small("wmt_infer", tmp_path),
-          f"--gin.CHECKPOINT_PATH={run}", f"--gin.INFER_OUTPUT_DIR={out}", f"--input={texts}",
-          f"--output={tmp_path / 'out.jsonl'}", "--gin.MAX_TOKENS=8", "--import=t5")  # fmt: skip
+    searched, short = f"--gin_search_paths={FOLDER}", "--gin.MAX_TOKENS=8"
+    commands = [
+        # Without its checkpoint, at a rate for that; an evaluation of few texts.
+        ["train", str(FOLDER / "wmt_finetune.gin"), searched, *small("wmt_finetune", tmp_path),
+         "--gin.INITIAL_CHECKPOINT_PATH=None", "--gin.EVALUATOR_NUM_EXAMPLES=2",
+         "--gin.utils.create_learning_rate_scheduler.base_learning_rate=0.01",
+         "--gin.config.GenerationConfig.max_tokens=8"],
+        ["evaluate", f"--gin_file={FOLDER / 'wmt_eval.gin'}", searched, *small("wmt_eval", tmp_path), short,
+         f"--gin.CHECKPOINT_PATH={run}", f"--gin.EVAL_OUTPUT_DIR={out}", "--num_examples=2", "--import=t5"],
+        ["infer", f"--gin_file={FOLDER / 'wmt_infer.gin'}", searched, *small("wmt_infer", tmp_path), short,
+         f"--gin.CHECKPOINT_PATH={run}", f"--gin.INFER_OUTPUT_DIR={out}", f"--input={texts}",
+         f"--output={tmp_path / 'out.jsonl'}", "--import=t5"],
+    ]  # fmt: skip
+    program = [sys.executable, "-m", "tests.cli.script_commands", json.dumps(commands), str(tmp_path / "folders")]
+    (tmp_path / "folders").mkdir()
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with (tmp_path / "said.txt").open("w+") as said:
+        subprocess.run(program, env=environment, cwd=root, stdout=said, stderr=said, timeout=600, check=False)
+        said.seek(0)
+        printed = said.read()
+    assert printed.count("=== ended 0") == len(commands), printed[-4000:]
+    losses = losses_of(run)
+    assert losses[-1] < losses[0]
+    assert "bleu" in printed.partition("=== 1")[2].partition("=== 2")[0]
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2

@@ -18,9 +18,12 @@ import tasks.en_ms
 import tasks.ro_diacritics
 import tasks.t5_mlm
 import tasks.text_to_text  # noqa: F401  they register the tasks
+from limba.cli.main import main
+from limba.cli.start import new
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
 from limba.data.sources.hub import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
+from limba.formats import hub as models
 from limba.run import train
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
@@ -98,6 +101,23 @@ def test_a_name_that_the_hub_does_not_have_is_one_sentence(
         source_of_files(corpus).units("train")
 
 
+@pytest.mark.parametrize(("token", "asked"), [(None, "without a token"), ("hf_bad", "with the token in HF_TOKEN")])
+def test_a_private_or_missing_name_says_as_whom_it_asked(
+    token: str | None, asked: str, hub: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data sets and models, in under 10 s each; the token itself is never shown."""
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    for name in ("me/absent", "me/private-set"):
+        for ask in (lambda name: source_of_files(name).units("train"), models.download):
+            began = time.monotonic()
+            with pytest.raises(InputError) as error:
+                ask(name)
+            said = str(error.value)
+            assert name in said and f"asked {asked}" in said and "hf_bad" not in said and "\n" not in said
+            assert time.monotonic() - began < 10
+
+
 def test_without_a_network_the_answer_comes_in_seconds(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
@@ -122,6 +142,7 @@ def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dic
     assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
 
 
+@pytest.mark.slow
 def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_path: Path, vocabulary: Path) -> None:
     """The data set changes on the hub in between: no row differs from those of a run that never stopped."""
     data = DataConfig("demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files="me/set@main")
@@ -153,3 +174,16 @@ def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_
         for each in (run, parted)
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+def test_limba_new_takes_a_data_set_of_the_hub(
+    hub: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "LEAST_LETTERS", 1_000)
+    assert main(["new", "of_hub", "--corpus=me/set:up", "--column=up"]) == 2
+    assert main(["new", "of_hub", "--corpus=me/set", "--column=up", "--days=1"]) == 0
+    told = capsys.readouterr().out
+    assert "me/set: 1 file; columns text, up, of which 'up' is read; 300 documents" in told
+    text = (tmp_path / "tasks" / "of_hub.py").read_text()
+    assert 'CORPUS = "me/set"' in text and 'COLUMN = "up"' in text

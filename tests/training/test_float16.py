@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.config import CheckpointConfig, DataConfig, LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.sharding.tree import named_leaves
+from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
 from limba.training.precision import loss_scale
 from limba.training.schedule import make_schedule
@@ -43,6 +44,7 @@ def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, de
     return found, state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_the_losses_of_float16_are_those_of_float32(optimizer) -> None:
     choice = ADAM if optimizer == "adamw" else dataclasses.replace(tiny.OPTIMIZER, schedule=ADAM.schedule)
@@ -65,12 +67,58 @@ def test_a_scale_that_overflows_is_halved_and_no_step_is_lost() -> None:
     assert int(state.step) == 6 and [int(c) for c in counts] == [6] * len(counts)
 
 
+def test_a_resumed_run_has_the_scale_bit_for_bit(tmp_path) -> None:
+    """Saved in the middle of good steps, after a halving; the next losses are those of a run that never stopped."""
+    whole, end = trained("float16", 6, doublings=24)
+    _, state = trained("float16", 3, doublings=24)
+    halved = [int(x) for x in state.opt_state[-1]]
+    assert halved[0] < 24 and halved[1] > 0
+    data = DataConfig("imported", {"inputs": 1}, batch_size=1)
+    with Checkpoints(str(tmp_path), CheckpointConfig(), data) as checkpoints:
+        checkpoints.save(3, state, {})
+        checkpoints.wait()
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        restored = checkpoints.restore_step(3, abstract).state
+    assert [int(x) for x in restored.opt_state[-1]] == halved
+    resumed, again = trained("float16", 6, state=restored)
+    assert resumed == whole[3:]
+    for now, wanted in zip(jax.tree.leaves(again), jax.tree.leaves(end), strict=True):
+        assert np.asarray(now).tobytes() == np.asarray(wanted).tobytes()
+
+
+def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> None:
+    """The guard's limits are of the loss and the gradient themselves, also when a batch is computed again."""
+    mesh = tiny.mesh_of(MeshConfig(), 1)
+    network = Network(dataclasses.replace(CONFIG, dtype="float16"), mesh)
+    optimizer, schedule = make_optimizer(ADAM, 100, "float16"), make_schedule(ADAM.schedule, 100)
+    shardings = state_shardings(network, optimizer, mesh)
+    step = jit_train_step(network, optimizer, schedule, LossConfig(), 1, shardings, drops=True)
+    state, key = tiny.state(network, optimizer, mesh, 0), jax.random.key(7)
+    *others, scale = state.opt_state
+    far = jax.device_put(np.int32(24), scale.loss_scale_doublings.sharding)  # overflows, so it is halved
+    state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=far)))
+    whole, _ = trained("float32", 1)
+    loss, norm = whole[0]["loss"], whole[0]["gradient_norm"]
+    before = [np.array(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))]
+    for number, limits in enumerate(([loss * 0.9, np.inf], [np.inf, norm * 0.9]), 1):
+        state, figures = step(state, tiny.batch(seed=0), key, np.array(limits, np.float32))
+        np.testing.assert_allclose([figures["loss"], figures["gradient_norm"]], [loss, norm], rtol=0.02)
+        assert int(state.step) == number
+        for now, then in zip(jax.tree.leaves((state.params, state.opt_state)), before, strict=True):
+            np.testing.assert_array_equal(now, then)
+    state, _ = step(state, tiny.batch(seed=0), key, np.array([loss * 1.1, norm * 1.1], np.float32))
+    doublings, good = (int(x) for x in state.opt_state[-1])
+    assert doublings < 24 and good == 0  # the update was taken, the next scale with it
+
+
+@pytest.mark.slow
 def test_the_scale_grows_after_good_steps(monkeypatch) -> None:
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
     _, state = trained("float16", 7)
     assert [int(x) for x in state.opt_state[-1]] == [2, 1]
 
 
+@pytest.mark.slow
 def test_micro_batches_devices_and_chunks_agree() -> None:
     one, _ = trained("float16", 4)
     for choices in ({"devices": 2, "microbatches": 2}, {"logits": "chunked"}):

@@ -36,9 +36,9 @@ def translate_model(t: Translation) -> bool:
     _network(t, "TransformerConfig" if is_decoder else "T5Config", network, is_decoder)
     for name in ("input_vocabulary", "output_vocabulary", "vocabulary", "optimizer_def"):
         t.settings.find(kind, name)
-    bidirectional = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
-    if is_decoder and not bidirectional.value:
-        t.differs(bidirectional, "", "Limba's rows have full attention in the inputs; causal_lm rows have no inputs")
+    if is_decoder:
+        found = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
+        t.set("config.ModelConfig.prefix_attention", found, "full" if found.value else "causal")
     t.drop(kind, {"feature_converter_cls": "the rows follow from the task and TASK_FEATURE_LENGTHS"})
     return is_decoder
 
@@ -73,12 +73,7 @@ def _network(t: Translation, owner: str, network: str, is_decoder: bool) -> None
         t.fix(f"{field}relative_bias_per_layer", True, "t5x.examples.scalable_t5 has a relative bias in every layer")
     if is_decoder:
         t.fix(f"{field}num_encoder_layers", 0, "t5x.examples.decoder_only")
-        t.fix(f"{field}positions", "rotary", "Limba's decoder-only models have no relative biases")
-        t.differs(
-            Found("relative biases", None, "t5x.examples.decoder_only.network"),
-            f"{field}positions = 'rotary'",
-            "another position encoding: train from the start; a T5X checkpoint of this network cannot be read",
-        )
+        t.fix(f"{field}positions", "relative", "t5x.examples.decoder_only")
 
 
 class _Raw(str):

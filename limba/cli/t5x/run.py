@@ -63,8 +63,14 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
     if not isinstance(lengths, dict) or not lengths:
         raise refuse(found, "give lengths such as {'inputs': 512, 'targets': 114}")
     if is_decoder and "inputs" in lengths:
-        total = {"targets": sum(lengths.values())}
-        t.set("TASK_FEATURE_LENGTHS", found, total, differs="a decoder-only row is one sequence, inputs then targets")
+        if t.skeleton == SCRIPTS["infer"]:
+            raise refuse(found, "limba infer reads a prompt as text to continue, not as inputs; use eval.gin for these")
+        if lengths["inputs"] != lengths.get("targets"):
+            raise refuse(found, "a decoder-only row of Limba's is half inputs, half targets; give both one length")
+        total = {"targets": 2 * lengths["inputs"]}
+        t.set("TASK_FEATURE_LENGTHS", found, total, differs="it is a row's whole length, half of it for the inputs")
+        if t.skeleton == SCRIPTS["train"]:
+            t.fix("config.GenerationConfig.max_tokens", lengths["targets"], f"{found.origin}, of the targets")
         return
     t.set("TASK_FEATURE_LENGTHS", found)
 

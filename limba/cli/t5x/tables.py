@@ -30,7 +30,7 @@ FAMILIES = {
     "byt5": (384, "('gelu', 'linear')", False, None),
     "models": (32128, "('gelu', 'linear')", True, "t5"),  # decoder_only/models
 }
-_TINY = (8, 4, 2, 2, 3, 16)
+_TINY = (8, 4, 2, 2, 3, 16)  # for tests; the other facts of these files are T5 1.1's in every family
 _NEW = {  # of T5 1.1, mT5 and, with one stack, decoder_only
     "small": (512, 6, 8, 8, 64, 1024),
     "base": (768, 12, 12, 12, 64, 2048),
@@ -82,7 +82,7 @@ ADAMW = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 1e-4}
 
 
 def _model(folder: str, family: str, size: str) -> Table:
-    vocab_size, activations, is_tied, vocabulary = FAMILIES[family]
+    vocab_size, activations, is_tied, vocabulary = FAMILIES["t5_1_1" if size == "tiny" else family]
     is_decoder = folder == "decoder_only"
     config = "network.TransformerConfig" if is_decoder else "network.T5Config"
     model = "models.DecoderOnlyModel" if is_decoder else "models.EncoderDecoderModel"
@@ -255,6 +255,10 @@ _UMT5_RUN = {
     "train_script.train.random_seed": "0",
     "train/utils.DatasetConfig.seed": "42",
 }
+_SHARDED_PARAMETERS = {
+    "partitioning.standard_logical_axis_rules.activation_partitioning_dims": "1",
+    "partitioning.standard_logical_axis_rules.parameter_partitioning_dims": "2",
+}
 _SCALABLE = "t5x/examples/scalable_t5"
 _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files included first, what it sets)
     "t5x/configs/runs/pretrain.gin": ((), _PRETRAIN),
@@ -348,6 +352,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
                 "TASK_FEATURE_LENGTHS": "{'inputs': 1024, 'targets': 229}",
                 "USE_CACHED_TASKS": "True",
                 "TRAIN_STEPS": "1_000_000",
+                **(_SHARDED_PARAMETERS if size == "xxl" else {}),
             },
         )
         for size in _NEW

@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import seqio
 import tensorflow as tf
 
+from limba.config import InputError
 from limba.data.objectives.token_blocks import Features
 
 logger = logging.getLogger(__name__)
+
+_PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
 # t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
 OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
@@ -98,6 +102,18 @@ def resumable_form(task: seqio.Task) -> str | None:
     source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
     is_spans = any(_name(step) == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
+
+
+def failure_of_function(task: seqio.Task, error: BaseException) -> InputError | None:
+    """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
+    form = resumable_form(task)
+    if form is None:
+        return None
+    said = _PYTHON_ERROR.search(str(error))
+    reason = (said[0] if said else str(error).partition("\n")[0]).strip().rstrip(".")
+    return InputError(
+        f"The function that task {task.name} reads fails: {reason}; correct it, or register the task with {form}."
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,13 +32,13 @@ def cached_attention(
     query: Float[Array, "B H Q C"],
     key: Float[Array, "B H K C"],
     value: Float[Array, "B H K C"],
-    bias: Float[Array, "H K"] | None,
+    bias: Float[Array, "H _ K"] | None,
     mask: Bool[Array, "B K"],
 ) -> Float[Array, "B H Q C"]:
     """Returns the same for the layout of a KV cache, heads first, where all queries see the same keys."""
     scores = jnp.einsum("bhqc,bhkc->bhqk", query, key, preferred_element_type=jnp.float32)
     if bias is not None:
-        scores = scores + bias[None, :, None]
+        scores = scores + bias[None]
     scores = jnp.where(mask[:, None, None], scores, HIDDEN_SCORE)
     weights = jax.nn.softmax(scores, axis=-1)
     return jnp.einsum("bhqk,bhkc->bhqc", weights.astype(value.dtype), value)

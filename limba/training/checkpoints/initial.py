@@ -199,7 +199,9 @@ def _shape(stored: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
 
 
 def unscanned(stored: t5x.StoredTree, model: ModelConfig) -> Mapping[str, np.ndarray]:
-    """Returns the tree with one array per layer; a scanned tree (scalable_t5) is unstacked."""
+    """Returns the tree with one array per layer, under Limba's names; a scanned tree (scalable_t5) is unstacked."""
+    if "target/decoder/token_embedder/embedding" in stored:
+        return t5x.DecoderOnlyTree(stored)
     if not any(_SCANNED.search(name) for name in stored):
         return stored
     if not model.relative_bias_per_layer:

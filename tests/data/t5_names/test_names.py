@@ -13,8 +13,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.config import DataConfig
+from limba.config import DataConfig, InputError
 from limba.data.objectives.supervised import is_supervised
+from limba.data.shard import source_errors
 from limba.data.t5_names import finder, foreign
 from limba.data.tasks import resolve_task
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
@@ -222,6 +223,29 @@ def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     assert "source=HubSource('someone/ro-corpus', column=\"text\", splits=('train', 'validation'))" in record.message
     assert "\n" not in record.message
     assert not task.output_features["inputs"].add_eos and not is_supervised(task)
+
+
+def test_a_function_that_fails_is_one_sentence():
+    """As with a keyword that the installed version of `datasets` does not take any more."""
+
+    def documents():
+        raise ValueError("BuilderConfig ParquetConfig(name='default') doesn't have a 'use_auth_token' key.")
+        yield
+
+    def dataset_fn(split, shuffle_files, seed=None, dataset_params=None):
+        return tf.data.Dataset.from_generator(documents, output_signature=tf.TensorSpec((), tf.string))
+
+    params = {"path": "someone/ro-corpus", "use_auth_token": True}
+    source = seqio.FunctionDataSource(functools.partial(dataset_fn, dataset_params=params), splits=("train",))
+    feature = seqio.Feature(seqio.ByteVocabulary())
+    task = seqio.Task("fails", source, {"targets": feature}, [])
+    with pytest.raises(InputError) as error, source_errors(task):
+        next(iter(source.get_dataset("train", shuffle=False).as_numpy_iterator()))
+    assert str(error.value) == (
+        "The function that task fails reads fails: ValueError: BuilderConfig ParquetConfig(name='default') doesn't have"
+        " a 'use_auth_token' key; correct it, or register the task with source=HubSource('someone/ro-corpus',"
+        " column=\"text\", splits=('train',))."
+    )
 
 
 def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
