@@ -8,7 +8,11 @@ cloud() {
   echo "${DRY:-}"
 }
 tpus() { cloud compute tpus "$@" --zone="$zone" --quiet; }
-ssh_to() { tpus tpu-vm ssh "$name" --worker="$1" --strict-host-key-checking=no --command="$2"; }
+# The name of a slice: that of the pod, or NAME-0, NAME-1 and so on. Workers are counted over all slices.
+slice_of() { if [ "$slices" -eq 1 ]; then echo "$name"; else echo "$name-$1"; fi; }
+ssh_to() {
+  tpus tpu-vm ssh "$(slice_of $(($1 / each)))" --worker=$(($1 % each)) --strict-host-key-checking=no --command="$2"
+}
 absent() { grep -qE 'NOT_FOUND|HTTPError 404|not found' "$folder/errors"; }
 
 # Ends with one sentence for gcloud's last message; $1 says what was tried, $2 is the status.
@@ -34,7 +38,16 @@ explain() {
 state() {
   DRY=${1:-ACTIVE} tpus queued-resources describe "$name" --format='value(state.state)' || { absent && echo NONE; }
 }
-node() { DRY="READY $1" tpus tpu-vm describe "$name" --format='value(state,networkEndpoints.len())'; }
+# Prints state and number of workers of a slice: the first that is not ready, or else the last.
+node() {
+  local slice at
+  for ((slice = 0; slice < slices; slice++)); do
+    at=$(DRY="READY $1" tpus tpu-vm describe "$(slice_of "$slice")" --format='value(state,networkEndpoints.len())') ||
+      return
+    case $at in READY*) ;; *) break ;; esac
+  done
+  echo "$at"
+}
 
 # Prints zone and bucket side by side; ends if the bucket of path $1 cannot be read.
 beside() {
@@ -62,7 +75,9 @@ image_of() {
 }
 
 request() {
-  tpus queued-resources create "$name" --node-id="$name" --accelerator-type="$type" --runtime-version="$image" \
+  local nodes=(--node-id="$name")
+  if [ "$slices" -gt 1 ]; then nodes=(--node-count="$slices" --node-prefix="$name"); fi
+  tpus queued-resources create "$name" "${nodes[@]}" --accelerator-type="$type" --runtime-version="$image" \
     ${spot:+--spot} ${account:+--service-account="$account"} ${more[@]+"${more[@]}"} >/dev/null ||
     explain "$name was not created"
 }
@@ -70,14 +85,14 @@ remove() { tpus queued-resources delete "$name" --force >/dev/null || absent || 
 
 # Sets `workers`; ends if the pod is not ready. With --dry-run by the type: chips or cores, and how many a worker has.
 find_workers() {
-  local at size=${type##*-} each=8
-  case $type in v5lite* | v6e*) if [ "$size" -gt 8 ]; then each=4; fi ;; esac
-  at=$(node $(((${size:-8} + each - 1) / each))) || {
+  local at size=${type##*-} per=8
+  case $type in v5lite* | v6e*) if [ "$size" -gt 8 ]; then per=4; fi ;; esac
+  at=$(node $(((${size:-8} + per - 1) / per))) || {
     if absent; then fail "$name has no workers; bash launch/pod.sh status $name says why."; fi
     explain "$name does not answer" 75
   }
   case $at in READY*) ;; *) fail "$name is ${at%%[!A-Z]*}; wait, or bash launch/pod.sh watch $name." 75 ;; esac
-  workers=${at##*[!0-9]}
+  each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices))
 }
 
 # Runs a command on all workers at once, $2 as its input. $folder/WORKER has what it prints, WORKER.code its status.

@@ -9,17 +9,19 @@ from collections.abc import Sequence
 
 from limba.cli import program
 from limba.cli.arguments import did_you_mean
-from limba.config import InputError, environment
+from limba.config import InputError, environment, launchers
 
 COMMANDS = {  # name: (module, what it does)
+    "new": ("limba.cli.start.new", "look at your text, and write the files of a run for your hardware"),
     "train": ("limba.cli.train.train", "train the run that a gin file describes"),
+    "preflight": ("limba.cli.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
     "generate": ("limba.cli.use.generate", "generate text with a trained model"),
     "infer": ("limba.cli.use.infer", "the same as generate"),
     "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
     "play": ("limba.cli.play.play", "serve a page on which one tries a model"),
     "status": ("limba.cli.runs.status", "show how a run is getting on, and which of its hosts are alive"),
-    "report": ("limba.cli.runs.report", "summarize a run and plot its loss"),
+    "report": ("limba.cli.runs.report", "summarize runs, and show them on a page"),
     "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
     "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.cli.data.inspect", "show the documents and examples of a task"),
@@ -27,10 +29,13 @@ COMMANDS = {  # name: (module, what it does)
     "vocabulary": ("limba.cli.data.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.use.convert", "convert models between Limba, T5X and Hugging Face"),
     "convert-gin": ("limba.cli.t5x.convert", "print T5X's gin files as one of Limba's"),
+    "doctor": ("limba.cli.start.doctor", "check this machine: versions, devices, disk, tokens, clock"),
+    "completion": ("limba.cli.start.completion", "print a script with which a shell completes limba's commands"),
     "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
+BY_ONE = ("prepare", "report")  # commands that the first of several processes does alone
 TRAIN = ("train", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:
@@ -69,6 +74,9 @@ def _run(argv: Sequence[str]) -> object:
         raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
     if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
         check_accelerator(command)
+    if command in BY_ONE and (number := launchers.process_number()) != "0":
+        print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
+        return 0
     return importlib.import_module(COMMANDS[command][0]).run(rest)
 
 

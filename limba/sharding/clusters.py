@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jax._src import clusters  # no public name: the classes by which jax.distributed finds itself a cluster
 
-from limba.config import InputError, environment
+from limba.config import InputError, environment, launchers
 from limba.config.errors import reason_of
 
 ALONE = "LIMBA_ALONE"
@@ -18,28 +18,6 @@ PORT = "JAX_COORDINATOR_PORT"
 TPU_PORT = "8476"  # jax 0.10 takes 8482, which Google's automatic firewall may not open (jax-ml/jax#35905)
 EXPLICIT = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
 METADATA_SECONDS = 60  # for the first host's name to be known, on a Cloud TPU or in Kubernetes
-
-
-class Announced(NamedTuple):
-    """The variables with which a launcher says how many processes it has started."""
-
-    launcher: str
-    count: str
-    index: str
-    local_index: str
-    local_count: str
-
-
-# In this order, as jax: mpirun inside a job of Slurm has the variables of both.
-LAUNCHERS = (
-    Announced(
-        "Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Announced("Slurm", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", ""),
-    Announced("MPICH or Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    Announced("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-)  # fmt: skip
 
 
 class Membership(NamedTuple):
@@ -63,7 +41,7 @@ class Membership(NamedTuple):
 
 
 def find() -> Membership | None:
-    """Returns this process's place in its run, or None if it runs alone; docs/pods.md has the table.
+    """Returns this process's place in its run, or None if it runs alone; docs/slurm.md has the table.
 
     The first that is there counts: LIMBA_ALONE=1; COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID; Open MPI; Slurm;
     a Cloud TPU, in GKE or not; Kubernetes. JAX_COORDINATOR_PORT changes the port of those that are found. Raises
@@ -78,7 +56,7 @@ def find() -> Membership | None:
     port = os.environ.get(PORT)
     if port and not (port.isdigit() and 0 < int(port) < 65536):
         raise InputError(f"{PORT} is {port}; give a number from 1 to 65535.")
-    announced = _announced()
+    announced = launchers.announced()
     try:
         found = _explicit(given, announced) or _of_launcher(announced, port) or _of_tpu(port) or _of_kubernetes(port)
     except InputError:
@@ -113,17 +91,7 @@ def devices_of(place: Membership, visible: int) -> list[int] | None:
     return list(range(place.local_index * share, (place.local_index + 1) * share))
 
 
-def _announced() -> Announced | None:
-    """Returns the launcher that announces several processes."""
-    for each in LAUNCHERS:
-        count = os.environ.get(each.count, "")
-        is_complete = each.index in os.environ or each.launcher == "Slurm"
-        if count.isdigit() and int(count) > 1 and is_complete:
-            return each
-    return None
-
-
-def _explicit(given: Mapping[str, str], announced: Announced | None) -> Membership | None:
+def _explicit(given: Mapping[str, str], announced: launchers.Announced | None) -> Membership | None:
     """Returns what the explicit variables say; a launcher, or an indexed Job, may give what is left out."""
     if not given:
         return None
@@ -147,13 +115,15 @@ def _explicit(given: Mapping[str, str], announced: Announced | None) -> Membersh
     return Membership(EXPLICIT[0], address, int(number), int(index), local_index, local_count)
 
 
-def _of_launcher(announced: Announced | None, port: str | None) -> Membership | None:
+def _of_launcher(announced: launchers.Announced | None, port: str | None) -> Membership | None:
     if announced is None:
         return None
     cluster = {"Open MPI": clusters.OmpiCluster, "Slurm": clusters.SlurmCluster}.get(announced.launcher)
     local_index, local_count = _local(announced)
     count = int(os.environ[announced.count])
-    if cluster is not None and cluster.is_env_present():
+    # jax 0.12's class also takes Open MPI 5, and asks for mpi4py there.
+    is_open_mpi_5 = announced.launcher == "Open MPI" and "OMPI_MCA_orte_hnp_uri" not in os.environ
+    if cluster is not None and not is_open_mpi_5 and cluster.is_env_present():
         address = cluster.get_coordinator_address(METADATA_SECONDS, port)
         return Membership(announced.launcher, address, count, cluster.get_process_id(), local_index, local_count)
     if announced.launcher == "Open MPI" and local_count == count:
@@ -172,7 +142,7 @@ def _of_launcher(announced: Announced | None, port: str | None) -> Membership | 
     )
 
 
-def _local(announced: Announced) -> tuple[int, int]:
+def _local(announced: launchers.Announced) -> tuple[int, int]:
     """Returns the index and the number of the processes on this host."""
     index = os.environ.get(announced.local_index, "0")
     count = os.environ.get(announced.local_count, "1") if announced.local_count else str(_slurm_tasks_here())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from limba.config import MeshConfig
@@ -30,8 +33,31 @@ LOGICAL_AXIS_RULES = {
 
 def make_mesh(config: MeshConfig) -> Mesh:
     """Returns the mesh (data, fsdp, model) of all devices of all hosts; ConfigError if the sizes do not fit."""
-    sizes = config.sizes(jax.device_count())
-    return jax.make_mesh(sizes, ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
+    sizes, names, kinds = config.sizes(jax.device_count()), ("data", "fsdp", "model"), (AxisType.Auto,) * 3
+    devices = jax.devices()
+    if len({_slice(device) for device in devices}) == 1:
+        return jax.make_mesh(sizes, names, axis_types=kinds)
+    return Mesh(across_slices(sizes, devices), names, axis_types=kinds)
+
+
+def across_slices(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+    """Returns the devices of several slices, [data, fsdp, model]: the outermost axes go over the slices.
+
+    A slice has fast links between its devices: a slice of TPUs, or for GPUs a node. Between slices there is a network,
+    so `data`, which exchanges least, takes them first, then `fsdp`, then `model`. jax.make_mesh refuses such devices.
+    """
+    left, over = len({_slice(device) for device in devices}), []
+    for size in sizes:
+        over.append(math.gcd(left, size))
+        left //= over[-1]
+    if left > 1:  # sizes that no number of slices divides: in their order
+        return np.array(sorted(devices, key=lambda device: (_slice(device), device.id))).reshape(sizes)
+    within = [size // number for size, number in zip(sizes, over, strict=True)]
+    return mesh_utils.create_hybrid_device_mesh(within, over, devices)
+
+
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", 0)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -253,6 +253,11 @@ def test_one_process_makes_a_vocabulary(corpus, tmp_path):
 def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
     output = tmp_path / "v.model"
     flags = [f"--files={corpus}", f"--output={output}"]
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    with pytest.raises(InputError, match="Host 0 has not written .* or wait longer"):
+        train_vocabulary.run([*flags, "--wait_seconds=0.05"])
+    monkeypatch.setenv("SLURM_PROCID", "0")  # but its own number counts first
     monkeypatch.setenv("PROCESS_ID", "1")
     with pytest.raises(InputError, match="Host 0 has not written .* or wait longer"):
         train_vocabulary.run([*flags, "--wait_seconds=0.05"])

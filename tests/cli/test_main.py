@@ -31,6 +31,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    limba inspect 'data/*.txt' --vocabulary=byte\n" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "makes"),
     [
@@ -51,6 +52,20 @@ def test_the_example_of_help_runs(command, makes, corpus: Path, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     assert main.main([command, *shlex.split(example)]) == 0
     assert (tmp_path / makes).exists()
+
+
+@pytest.mark.parametrize("command", ["prepare", "report"])
+def test_of_several_processes_the_first_alone_does_what_one_can(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when srun or mpirun starts the command several times."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert main.main([command, "none.txt"]) == 0
+    assert capsys.readouterr().out == f"Process 3 does nothing: limba {command} is done by process 0 alone.\n"
+    monkeypatch.setenv("LIMBA_ALONE", "1")
+    assert main.main([command, "--none"]) == 2
 
 
 @pytest.mark.parametrize("path", sorted([*ROOT.glob("launch/[!_]*.py"), *ROOT.glob("convert/[!_]*.py")]), ids=str)

@@ -47,6 +47,13 @@ def home(pod: str, worker: int) -> Path:
     return folder
 
 
+def pod_of(name: str, command: str, pods: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the pod of a name: of its request, or for a command of tpu-vm, of one of its slices."""
+    if "queued-resources" in command:
+        return pods.get(name)
+    return next((pod for pod in pods.values() if name in pod["slices"]), None)
+
+
 def change(command: str, names: list[str], flags: dict[str, str], world: dict[str, Any]) -> str:
     """Returns what gcloud prints, and changes the world."""
     for entry in world.setdefault("errors", []):
@@ -69,19 +76,25 @@ def change(command: str, names: list[str], flags: dict[str, str], world: dict[st
         plan = world.get("plans", {}).get(name) or [["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]]
         states = plan.pop(0) if len(plan) > 1 else plan[0]
         pods[name] = {"states": list(states), "node": "READY", "workers": world.get("workers", 1)}
+        if ("--node-id" in flags) == ("--node-prefix" in flags) or ("--node-count" in flags) == ("--node-id" in flags):
+            end("Exactly one of (--node-id | --node-count and --node-prefix) must be specified.")
+        prefix, count = flags.get("--node-prefix", name), int(flags.get("--node-count", 0))
+        pods[name]["slices"] = [f"{prefix}-{number}" for number in range(count)] or [flags["--node-id"]]
         pods[name]["message"] = world.get("message", "")
         return ""
     if " describe" in command and ("accelerator-types" in command or "versions" in command):
         return names[0]
-    if name not in pods:
+    pod = pod_of(name, command, pods)
+    if pod is None:
         end(f"NOT_FOUND: Resource '{place}/queuedResources/{name}' was not found")
-    pod = pods[name]
+    assert pod is not None
     if command.endswith("queued-resources delete"):
         del pods[name]
-        for path in (WORLD / name).glob("worker*/pod/pid"):  # the workers end without a word
-            with contextlib.suppress(OSError, ValueError):
-                subprocess.run(["pkill", "-KILL", "-s", str(os.getsid(int(path.read_text())))], check=False)
-        shutil.rmtree(WORLD / name, ignore_errors=True)  # the workers' disks
+        for each in pod["slices"]:
+            for path in (WORLD / each).glob("worker*/pod/pid"):  # the workers end without a word
+                with contextlib.suppress(OSError, ValueError):
+                    subprocess.run(["pkill", "-KILL", "-s", str(os.getsid(int(path.read_text())))], check=False)
+            shutil.rmtree(WORLD / each, ignore_errors=True)  # the workers' disks
         return ""
     if command.endswith("queued-resources describe"):
         if "failedData" in flags["--format"]:
@@ -103,7 +116,9 @@ def main() -> None:
         (WORLD / "world.json").write_text(json.dumps(world))
     if command.endswith("scp"):
         pod, _, path = names[1].partition(":")
-        for worker in range(world["pods"][pod]["workers"]):
+        found = pod_of(pod, command, world["pods"])
+        assert found is not None
+        for worker in range(found["workers"]):
             shutil.copy(names[0], home(pod, worker) / path)
     elif command.endswith("ssh"):
         folder = home(names[0], int(flags["--worker"]))

@@ -32,7 +32,7 @@ def steps_of(directory: Path) -> list[int]:
     return [record["step"] for record in records if record["kind"] == "train"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_four_processes_train_and_stop_together(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     """SIGTERM to the script, as Ctrl-C there, saves in all of them; the same command resumes and ends."""
     variables = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
@@ -59,7 +59,7 @@ def test_four_processes_train_and_stop_together(corpus: Path, vocabulary: Path, 
 def test_processes_that_are_preempted_at_random_resume(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     variables = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
     running = start(
-        "2", "gin/demo.gin", "--kill-every=40", "SEED=3", "TRAIN_STEPS=4000", "CHECKPOINT_PERIOD=50", *SMALL,
+        "2", "gin/demo.gin", "--kill-every=20", "SEED=3", "TRAIN_STEPS=4000", "CHECKPOINT_PERIOD=50", *SMALL,
         "--gin.config.RunConfig.host_timeout_seconds=10", **variables,
     )  # fmt: skip
     preempted, lines = 0, []

@@ -79,25 +79,25 @@ def test_two_processes_of_a_launcher_join(launcher: str) -> None:
     assert all(each[0].endswith(", 1 x cpu") for each in lines)
 
 
-@pytest.mark.long
+@pytest.mark.long  # eleven processes, some 280 s of processor
 def test_eight_devices_train_alike_however_they_are_divided(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
-    """1 process with 8, 4 with 2 as started by Slurm, 2 with 4 by Open MPI and by Kubernetes: the same losses."""
+    """1 process with 8, 8 with 1 as started by Slurm, and 2 with 4 by Open MPI: the same losses."""
 
     def arguments(directory: Path) -> list[str]:
         return [
             "-m", "limba", "train", "gin/demo.gin", f"--gin.VOCABULARY={vocabulary}", f"--gin.CORPUS={corpus}",
             f"--gin.MODEL_DIR={directory}", "--gin.VOCAB_SIZE=1024", "--gin.BATCH_SIZE=16", "--gin.LOG_PERIOD=1",
-            "--gin.TASK_FEATURE_LENGTHS={'inputs': 48}", "--gin.EVAL_PERIOD=1000", "--gin.TRAIN_STEPS=4",
+            "--gin.TASK_FEATURE_LENGTHS={'inputs': 48}", "--gin.EVAL_PERIOD=1000", "--gin.TRAIN_STEPS=3",
             "--gin.EVAL_STEPS=1",
         ]  # fmt: skip
 
     finish(start(arguments(tmp_path / "one"), [{}], 8))
     expected = losses(tmp_path / "one")
-    assert list(expected) == [1, 2, 3, 4]
-    for launcher, count in (("Slurm", 4), ("Open MPI", 2), ("Kubernetes", 2)):
+    assert list(expected) == [1, 2, 3]
+    for launcher, count in (("Slurm", 8), ("Open MPI", 2)):
         directory = tmp_path / launcher.replace(" ", "_")
         outputs = finish(start(arguments(directory), LAUNCHERS[launcher](count), 8 // count))
-        assert list(losses(directory)) == [1, 2, 3, 4]
+        assert list(losses(directory)) == [1, 2, 3]
         np.testing.assert_allclose(list(losses(directory).values()), list(expected.values()), rtol=1e-5)
         for index, (output, errors) in enumerate(outputs):
             own = [line for line in output.splitlines() if line.startswith(f"process {index} of {count} on ")]

@@ -14,7 +14,14 @@ ROOT = Path(__file__).parent.parent.parent
 # Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which the last process
 # does something else, and what: "sleep", "fail".
 PROGRAM = """
-import sys, time
+import atexit, sys, threading, time
+
+def check_threads():
+    for thread in threading.enumerate():
+        if thread.name == "liveness":
+            print("The thread that beats is alive while Python ends.", file=sys.stderr)
+
+atexit.register(check_threads)  # called last
 from limba.cli import program
 from limba.config import environment
 environment.set_variables()

@@ -61,7 +61,7 @@ def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: 
         assert_one_sentence(*processes.end(victim, SECONDS + 6), lost, "stood still")
 
 
-@pytest.mark.long  # failed once in four runs on a busy machine, and why is not known
+@pytest.mark.slow
 def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -> None:
     with Processes(directory, 2, host=12) as processes:
         processes.send(signal.SIGSTOP, 1)
@@ -70,7 +70,8 @@ def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -
         processes.send(signal.SIGCONT, 1)
         processes.send(signal.SIGTERM, 0)
         ends = [processes.end(index, 15) for index in (0, 1)]
-    assert ends[0] == ends[1] and ends[0][0] == 75 and ends[0][1][0].startswith("Stopped after step ")
+    assert ends[0] == ends[1] and ends[0][0] == 75
+    assert len(ends[0][1]) == 1 and ends[0][1][0].startswith("Stopped after step ")
 
 
 def test_what_an_exchange_says_when_the_other_end_is_gone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -21,7 +22,10 @@ ABOUT = """Writes the documents of a task, as text or ids, in shards of equal si
     limba prepare --tfds=wikipedia/20230601.ro --data_dir=gs://bucket/tfds
     limba prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=gs://bucket/tfds
 
-After an interruption the same command resumes. Each split needs its own folder."""
+    limba prepare 'data/*.jsonl' --output=prepared/train --executor=slurm --tasks=64 --partition=cpu
+
+After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to tasks of
+datatrove's executors; the files are the same as without."""
 
 
 def _parser() -> Parser:
@@ -32,9 +36,15 @@ def _parser() -> Parser:
     group.add_argument("--num_shards", type=int, default=64)
     group.add_argument("--format", default="array_record", metavar="array_record|parquet")
     group.add_argument("--tokenize", action="store_true", help="write int32 ids of the task's vocabulary, not text")
-    group.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes; default all cores")
+    group.add_argument("--workers", type=int, help="processes; default all cores. Of Slurm: tasks at once; default all")
     group.add_argument("--seed", type=int, default=0, help="seed that assigns documents to shards")
     group.add_argument("--scratch", metavar="DIR", help="local folder for temporary files, compressed")
+    several = parser.add_argument_group("several tasks")
+    several.add_argument("--executor", metavar="local|slurm", help="deal the work to --tasks, here or in Slurm")
+    several.add_argument("--tasks", type=int, metavar="N", help="how many tasks read, and then write")
+    several.add_argument("--partition", metavar="NAME", help="of Slurm")
+    several.add_argument("--time", default="24:00:00", metavar="LIMIT", help="of one task, in Slurm")
+    several.add_argument("--sbatch", metavar="'--account=NAME --mem-per-cpu=8G'", help="more of sbatch")
     other = parser.add_argument_group("TensorFlow Datasets")
     other.add_argument(
         "--tfds", metavar="NAME[/CONFIG]", help="download this TFDS data set, or build it from --task or FILES"
@@ -53,6 +63,7 @@ def run(argv: Sequence[str]) -> None:
     """Prepares what the flags name and prints how to read it; raises InputError."""
     arguments = _parser().parse(argv)
     _rename(arguments)
+    _check_executor(arguments)
     if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.data.preparation.tfds import prepare_tfds
@@ -80,8 +91,6 @@ def run(argv: Sequence[str]) -> None:
     if arguments.tokenize and not arguments.task and not arguments.vocabulary:
         raise InputError("--tokenize without a task needs a vocabulary; give --vocabulary=PATH or byte.")
     with environment.quiet_imports():
-        from tqdm import tqdm
-
         from limba.data.preparation import prepare
     settings = prepare.Settings(
         arguments.split, arguments.num_shards, arguments.format, arguments.tokenize, arguments.seed
@@ -92,30 +101,106 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(
             f"--tfds takes one column of text, and the task reads {len(source.keys)}; give --output instead."
         )
-
-    def bar(what: str, total: int) -> Any:
-        return tqdm(total=total, desc=what, unit={"reading": "part", "writing": "shard"}[what], dynamic_ncols=True)
-
     started = time.monotonic()
-    found = prepare.prepare(
-        recipe,
-        settings,
-        arguments.output,
-        workers=arguments.workers,
-        scratch=arguments.scratch,
-        progress=bar,
-        preload=_import_quietly,
-        another="another name to --tfds" if arguments.tfds else "another --output",
-    )
+    found = _prepared(arguments, recipe, settings)
+    if found is None:
+        return
     if arguments.tfds:
         shards = [settings.shard_name(shard) for shard in range(found.shards)]
         describe(arguments.output, settings.split, shards, found.bytes)
     took = "was finished already" if found.was_finished else f"took {time.monotonic() - started:.0f} s"
-    what = f"{found.documents:,} documents, {found.bytes:,} bytes of {' and '.join(found.columns)}"
     print(
-        f"{arguments.output}: {what}, in {found.shards} shards; {took}. Read them with "
+        f"{summary(arguments.output, found)}; {took}. Read them with "
         + (f"TFDS_DATA_DIR={data_dir}" if arguments.tfds else _reading(arguments, source, settings))
     )
+
+
+def summary(output: str, found: Any) -> str:
+    """Returns what the folder holds: documents, tokens or bytes, shards."""
+    size = f"{found.bytes:,} bytes of {' and '.join(found.columns)}"
+    if tuple(found.columns) == ("tokens",):
+        size = f"{found.bytes // 4:,} tokens"  # int32
+    return f"{output}: {found.documents:,} documents, {size}, in {found.shards} shards"
+
+
+def print_summary(output: str, found: Any) -> None:
+    """Prints what the folder holds, as the last job of Slurm does."""
+    print(f"{summary(output, found)}; finished", flush=True)
+
+
+def _check_executor(arguments: Any) -> None:
+    """Raises InputError for flags of executors that do not go together."""
+    executor = arguments.executor
+    if executor not in (None, "local", "slurm"):
+        raise InputError(f"--executor is {executor}; give local or slurm.")
+    if (executor is None) != (arguments.tasks is None):
+        raise InputError("--executor and --tasks go together; write --executor=local --tasks=8, or leave both out.")
+    if executor != "slurm" and (arguments.partition or arguments.sbatch):
+        raise InputError("--partition and --sbatch are of Slurm; add --executor=slurm, or leave them out.")
+    if executor == "slurm" and not arguments.partition:
+        raise InputError("--executor=slurm needs --partition=NAME; sinfo lists the partitions of your cluster.")
+    if executor and arguments.tfds and (executor == "slurm" or not (arguments.task or arguments.files)):
+        raise InputError("--tfds is made by this machine alone; leave out --executor, or give --output instead.")
+
+
+def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
+    """Returns the summary; None if the work was only submitted to Slurm, and printed."""
+    from tqdm import tqdm
+
+    from limba.data.preparation import prepare
+
+    another = "another name to --tfds" if arguments.tfds else "another --output"
+    if arguments.executor == "slurm":
+        from limba.data.preparation import slurm
+
+        found = slurm.submit(
+            recipe,
+            settings,
+            arguments.output,
+            slurm.Cluster(arguments.partition, arguments.time, _sbatch_options(arguments.sbatch or "")),
+            tasks=arguments.tasks,
+            at_once=arguments.workers,
+            scratch=arguments.scratch,
+            preload=_import_quietly,
+            then=functools.partial(print_summary, arguments.output),
+            another=another,
+        )
+        if not isinstance(found, slurm.Submitted):
+            return found
+        jobs = ", ".join(f"{job} ({what})" for what, job in found.jobs.items())
+        print(
+            f"Submitted to Slurm: jobs {jobs}. Their logs are in {found.logs}. When they have ended, the same command"
+            " prints the summary, or submits what is missing."
+        )
+        return None
+
+    def bar(what: str, total: int) -> Any:
+        return tqdm(total=total, desc=what, unit={"reading": "part", "writing": "shard"}[what], dynamic_ncols=True)
+
+    return prepare.prepare(
+        recipe,
+        settings,
+        arguments.output,
+        workers=len(os.sched_getaffinity(0)) if arguments.workers is None else arguments.workers,
+        tasks=arguments.tasks,
+        scratch=arguments.scratch,
+        progress=bar,
+        preload=_import_quietly,
+        another=another,
+    )
+
+
+def _sbatch_options(text: str) -> dict[str, str]:
+    """Returns the options of a text.
+
+    >>> _sbatch_options("--account=me --exclusive")
+    {'account': 'me', 'exclusive': ''}
+    """
+    words = shlex.split(text)
+    if wrong := [word for word in words if not word.startswith("--")]:
+        raise InputError(f"--sbatch has {wrong[0]}; write each option as --name=value, as in --sbatch='--account=me'.")
+    parts = [word[2:].partition("=") for word in words]
+    return {name: value for name, _, value in parts}
 
 
 def _rename(arguments: Any) -> None:

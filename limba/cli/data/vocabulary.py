@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
 from limba.cli.program import names_said
-from limba.config import InputError, environment
+from limba.config import InputError, environment, launchers
 
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
     limba vocabulary 'data/*.txt' --size=1000 --output=vocabulary/my.model
     limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
 
-On several hosts (PROCESS_ID set) host 0 trains, and the others wait for its files."""
+On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
 
 
 def _arguments(argv: Sequence[str]) -> Any:
@@ -84,7 +83,7 @@ def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
 def run(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises InputError."""
     arguments = _arguments(argv)
-    host = os.environ.get("PROCESS_ID") or "0"
+    host = launchers.process_number()
     if not host.isdigit():
         raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
     recipe = task_flags.recipe(arguments)

@@ -54,7 +54,7 @@ class Workers:
         if self._pool is None:
             # Spawned, not forked: TensorFlow's threads do not survive a fork.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._number, context, _start_worker, (self._preload,))
+            self._pool = ProcessPoolExecutor(self._number, context, start_worker, (self._preload,))
         try:
             futures = [self._pool.submit(job) for job in jobs]
             for future in as_completed(futures):
@@ -66,7 +66,7 @@ class Workers:
             ) from None
 
 
-def _start_worker(preload: Callable[[], None] | None) -> None:
+def start_worker(preload: Callable[[], None] | None) -> None:
     """Makes a worker end with its parent; otherwise a pool's workers wait forever if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives the signal too, and ends the workers
     parent = multiprocessing.parent_process()

@@ -21,7 +21,8 @@ from limba.cli.data import prepare as launch_prepare
 from limba.cli.data.task_flags import TaskRecipe
 from limba.config import InputError
 from limba.data.preparation import prepare as prepare_module
-from limba.data.preparation.prepare import SETTINGS_FILE, Settings, prepare
+from limba.data.preparation.folder import SETTINGS_FILE, OutputFolder
+from limba.data.preparation.prepare import Settings, prepare
 from limba.data.preparation.tfds import prepare_tfds
 from limba.data.sources import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary
@@ -122,6 +123,7 @@ def _killed_when(command, is_time):
         process.wait()
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_gives_each_document_once(large_corpus, tmp_path):
     output = tmp_path / "out"
     flags = [f"--files={large_corpus}", f"--output={output}", "--num_shards=16", "--workers=1"]
@@ -149,6 +151,7 @@ def test_killed_and_run_again_gives_each_document_once(large_corpus, tmp_path):
     assert sorted(records) == sorted(text.encode() for text in source.texts("train"))
 
 
+@pytest.mark.slow
 def test_several_processes_write_the_same(corpus, tmp_path):
     for workers in (1, 2):
         prepare(recipe_of(corpus), Settings(num_shards=3), str(tmp_path / f"by{workers}"), workers=workers)
@@ -252,7 +255,7 @@ def test_a_scratch_folder_that_others_have_made_is_refused(corpus, tmp_path, tra
     """Its name follows from the output, and everybody may write to the machine's temporary folder."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     output, settings = f"memory://bucket/{trap}", Settings(num_shards=1)
-    folder = prepare_module._Folder(output).scratch(None)
+    folder = OutputFolder(output).scratch(None)
     assert folder.parent == tmp_path / "temporary" and folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
     mine = tmp_path / "mine"
