@@ -21,7 +21,7 @@ FLOORS = {
     **dict.fromkeys(("sharding", "storage"), 1),
     **dict.fromkeys(("data", "model", "formats"), 2),
     "training": 3,
-    **dict.fromkeys(("run", "inference", "evaluation", "export"), 4),
+    **dict.fromkeys(("run", "inference", "evaluation", "export", "preflight"), 4),
     "cli": 5,
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 5)}

@@ -37,8 +37,11 @@ A gin file is code like a script: it imports the modules that it names. Train so
 their scripts (docs/security.md)."""
 
 
-def _parser(command: str, about: str) -> Parser:
+def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = None) -> Parser:
+    """Returns the parser of the flags that describe a run; `more` adds a command's own, for its --help."""
     parser = Parser(command, about, add_help=False)
+    if more is not None:
+        more(parser)
     parser.add_object(
         "gin_file", "GIN_FILE", "a gin file; later files replace values of earlier ones", takes_several=True
     )
@@ -83,12 +86,22 @@ def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., Gi
     return functools.partial(read_t5x if is_t5x(files, folders) else read_run, files)
 
 
-def parse_args(argv: Sequence[str], command: str = "train", about: str = ABOUT) -> GinRun:
+def is_script(argv: Sequence[str]) -> bool:
+    """Returns whether the arguments are those of Hugging Face's scripts."""
+    return command_line.parse(argv) is not None
+
+
+def parse_args(
+    argv: Sequence[str],
+    command: str = "train",
+    about: str = ABOUT,
+    more: Callable[[Parser], None] | None = None,
+) -> GinRun:
     """Returns the run that the flags describe; `text` is what MODEL_DIR/config.gin will hold.
 
     Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
     """
-    parser, script = _parser(command, about), command_line.parse(argv)
+    parser, script = parser_of(command, about, more), command_line.parse(argv)
     argv = argv if script is None else script.rest
     given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
     folders = search_folders(given.gin_search_paths)

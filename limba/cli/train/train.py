@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from limba.cli.flags import parse_args
+from limba.cli.gin import GinRun
 from limba.cli.program import names_said
 from limba.config import RestartError, StorageError, environment
 from limba.sharding import preemption
@@ -25,6 +27,7 @@ def run(argv: Sequence[str]) -> None:
 
         with liveness.ending_together(), names_said(given.names):
             joining.join_hosts(given.config)
+            say_what_is_wrong(given)
             result = train(given.config, given.text)
             if not result["interrupted"]:
                 joining.say_ended()
@@ -32,3 +35,16 @@ def run(argv: Sequence[str]) -> None:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     if result["failed_exports"]:
         raise StorageError(" ".join(result["failed_exports"]))
+
+
+def say_what_is_wrong(given: GinRun) -> None:
+    """Prints, in the first process, a line for each thing that the cheap half of a preflight finds wrong."""
+    from limba.cli.preflight.words import worded
+    from limba.preflight.start import found_wrong
+    from limba.preflight.verdict import Section
+    from limba.sharding.agreement import is_first
+
+    if not is_first():
+        return
+    for line in worded(Section("", found_wrong(given.config)), given.names).lines:
+        print(f"Preflight: {line.text} To mend it: {line.mend}", file=sys.stderr, flush=True)

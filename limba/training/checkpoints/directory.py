@@ -16,6 +16,7 @@ import jax
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
+from limba.config.waiting import waiting
 from limba.formats import limba_checkpoint
 from limba.sharding.exchange import gather_texts, own_part
 from limba.sharding.multihost import gather_bytes
@@ -242,7 +243,8 @@ class Checkpoints:
     ) -> tuple[Restored | None, str]:
         """Returns (the checkpoint, "") or (None, what is damaged), as all processes together find."""
         how, part = self._config.verify, (jax.process_index(), jax.process_count())
-        found, reason = self._judged(path, lambda: limba_checkpoint.damage(path, how, part))
+        with waiting(f"checking the files of {path}", shows=part[0] == 0):
+            found, reason = self._judged(path, lambda: limba_checkpoint.damage(path, how, part))
         if found is None or reason:
             return None, reason
         if reason := next((sentences[0] for sentences in found if sentences), ""):
@@ -250,14 +252,15 @@ class Checkpoints:
         kept: list[Restored] = []
 
         def read() -> None:
-            _check_arrays(path, abstract, RESUME_ADVICE)
+            check_arrays(path, abstract, RESUME_ADVICE)
             data = limba_checkpoint.read_data(path)
             positions = self._positions(data, path)
             if unpack is not None:
                 unpack(positions)
             kept.append(Restored(arrays.read_arrays(path / "state", abstract), positions, data.get("notes", {})))
 
-        _, reason = self._judged(path, read)
+        with waiting(f"restoring {path}", shows=part[0] == 0):
+            _, reason = self._judged(path, read)
         return (None, reason) if reason else (kept[0], "")
 
     def _note_unchecked(self, path: epath.Path) -> None:
@@ -397,7 +400,7 @@ def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
     Raises InputError if it has another model or optimizer, or is damaged; StorageError if the storage fails.
     """
     try:
-        _check_arrays(path, abstract, INITIAL_ADVICE)
+        check_arrays(path, abstract, INITIAL_ADVICE)
         return arrays.read_arrays(path / "state", abstract)
     except InputError:
         raise
@@ -410,7 +413,7 @@ def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
         ) from error
 
 
-def _check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, str]) -> None:
+def check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, str]) -> None:
     """Raises InputError naming the arrays that differ in name or shape from this run's, parameters first."""
     stored = arrays.stored_shapes(path / "state")
     for part, owner in (("params", "model"), ("opt_state", "optimizer")):

@@ -1,0 +1,39 @@
+"""Lines of a preflight in the words of its user: gin's names for fields, and commands for scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from limba.cli.program import said
+from limba.preflight.verdict import Line, Section
+
+# A mend of `limba/preflight/`, which names no command, -> the command.
+COMMANDS = {
+    "prepare the corpus": "limba prepare FILES --output=prepared/train  # then CORPUS = 'prepared/train/*'",
+    "restore its files from a copy": "limba verify MODEL_DIR  # names the damaged files; restore them from a copy",
+}
+
+
+def worded(section: Section, names: Mapping[str, str]) -> Section:
+    """Returns the section with the names that its user typed; `names` are those of `GinRun`.
+
+    >>> line = Line("warning", "ModelConfig.vocab_size is 9, DataConfig.seed is 1.", "DataConfig.seed = 0")
+    >>> worded(Section("Data", [line]), {"ModelConfig.vocab_size": "VOCAB_SIZE"}).lines[0]
+    Line(level='warning', text='VOCAB_SIZE is 9, DataConfig.seed is 1.', mend='config.DataConfig.seed = 0')
+    """
+    lines = [Line(line.level, said(line.text, names), mended(line.mend, names)) for line in section.lines]
+    return Section(section.title, lines, section.data)
+
+
+def mended(mend: str, names: Mapping[str, str]) -> str:
+    """Returns a mend as a line for a gin file, or as a command.
+
+    >>> mended("setup.sh tpu", {}), mended("DataConfig.batch_size = 8", {"DataConfig.batch_size": "BATCH_SIZE"})
+    ('bash launch/setup.sh tpu', 'BATCH_SIZE = 8')
+    """
+    mend = re.sub(r"^setup\.sh\b", "bash launch/setup.sh", mend)
+    for engine, command in COMMANDS.items():
+        if mend.startswith(engine):
+            return command
+    return re.sub(r"(?<![\w.])(?=\w+Config\.\w+ = )", "config.", said(mend, names))

@@ -1,0 +1,121 @@
+"""Runs that cannot work, each with one thing broken: found with its own sentence and the gin line that mends it.
+
+The files of tests/broken/ name both in their headers. All run in one process, and none comes to a compile.
+"""
+
+import json
+import re
+import shutil
+import types
+from pathlib import Path
+
+import jax
+import pytest
+import sentencepiece
+
+from limba.cli import gin, main
+from limba.cli.preflight import preflight
+from limba.preflight import compiler, data, sample
+
+ROOT = Path(__file__).parents[2]
+BROKEN = sorted((ROOT / "tests" / "broken").glob("*/*.gin"))
+CHIPS = types.SimpleNamespace(name="v4-8", devices=4, hosts=1, peak_flops=275e12)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A corpus, a vocabulary of English letters without byte pieces, and a run with a checkpoint at step 10."""
+    place = tmp_path_factory.mktemp("broken")
+    lines = corpus.read_text().splitlines(keepends=True)
+    (place / "corpus.jsonl").write_text("".join(lines[:120]))
+    texts = [json.loads(line)["text"] for line in lines[:120]]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=250, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    shutil.copytree(ROOT / "tests" / "golden" / "run_aa13acc" / "run", place / "golden")
+    assert gin.upgrade(place / "golden") is None
+    (place / "tests").mkdir()
+    shutil.copytree(ROOT / "tests" / "broken", place / "tests" / "broken")
+    return place
+
+
+@pytest.fixture
+def place(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(shelf)
+    monkeypatch.setattr(data, "SECONDS", 0.1)
+    monkeypatch.setattr(sample, "SAMPLE_BYTES", 100_000)
+
+    def compiled(*_: object, **__: object) -> None:
+        raise AssertionError("it came to a compile")
+
+    monkeypatch.setattr(compiler, "topologies", lambda: [CHIPS])
+    monkeypatch.setattr(compiler, "compiled", compiled)
+    monkeypatch.setattr(compiler, "advice", compiled)
+    return shelf
+
+
+def verdict(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict]:
+    capsys.readouterr()
+    code = preflight.run([*argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def found(document: dict, level: str) -> list[dict]:
+    return [line for section in document["sections"] for line in section["lines"] if line["level"] == level]
+
+
+def test_there_are_twelve_of_all_kinds() -> None:
+    assert len(BROKEN) >= 12
+    assert {path.parent.name for path in BROKEN} == {"gin", "task", "vocabulary", "data", "storage"}
+
+
+def test_nothing_is_wrong_with_what_they_break(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = verdict(capsys, "tests/broken/sound.gin", "--no-compile", "--topology=v4-8")
+    assert code == 0, found(document, "error") + found(document, "warning")
+    titles = [section["title"] for section in document["sections"]]
+    assert titles == ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
+    assert not (place / "run").exists()  # nothing is left behind
+
+
+def test_nothing_is_wrong_with_the_run_that_is_resumed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = verdict(capsys, "tests/broken/resumed.gin", "--no-compile")
+    assert code == 0, found(document, "error") + found(document, "warning")
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_it_is_found_and_the_line_mends_it(path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, says, mend = re.findall(r"^# (?:says: |mend: )?(.+)$", path.read_text(), re.MULTILINE)[:3]
+    name = f"tests/broken/{path.parent.name}/{path.name}"
+    code, document = verdict(capsys, name, "--topology=v4-8")
+    assert code == 1 == document["exit_status"] and document["verdict"] == "will fail"
+    errors = found(document, "error")
+    (line,) = [line for line in errors if says in line["text"]]
+    assert line["mend"].startswith(mend), line
+    assert "Environment" in [section["title"] for section in document["sections"]]  # the others go on
+    if "…" in line["mend"] or path.stem in ("not_utf8", "no_sentinels", "misspelt_name"):
+        return  # the value is the user's; or a command; or one line more
+    mended = Path(place) / "tests" / "broken" / path.parent.name / f"mended_{path.name}"
+    mended.write_text(f"{path.read_text()}\n{line['mend']}\n")
+    _, document = verdict(capsys, str(mended.relative_to(place)), "--no-compile")
+    assert says not in json.dumps(document, ensure_ascii=False)
+
+
+def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, says in (
+        (["--topology=v4-9"], "The topology v4-9 is not known; did you mean v4-8?"),
+        (["--advise=soon"], "--advise=soon is not a number of minutes"),
+        (["--advise"], "--advise compiles for chips, and none are named"),
+        (["--html=nowhere/a.html"], "is in a folder that does not exist"),
+        (["--html=gs://bucket/a.html"], "gs://bucket/a.html"),
+        (["--no-compil"], "did you mean --no-compile"),
+    ):
+        assert preflight.run(["tests/broken/sound.gin", *argv]) == 1
+        out = capsys.readouterr()
+        assert says in out.err + out.out
+
+
+def test_the_command_is_in_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["preflight", "--list-topologies"]) == 0
+    assert capsys.readouterr().out == "v4-8\n"
+    assert jax.default_backend() == "cpu"

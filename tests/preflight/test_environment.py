@@ -1,0 +1,118 @@
+"""The machine: locks, who holds a device, tokens that are never shown, the clock, and Slurm's time limit."""
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from limba.config import DataConfig, RunConfig
+from limba.preflight import environment, processes
+from tests import tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_in(directory: Path, **choices: object) -> RunConfig:
+    data = DataConfig("demo_span_corruption", {"inputs": 64}, 8)
+    return RunConfig(tiny.MODEL, data, str(directory), train_steps=1_000, **choices)
+
+
+def test_versions_are_compared_with_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = environment.pins(ROOT / "requirements", "tpu")
+    assert locked["libtpu"] and locked["jax"] and locked["flax"]
+    monkeypatch.setattr(environment, "installed", lambda: {**locked, "flax": "0.0.1"})
+    data: dict = {}
+    (line,) = environment._versions(data)
+    assert line.level == "warning" and f"flax 0.0.1 (lock: {locked['flax']})" in line.text
+    assert line.mend == "setup.sh tpu" and data["differ_from_lock"] == {"flax": ["0.0.1", locked["flax"]]}
+    monkeypatch.setattr(environment, "installed", lambda: {n: v for n, v in locked.items() if n != "optax"})
+    (line,) = environment._versions({})
+    assert line.level == "error" and "optax" in line.text
+
+
+def test_who_holds_a_device_and_its_lock_is_named(tmp_path: Path) -> None:
+    device, lock = tmp_path / "accel0", tmp_path / "libtpu_lockfile"
+    device.write_text("")
+    lock.write_text("")
+    assert processes.holders([str(tmp_path / "accel*")]) == [] and processes.holder_of_lock(str(lock)) is None
+    program = (
+        "import fcntl, sys; d = open(sys.argv[1]); l = open(sys.argv[2], 'r+'); fcntl.lockf(l, fcntl.LOCK_EX);"
+        " print('ready', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(device), str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
+            (found,) = processes.holders([str(tmp_path / "accel*")])
+            assert found.pid == holder.pid and found.command.startswith("python")
+            assert (of_lock := processes.holder_of_lock(str(lock))) is not None and of_lock.pid == holder.pid
+        finally:
+            holder.communicate()
+    assert processes.holder_of_lock(str(lock)) is None  # the file alone means nothing
+    with open(lock, "r+") as own:
+        fcntl.lockf(own, fcntl.LOCK_EX)
+        assert processes.holder_of_lock(str(lock)) is None
+
+
+def test_tokens_are_said_to_be_there_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_secret")
+    section = environment.environment(run_in(tmp_path, hub_model_id="user/name"))
+    text = json.dumps([line.text for line in section.lines]) + json.dumps(section.data)
+    assert "secret" not in text and section.data["tokens"]["HF_TOKEN"]
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("limba.storage.hub_names.token", lambda: None)
+    lines = environment.environment(run_in(tmp_path, hub_model_id="user/name")).lines
+    assert [line.mend for line in lines if line.level == "error"] == ["export HF_TOKEN=…"]
+
+
+@pytest.mark.parametrize(("off", "level"), [(0, "ok"), (-100, "warning"), (1_000, "error")])
+def test_a_wrong_clock_is_seen(off: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response_only(404)
+            self.send_header("Date", formatdate(time.time() - off, usegmt=True))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        data: dict = {}
+        (line,) = environment._clock(data)
+        server.shutdown()
+    assert line.level == level and abs(data["clock_error_seconds"] - off) < 5
+
+
+def test_a_time_limit_before_the_next_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3_600))
+    (line,) = environment._time_limit(run_in(tmp_path))
+    assert line.level == "ok" and "ends in" in line.text
+    record = {"kind": "train", "step": 100, "seconds_per_step": 10.0, "loss": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (line,) = environment._time_limit(run_in(tmp_path))
+    assert line.level == "warning" and re.fullmatch(r"CheckpointConfig.every_steps = (8[5-9]|90)", line.mend)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert list(environment._time_limit(run_in(tmp_path))) == []
+
+
+def test_a_chosen_cpu_beside_an_accelerator_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.machine, "num_gpus", lambda: 2)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    lines = list(environment._devices({}))
+    assert [line.mend for line in lines if line.level == "warning"] == ["unset JAX_PLATFORMS"]
+    assert os.environ["JAX_PLATFORMS"] == "cpu"

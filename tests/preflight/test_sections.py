@@ -1,0 +1,199 @@
+"""Figures of the sections: published lengths, schedules, text that is spoiled, pages, and the quiet start."""
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tasks.demo  # registers the task
+import tasks.ro  # noqa: F401
+from limba.cli.gin import read_gin
+from limba.cli.preflight import page
+from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
+from limba.data.tasks import resolve_task
+from limba.preflight import differences, findings, objective, sample, start, storage, vocabulary
+from limba.preflight.verdict import Line, Section
+from tests import browser, tiny
+
+MODEL = tiny.model(vocab_size=384)
+
+
+@pytest.fixture
+def config(tmp_path: Path, corpus: Path) -> RunConfig:
+    data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, vocabulary="byte", data_files=str(corpus))
+    return RunConfig(MODEL, data, str(tmp_path / "run"), train_steps=1_000)
+
+
+def levels(section: Section) -> list[str]:
+    return [line.level for line in section.lines]
+
+
+@pytest.mark.parametrize(("name", "targets", "share"), [("ro_t5x_base", 256, 0.24), ("ro_t5x_large", 512, 0.43)])
+def test_published_lengths_waste_what_is_said(name: str, targets: int, share: float) -> None:
+    lengths = {"inputs": 512, "targets": targets}
+    run = read_gin(f"gin/{name}.gin", MODEL_DIR="x", TASK_FEATURE_LENGTHS=lengths, VOCABULARY="byte")
+    section = objective.objective_and_schedule(run, resolve_task(run.data))
+    assert section.data["targets_needed"] == 114
+    assert abs(section.data["padding_flops_share"] - share) < 0.01
+    (line,) = [line for line in section.lines if line.level == "warning"]
+    assert line.mend == "DataConfig.task_feature_lengths = {'inputs': 512}" and f"{share:.0%} of a step's" in line.text
+    exact = read_gin(f"gin/{name}.gin", MODEL_DIR="x", VOCABULARY="byte")
+    assert "warning" not in levels(objective.objective_and_schedule(exact, resolve_task(exact.data)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (ScheduleConfig("linear", warmup_steps=1_000), "never reaches its peak"),
+        (ScheduleConfig("cosine", warmup_steps=700), "70% of the run is warm-up"),
+        (ScheduleConfig("linear", warmup_steps=10, decay_steps=500), "500 steps are trained at a learning rate of 0"),
+        (ScheduleConfig("cosine", warmup_steps=10, decay_steps=5_000), "after the run's 1,000 steps"),
+        (ScheduleConfig("warmup_stable_decay", warmup_steps=400, decay_steps=800), "falls before it is at its peak"),
+        (ScheduleConfig(factors="constant * linear_decay", warmup_steps=10, decay_factor=0.01), "0 from step 110"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: ScheduleConfig, says: str) -> None:
+    run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
+    (line,) = objective.schedule_warnings(run)
+    assert says in line.text and line.level == "warning"
+    field, value = line.mend.split(" = ")
+    value = None if value == "None" else type(getattr(schedule, field.partition(".")[2]) or 1)(value)
+    better = dataclasses.replace(schedule, **{field.partition(".")[2]: value})
+    assert not list(objective.schedule_warnings(dataclasses.replace(run, optimizer=OptimizerConfig(schedule=better))))
+
+
+def test_the_factors_of_the_linear_rate_end_where_it_says(config: RunConfig) -> None:
+    schedule = ScheduleConfig(factors="linear_decay", warmup_steps=10, decay_factor=0.01, min_learning_rate=0.0)
+    run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
+    rates = objective.rates_at(run, [0, 10, 60, 109, 111])
+    assert rates[0] == 0 and rates[1] == 1 and rates[3] > 0 and rates[4] <= 0
+
+
+def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> None:
+    section = objective.objective_and_schedule(config, resolve_task(config.data))
+    assert set(levels(section)) == {"ok"}
+    drawing = next(line.text for line in section.lines if line.text.startswith("Learning rate"))
+    assert "step 1 to" in drawing and "*" in drawing and drawing.count("\n") == objective.HEIGHT + 2
+
+
+def test_text_that_is_spoiled_or_repeated() -> None:
+    data: dict = {}
+    good = ["Limba română are șapte cazuri și multe dialecte.".encode()] * 3
+    double = ["Limba română are șapte cazuri.".encode().decode("cp1252", "replace").encode()] * 3
+    assert [line.level for line in sample._encoding(good, data)] == ["ok"]
+    (line, *_) = sample._encoding([*good, *double], data)
+    assert line.level == "warning" and "convert the original files" in line.mend
+    assert sample.repeated_share([*good, b"another"]) == 0.5
+
+
+def test_an_example_is_joined_to_the_text_it_was_made_of(config: RunConfig) -> None:
+    part = resolve_task(config.data)
+    found = sample.sampled(config, part)
+    data: dict = {}
+    (line,) = sample.of_example(part, found, data)
+    assert "<extra_id_0>" in data["example"]["inputs"] and "token by token" in line.text
+    shuffled = dataclasses.replace(found, documents=[text[::-1] for text in found.documents])
+    (line,) = sample.of_example(part, shuffled, {})
+    assert "token by token" not in line.text
+
+
+def test_rows_without_a_piece_are_wasteful(config: RunConfig) -> None:
+    large = dataclasses.replace(config, model=dataclasses.replace(MODEL, vocab_size=50_048))
+    section = vocabulary.vocabulary(large, resolve_task(config.data), {"inputs": 64, "targets": 16})
+    (line,) = [line for line in section.lines if line.level == "warning"]
+    assert line.mend == "ModelConfig.vocab_size = 384"
+    assert [line.mend for line in start.found_wrong(large)] == ["ModelConfig.vocab_size = 384"]
+
+
+def test_too_few_sentinels_for_long_rows(config: RunConfig) -> None:
+    section = vocabulary.vocabulary(config, resolve_task(config.data), {"inputs": 4_096, "targets": 1_000})
+    (line,) = [line for line in section.lines if line.level == "error"]
+    assert "needs 227 sentinels" in line.text and line.mend == "DataConfig.extra_ids = 227"
+
+
+def test_a_run_with_nothing_wrong_begins_quietly_and_quickly(config: RunConfig) -> None:
+    began = time.monotonic()
+    assert start.found_wrong(config) == []
+    assert time.monotonic() - began < 2.0
+
+
+def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
+    directory = Path(config.model_dir)
+    (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
+    (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
+    (directory / plain.FILE).write_text(plain.to_text(config))
+    assert start.found_wrong(dataclasses.replace(config, train_steps=2_000)) == []
+    changed = dataclasses.replace(config, model=dataclasses.replace(MODEL, dropout_rate=0.1))
+    (line,) = start.found_wrong(changed)
+    assert line.text == "This resumed run is changed: ModelConfig.dropout_rate is 0.1 (it was 0.0)."
+    data: dict = {}
+    said = list(differences.with_saved_run(changed, data))
+    assert data["differs_from_saved_run"] == ["ModelConfig.dropout_rate"] and said[-1].level == "warning"
+
+
+def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    data: dict = {}
+    (line,) = storage._room(config, data)
+    assert line.level == "ok" and data["checkpoint_bytes"] > 4 * data["parameters"] > 0
+    for free, level in ((data["checkpoint_bytes"] - 1, "error"), (2 * data["checkpoint_bytes"] - 1, "ok")):
+        monkeypatch.setattr(storage, "free_bytes", lambda _, free=free: free)
+        (line,) = storage._room(config, {})
+        assert line.level == level  # the only checkpoint of a run of 1,000 steps is its last one
+    often = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=10))
+    (line,) = storage._room(often, {})
+    assert line.level == "warning" and line.mend == "CheckpointConfig.keep = 1"
+
+
+def test_a_directory_is_left_as_it_was(config: RunConfig, tmp_path: Path) -> None:
+    run = dataclasses.replace(config, model_dir=str(tmp_path / "a" / "b"))
+    assert set(levels(storage.storage(run))) == {"ok"}
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_checkpoint_to_begin_from_is_looked_for(config: RunConfig, tmp_path: Path) -> None:
+    begun = dataclasses.replace(config, initial_checkpoint_path=str(tmp_path / "nothing"))
+    (line,) = [line for line in storage.storage(begun).lines if line.level == "error"]
+    assert str(tmp_path / "nothing") in line.text
+    golden = str(Path(__file__).parents[1] / "golden" / "run_aa13acc" / "run")
+    assert set(levels(storage.storage(dataclasses.replace(config, initial_checkpoint_path=golden)))) == {"ok"}
+    of_hub = dataclasses.replace(config, initial_checkpoint_path="google/mt5-base")
+    assert any("of the hub" in line.text for line in storage.storage(of_hub).lines)
+
+
+def test_pages_say_the_same_and_load_nothing() -> None:
+    made = [Section("Data", [Line("ok", "Fine.\n a <b> | *"), Line("warning", "Wasteful.", "PACK = True")], {"a": 1.5})]
+    document = json.loads(page.json_of(made, {"run": "x.gin"}))
+    assert document["exit_status"] == 2 and document["sections"][0]["data"] == {"a": 1.5}
+    assert json.loads(page.json_of([Section("a", [], {"x": np.float32(0.5)})], {}))["sections"][0]["data"] == {"x": 0.5}
+    text = page.html_of(made, {"run": "x.gin", "topology": ""})
+    assert "a &lt;b&gt; | *" in text and "<code>PACK = True</code>" in text and "prefers-color-scheme:dark" in text
+    assert not re.search(r"https?://|src=|href=|@import|url\(", text)
+    assert page.verdict(made) == "Verdict: works, but wasteful (1 warning)."
+
+
+@pytest.mark.slow
+def test_the_page_is_readable_on_a_phone_and_in_the_dark(config: RunConfig, tmp_path: Path) -> None:
+    section = objective.objective_and_schedule(config, resolve_task(config.data))
+    wrong = Line("error", "A/very/long/path" * 20, "VOCABULARY = 'a/very/long/path/to/a/vocabulary'\nVOCAB_SIZE = 384")
+    (tmp_path / "page.html").write_text(page.html_of([section, Section("Data", [wrong])], {"run": "x.gin"}))
+    with browser.browser() as opened:
+        for width, scheme in ((380, "light"), (1_000, "dark")):
+            shown = opened.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            shown.goto(f"file://{tmp_path}/page.html")
+            assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            assert not browser.faults(shown)
+
+
+def test_one_error_does_not_keep_the_others_from_being_looked_for() -> None:
+    from limba.config import ConfigError
+
+    def wrong(_: dict) -> list[Line]:
+        raise ConfigError("DataConfig.seed", "is -1; give a whole number, 0 or more.")
+
+    section = findings.gathered("a", wrong, lambda _: [Line("ok", "fine")], wrong)
+    assert [line.level for line in section.lines] == ["error", "ok"]
+    assert section.lines[0].mend == "DataConfig.seed = …  # a whole number, 0 or more"

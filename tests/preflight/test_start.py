@@ -1,0 +1,103 @@
+"""Every start checks itself: it says what is wrong in a line, and nothing where nothing is; and the script."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import limba.run
+from limba.cli import main
+from limba.preflight import data
+
+ROOT = Path(__file__).parents[2]
+LINEAR = ("--gin.config.ScheduleConfig.name=linear", "--gin.WARMUP_STEPS=100")
+
+
+def argv(tmp_path: Path, corpus: Path, *more: str) -> list[str]:
+    sizes = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64}
+    return [
+        "train", "gin/demo.gin", f"--gin.CORPUS={corpus}", "--gin.VOCABULARY=byte", "--gin.VOCAB_SIZE=384",
+        "--gin.TASK_FEATURE_LENGTHS={'inputs': 64}", "--gin.BATCH_SIZE=8", "--gin.TRAIN_STEPS=20",
+        f"--gin.MODEL_DIR={tmp_path / 'run'}", *(f"--gin.config.ModelConfig.{n}={v}" for n, v in sizes.items()), *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The configurations that came to the training, which here ends at once."""
+    came: list[object] = []
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
+    ended = {"interrupted": False, "failed_exports": [], "step": 0}
+    monkeypatch.setattr(limba.run, "train", lambda config, _: came.append(config) or ended)
+    return came
+
+
+def test_a_start_says_only_what_is_wrong(
+    trained: list[object], tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(argv(tmp_path, corpus)) == 0
+    assert tuple(capfd.readouterr()) == ("", "") and len(trained) == 1
+    assert main.main(argv(tmp_path, corpus, *LINEAR)) == 0
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), len(trained)) == ("", 1, 2)
+    assert err.startswith("Preflight: WARMUP_STEPS is 100 of 20 steps: ") and err.endswith("WARMUP_STEPS = 1\n")
+
+
+@pytest.mark.slow
+def test_a_real_start_prints_nothing_of_it(
+    tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+    assert main.main(argv(tmp_path, corpus, "--gin.TRAIN_STEPS=2")) == 0
+    assert "Preflight" not in "".join(capfd.readouterr())
+    assert main.main(argv(tmp_path, corpus, "--gin.TRAIN_STEPS=4", "--gin.DROPOUT_RATE=0.2")) == 0
+    said = "".join(capfd.readouterr())
+    assert said.count("Preflight: ") == 1 and "This resumed run is changed: DROPOUT_RATE is 0.2 (it was 0.1)." in said
+
+
+def test_the_example_of_help_is_that_of_the_page_and_runs(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["preflight", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("\\\n", " ").split())
+    page = " ".join((ROOT / "docs" / "preflight.md").read_text().replace("\\\n", " ").split())
+    example = "gin/" + text.partition(" limba preflight gin/")[2].partition(" Ends with ")[0]
+    assert f"```bash limba preflight {example} ```" in page
+    assert "--topology v4-8" in text and "--no-compile" in text
+    texts = (json.loads(line)["text"] for line in corpus.read_text().splitlines())
+    documents = list({" ".join(text.lower().split()): text for text in texts}.values())  # no repetitions
+    (tmp_path / "data").mkdir()
+    for part in range(8):
+        lines = [json.dumps({"text": text}) for text in documents[part::8]]
+        (tmp_path / "data" / f"{part}.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "SECONDS", 0.1)
+    assert main.main(["preflight", *shlex.split(example), "--html=page.html"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith("\nVerdict: go.\n") and "add --topology=v4-8" in shown
+    assert "<h2>Vocabulary</h2>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_script_passes_its_arguments_on(tmp_path: Path) -> None:
+    """With a Python that shows its arguments."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; print(sys.argv[1:])" "$@"\n')
+    python.chmod(0o755)
+
+    def started(*arguments: str) -> subprocess.CompletedProcess:
+        variables = {**os.environ, "VENV": str(tmp_path), "SETUP": "no", "VOCABULARY": "ro.model"}
+        command = ["bash", str(ROOT / "launch" / "preflight.sh"), *arguments]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+
+    done = started("gin/ro_t5x_base.gin", "v4-8", "MODEL_DIR=gs://a/b", "--no-compile")
+    given = ["--gin.VOCABULARY=ro.model", "--topology=v4-8", "--gin.MODEL_DIR=gs://a/b", "--no-compile"]
+    assert done.stdout == f"{['-m', 'limba', 'preflight', 'gin/ro_t5x_base.gin', *given]}\n"
+    assert started().returncode == 1 and "no gin file is given" in started().stderr
+    assert "bash launch/preflight.sh GIN_FILE [TOPOLOGY]" in started("--help").stdout
+    assert "the argument what is not known" in started("a.gin", "what").stderr
