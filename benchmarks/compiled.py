@@ -36,24 +36,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import compiled_gpu
 from limba.cli import program
 from limba.config import InputError, ModelConfig, environment
+from limba.preflight.compiled import nvidia, topologies
 
-# Name on the cloud: libtpu's topology, its further choices, peak TFLOP/s of a device, its clock in GHz.
-MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
-TOPOLOGIES = {
-    "v2-8": ("v2:2x2", {}, 23.0, 0.70),
-    "v3-8": ("v3:2x2", {}, 61.5, 0.94),
-    "v4-8": ("v4:2x2x1", MEGACORE, 275.0, 1.05),
-    "v4-16": ("v4:2x2x2", MEGACORE, 275.0, 1.05),
-    "v4-32": ("v4:2x2x4", MEGACORE, 275.0, 1.05),
-    "v5e-4": ("v5e:2x2", {}, 197.0, 1.50),
-    "v5e-16": ("v5e:4x4", {}, 197.0, 1.50),
-    "v5p-8": ("v5p:2x2x1", MEGACORE, 459.0, 1.75),
-    "v6e-16": ("v6e:4x4", {}, 918.0, 1.75),
-}
-CPUS = tuple(f"cpu-{devices}" for devices in (1, 2, 4, 8, 16))
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
 
 
@@ -61,7 +47,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
     parser.add_argument("--size", default="base", help="file in that folder, without .gin")
-    parser.add_argument("--topology", default="v4-8", choices=(*TOPOLOGIES, *compiled_gpu.TOPOLOGIES, *CPUS))
+    parser.add_argument("--topology", default="v4-8", choices=[each.name for each in topologies.topologies()])
     parser.add_argument("--batch", type=int, default=128, help="sequences per step, over all devices")
     parser.add_argument("--inputs", type=int, default=512, help="input tokens of the encoder")
     parser.add_argument("--targets", type=int, default=114)
@@ -94,36 +80,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             f"--field={unknown} is not NAME=VALUE with a field of ModelConfig: {', '.join(sorted(fields))}."
         )
     return args
-
-
-def topology_devices(name: str) -> Any:
-    """Returns the devices of a topology; they can be compiled for, not run on (but for simulated CPUs)."""
-    if name in CPUS:
-        return _simulated_devices(int(name.removeprefix("cpu-")))
-    import numpy as np
-    from jax.experimental import topologies
-
-    topology, choices, _, _ = TOPOLOGIES[name]
-    try:
-        description = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, **({"num_slices": 1, **choices} if choices else {})
-        )
-    except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
-        raise InputError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh tpu") from error
-    return np.array(description.devices)
-
-
-def _simulated_devices(number: int) -> Any:
-    os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count={number}")
-    import jax
-    import numpy as np
-
-    if len(jax.devices()) < number:
-        raise InputError(
-            f"{number} devices are requested and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives {len(jax.devices())};"
-            " unset it."
-        )
-    return np.array(jax.devices()[:number])
 
 
 def model_config(args: argparse.Namespace) -> Any:
@@ -186,11 +142,13 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
 
 def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     """Returns the figures of the compiled step; a GPU's compiler writes its kernels to the folder `dump`."""
-    from benchmarks.compiled_program import costs_of_program, kernel_cycles
+    from benchmarks.compiled_kernels import kernel_cycles
+    from limba.preflight.compiled.program import costs_of_program
+    from limba.training.auto_mesh import live_bytes
     from limba.training.metrics.flops import flops_per_sequence
 
-    on_gpu, config = args.topology in compiled_gpu.TOPOLOGIES, model_config(args)
-    devices = compiled_gpu.topology_devices(args.topology, dump) if on_gpu else topology_devices(args.topology)
+    topology, config = topologies.topology(args.topology), model_config(args)
+    on_gpu, devices = topology.platform == "gpu", topologies.devices_of(topology, dump)
     began, cpu_began = time.perf_counter(), time.process_time()
     compiled = trace_step(args, config, devices).lower(lowering_platforms=("cuda",) if on_gpu else None).compile()
     compiling = {
@@ -202,10 +160,8 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         with open(args.save_hlo, "w") as file:
             file.write(text)
     costs = costs_of_program(text)
-    memory = compiled.memory_analysis()
-    live = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     figures = {
-        "live_gib_per_chip": (live - memory.alias_size_in_bytes) / 2**30,
+        "live_gib_per_chip": live_bytes(compiled) / 2**30,
         "all_reduce_mib": costs.collective_bytes["all-reduce"] / 2**20,
         "all_gather_mib": costs.collective_bytes["all-gather"] / 2**20,
         "reduce_scatter_mib": costs.collective_bytes["reduce-scatter"] / 2**20,
@@ -214,14 +170,13 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         "program_kib": len(text) / 2**10,
     }
     if on_gpu:
-        return figures | {"kernels": compiled_gpu.kernels(costs.kernels, dump)}
-    if args.topology in CPUS:
+        return figures | {"kernels": nvidia.kernels(costs.kernels, dump)}
+    if topology.platform == "cpu":
         return figures | {"product_gflops": costs.product_flops / 1e9, "kernels": {}}
-    _, _, peak_tflops, clock_ghz = TOPOLOGIES[args.topology]
-    flops_per_cycle = KERNEL_EFFICIENCY * peak_tflops * 1e3 / clock_ghz
+    flops_per_cycle = KERNEL_EFFICIENCY * topology.peak_flops / (topology.clock_ghz * 1e9)
     kernels = kernel_cycles(costs.kernels, [*sys.argv[1:], "--scan"], flops_per_cycle)
     total = costs.fusion_cycles + sum(kernel["cycles"] for kernel in kernels.values())
-    seconds = total / clock_ghz / 1e9
+    seconds = total / topology.clock_ghz / 1e9
     inputs = 0 if config.is_decoder_only else args.inputs
     flops = flops_per_sequence(config, inputs, args.targets) * args.batch
     return {
@@ -229,7 +184,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
         "kernel_cycles": total - costs.fusion_cycles,
         "total_cycles": total,
         **figures,
-        "estimated_mfu": flops / seconds / (peak_tflops * 1e12 * devices.size),
+        "estimated_mfu": flops / seconds / (topology.peak_flops * devices.size),
         "kernels": kernels,
     }
 
@@ -237,9 +192,9 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     if args.kernels:
-        from benchmarks.compiled_program import compile_kernels
+        from benchmarks.compiled_kernels import compile_kernels
 
-        devices = topology_devices(args.topology)
+        devices = topologies.devices_of(topologies.topology(args.topology), args.kernels)
         compile_kernels(trace_step(args, model_config(args), devices).jaxpr, devices.flat[0])
         return
     figures = compile_step(args)

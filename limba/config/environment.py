@@ -27,7 +27,6 @@ VARIABLES = {
     "GRPC_VERBOSITY": "ERROR",
     "GLOG_minloglevel": "2",
     "TOKENIZERS_PARALLELISM": "false",
-    "JAX_COMPILATION_CACHE_DIR": os.path.expanduser("~/.cache/limba/compiled"),  # a second start compiles nothing
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 # Large pages for the arrays of a step on a CPU. Each step allocates its memory again, and to touch that in pages of
@@ -51,9 +50,12 @@ CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before a
 
 
 def set_variables() -> None:
-    """Sets VARIABLES where the user has not, and silences Orbax, which logs each of its choices."""
+    """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices."""
+    from limba.config import compile_cache  # this file also runs where Limba is not installed
+
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
+    compile_cache.set_directory()  # a second start compiles nothing
     if num_gpus() > 1:
         set_gpu_flags()
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from benchmarks import compiled_gpu
-from benchmarks.compiled_program import costs_of_program, cycles_of_schedule
+from benchmarks.compiled_kernels import cycles_of_schedule
 from limba.config import InputError
+from limba.preflight.compiled import nvidia
+from limba.preflight.compiled.program import costs_of_program
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
@@ -104,9 +105,9 @@ def test_a_step_compiles_for_a_tpu_pod() -> None:
 
 
 def test_without_nvidia_s_compiler_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_gpu.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvidia.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="No compiler for NVIDIA's cards.*setup.sh cuda12"):
-        compiled_gpu.topology_devices("h200-1", "unused")
+        nvidia.topology_devices("h200-1", "unused")
 
 
 @pytest.mark.aot

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.compiled_program import costs_of_program
 from benchmarks.replay import replay
 from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
+from limba.preflight.compiled.program import costs_of_program
 from limba.sharding.mesh import batch_sharding
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule

@@ -30,8 +30,8 @@ CARDS = {
     "h100": Card("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 85.0, 3350, 50, 227),
     "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
 }
-TOPOLOGIES = tuple(f"{card}-{number}" for card in CARDS for number in (1, 2, 4, 8))
 # Products go to cuBLAS as they are: what is fastest could only be found on a card.
+INSTALL = "install it, without a card, with: bash ./launch/setup.sh cuda12"
 FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 DESCRIPTION = """
 gpu_device_info {{
@@ -54,9 +54,19 @@ def _toolkit() -> Path:
     for folder in (wheels and wheels.submodule_search_locations) or ():
         for found in Path(folder).glob("*/nvvm/libdevice"):
             return found.parents[1]
-    raise InputError(
-        "No compiler for NVIDIA's cards here; install it, without a card, with: bash launch/setup.sh cuda12"
-    )
+    raise InputError(f"No compiler for NVIDIA's cards here; {INSTALL}")
+
+
+def check_installed(name: str) -> None:
+    """Raises InputError if jax's packages for NVIDIA's cards, or NVIDIA's compiler, are not installed."""
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise InputError(f"No compiler for {name}; {INSTALL}")
+    _toolkit()
+
+
+def _places(number: int) -> str:
+    """Returns a topology as XLA names it: slices x hosts x cards of a host, which are at most 8."""
+    return f"1x{number // 8}x8" if number > 8 else f"1x1x{number}"
 
 
 def topology_devices(name: str, dump: str) -> Any:
@@ -79,10 +89,10 @@ def topology_devices(name: str, dump: str) -> Any:
     )
     try:
         description = topologies.get_topology_desc(
-            platform="cuda", topology_name=card_name, target_config=text, topology=f"1x1x{number}"
+            platform="cuda", topology_name=card_name, target_config=text, topology=_places(int(number))
         )
     except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
-        raise InputError(f"No compiler for {name} ({error}); install it with: bash launch/setup.sh cuda12") from error
+        raise InputError(f"No compiler for {name} ({str(error)[:200]}); {INSTALL}") from error
     return np.array(description.devices)
 
 

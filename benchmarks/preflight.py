@@ -1,0 +1,217 @@
+"""Figures of docs/preflight.md: which models fit which chips, as their compilers say; memory and start on a CPU.
+
+    python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, what is missing
+    python -m benchmarks.preflight table --out=DIR --models=base,large --topologies=v4-8,h100-8
+    python -m benchmarks.preflight memory             # estimated, and VmHWM's rise over three steps
+    python -m benchmarks.preflight start              # to the first step, without and with kept programs
+
+The table needs libtpu (`bash launch/setup.sh tpu`) and NVIDIA's compiler (`bash launch/setup.sh cuda12`), and no chip.
+Each cell is one compilation of the run's step with scanned layers, saved in DIR/MODEL.TOPOLOGY.json; a cell that is
+there is not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from limba.cli import program
+from limba.cli.gin import read_gin
+from limba.cli.gin.read import read_model
+from limba.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, environment, plain
+from limba.preflight import compiler
+from limba.preflight.compiled.process import compiled_step
+from limba.preflight.compiled.topologies import topology
+
+# Rows: the run's gin file, and the network of another one in its place. 128 rows of 512/114 each.
+MODELS = {
+    "base": ("gin/ro_t5x_base.gin", None),
+    "large": ("gin/ro_t5x_large.gin", None),
+    "mt5_large": ("gin/ro_mt5x_large.gin", None),
+    "xl": ("gin/ro_t5x_large.gin", "gin/models/t5_1_1/xl.gin"),
+}
+TOPOLOGIES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
+# Of the comparison with VmHWM: 12 bytes a parameter, 47 million parameters.
+SMALL = ModelConfig(
+    vocab_size=32768, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=1024, num_encoder_layers=2, num_decoder_layers=2,
+    dtype="float32", attention="einsum",
+)  # fmt: skip
+THREE_STEPS = """
+import json, sys
+from pathlib import Path
+import jax, numpy as np
+from limba.config import plain
+from limba.model import Network
+from limba.sharding.mesh import make_mesh
+from limba.training.auto_mesh import abstract_step
+from limba.training.optimizer import make_optimizer
+from limba.training.state import create_state
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+asked = json.loads(Path(sys.argv[1]).read_text())
+config, shapes = plain.from_text(asked["config"], "request"), asked["feature_shapes"]
+mesh = make_mesh(config.mesh)
+jax.jit(lambda x: x + 1)(np.zeros(8))  # starts the platform
+before = peak()
+optimizer = make_optimizer(config.optimizer, config.train_steps)
+state = create_state(Network(config.model, mesh), optimizer, mesh, 0, config.mesh.shard_update)
+size = sum(x.nbytes for x in jax.tree.leaves(state))
+after_init = peak() - before
+step, _ = abstract_step(config, mesh, shapes)
+for _ in range(3):
+    batch = {name: np.random.default_rng(0).integers(2, 250, shape).astype(np.int32) for name, shape in shapes.items()}
+    state, metrics = step(state, batch, jax.random.key(0))
+    jax.block_until_ready((state, metrics))
+print(json.dumps({"rise": peak() - before, "rise_of_init": after_init, "state": size}))
+"""
+
+
+def run_of(name: str) -> RunConfig:
+    """Returns a row's run."""
+    file, network = MODELS[name]
+    run = read_gin(file, MODEL_DIR="unused")
+    if network is None:
+        return run
+    same = {field: getattr(run.model, field) for field in ("vocab_size", "remat", "dropout_rate", "dtype")}
+    return dataclasses.replace(run, model=dataclasses.replace(read_model(network), **same))
+
+
+def table(args: argparse.Namespace) -> None:
+    """Compiles what is missing, and prints the table."""
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for place in args.topologies.split(","):
+        for name in args.models.split(","):
+            path = out / f"{name}.{place}.json"
+            if path.exists():
+                continue
+            run = run_of(name)
+            found = compiled_step(compiler.stand_in(run), compiler.feature_shapes(run), place)
+            if "failed" in found:
+                print(f"{name} on {place}: {found['failed']}", file=sys.stderr, flush=True)
+                continue
+            path.write_text(json.dumps(found))
+            print(f"{name} on {place}: {cell(out, name, place)}", file=sys.stderr, flush=True)
+    places = args.topologies.split(",")
+    print(
+        "| model | " + " | ".join(f"{place}, {compiler.limit_bytes(topology(place)) / 2**30:.2f}" for place in places)
+    )
+    print("| --- " * (len(places) + 1) + "|")
+    for name in args.models.split(","):
+        print(f"| {name} | " + " | ".join(cell(out, name, place) for place in places) + " |")
+
+
+def cell(out: Path, name: str, place: str) -> str:
+    """Returns a cell's text: fits or not, GiB a device, processor seconds of the compilation."""
+    path = out / f"{name}.{place}.json"
+    if not path.exists():
+        return "not compiled"
+    found = json.loads(path.read_text())
+    verdict = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
+    cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
+    return f"{verdict}, {found['live_bytes'] / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s)"
+
+
+def small_run(rows: int = 8, lengths: tuple[int, int] = (128, 32), network: ModelConfig = SMALL) -> RunConfig:
+    """Returns the run whose memory is compared."""
+    data = DataConfig("unused", {"inputs": lengths[0], "targets": lengths[1]}, batch_size=rows)
+    optimizer = OptimizerConfig(name="adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=10))
+    return RunConfig(network, data, "unused", train_steps=1000, optimizer=optimizer)
+
+
+def memory_figures(run: RunConfig, cache: str = "") -> dict[str, Any]:
+    """Returns the estimated bytes of a run's step on one CPU device, and the rise of VmHWM over three real steps."""
+    shapes = compiler.feature_shapes(run)
+    found = compiled_step(run, shapes, "cpu-1")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
+        json.dump({"config": plain.to_text(run), "feature_shapes": shapes}, request)
+        request.flush()
+        variables = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": cache}
+        command = [sys.executable, "-c", THREE_STEPS, request.name]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return {
+        "estimated": compiler.process_bytes(found),
+        "live": found["live_bytes"],
+        **json.loads(done.stdout.splitlines()[-1]),
+    }
+
+
+def memory(args: argparse.Namespace) -> None:
+    """Prints the estimate beside what the process took."""
+    found = memory_figures(small_run(args.rows))
+    print(json.dumps(found | {"estimated_over_rise": found["estimated"] / found["rise"]}))
+
+
+def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
+    """Returns clock and processor seconds of two starts of the demo's run up to its first step, and of the process.
+
+    The first start finds no kept programs, the second those of the first.
+    """
+    from limba.data.preparation.demo_corpus import pydoc_corpus
+
+    corpus, figures = folder / "corpus.jsonl", []
+    pydoc_corpus(corpus)
+    values = {"CORPUS": corpus, "VOCABULARY": "byte", "VOCAB_SIZE": 384, "TRAIN_STEPS": 1, "LOG_PERIOD": 1}
+    values |= {"EVAL_PERIOD": 1_000_000, "CHECKPOINT_PERIOD": 1_000_000}
+    for number in range(2):
+        model_dir = folder / f"run{number}"
+        flags = [f"--gin.{name}={value}" for name, value in (values | {"MODEL_DIR": model_dir}).items()]
+        command = [sys.executable, "-m", "limba", "train", "gin/demo.gin", *flags, *gin]
+        variables = {k: v for k, v in os.environ.items() if k not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
+        variables |= {"COMPILE_CACHE": str(folder / "compiled"), "JAX_PLATFORMS": "cpu"}
+        before, began = _child_seconds(), time.perf_counter()
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        first = None
+        while process.poll() is None:
+            logged = model_dir / "metrics.jsonl"
+            if first is None and logged.exists() and '"step": 1,' in logged.read_text():
+                first = time.perf_counter() - began
+            time.sleep(0.05)
+        if process.returncode or first is None:
+            raise RuntimeError(f"{command} ended with status {process.returncode}, first step {first}")
+        figures.append({"seconds_to_first_step": first, "cpu_seconds": _child_seconds() - before})
+    return figures
+
+
+def _child_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start(args: argparse.Namespace) -> None:
+    """Prints both starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        cold, warm = start_figures(Path(folder))
+    share = warm["seconds_to_first_step"] / cold["seconds_to_first_step"]
+    print(json.dumps({"without": cold, "with": warm, "warm_over_cold": share}))
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "memory", "start"])
+    parser.add_argument("--out", default="preflight-table", help="folder of the table's cells")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
+    parser.add_argument("--rows", type=int, default=8, help="of the comparison of memory")
+    args = parser.parse_args(argv)
+    {"table": table, "memory": memory, "start": start}[args.what](args)
+
+
+if __name__ == "__main__":
+    environment.set_variables()
+    sys.exit(program.exit_code(main, sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""What is read from compilers' texts, and made of figures; nothing is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from limba.config import InputError, MeshConfig, plain
+from limba.preflight import compiler
+from limba.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
+from tests.preflight import runs
+
+pytestmark = pytest.mark.fast
+# As libtpu writes them, shortened.
+LIVE_RANGE = """HloLiveRange (max 4):
+  BufferLiveRange:
+    x.1{}:0-4
+  Live ranges at 3 (peak):
+    fusion.7{}: 3000 bytes (cumulative: 3000 bytes)
+    while.2{1}: 2000 bytes (cumulative: 3000 bytes)
+    fusion.8{}: 5000 bytes (cumulative: 8000 bytes)
+    x.1{}: 4000 bytes (cumulative: 12000 bytes)
+  Stack trace breakdown for peak usage: 12 000 bytes
+    main.1 (100.0%, total: 12 000 bytes)
+"""
+PROGRAM = """HloModule jit_train_step, is_scheduled=true
+
+%body (arg: f32[8]) -> f32[8] {
+  %arg = f32[8]{0} parameter(0)
+  ROOT %fusion.8 = bf16[12,8,64]{2,1,0} fusion(%arg), metadata={op_name="jit(train_step)/transpose(jvp(Transformer))/Transformer.encode/encoder/while/body/mlp/wi_0/dot_general" source_line=3}
+}
+
+ENTRY %main (x.1: f32[8]) -> f32[8] {
+  %x.1 = f32[1000]{0} parameter(0), metadata={op_name="state.params['token_embedder']['embedding']"}
+  %while.2 = (s32[]{:T(128)}, f32[2,250]{1,0:T(8,128)}) while(%t), metadata={op_name="jit(train_step)/jvp(Transformer)/encoder/while"}
+  %fusion.7 = f32[750]{0} fusion(%x.1), calls=%c, metadata={op_name="jit(train_step)/jvp(Transformer)/decoder/logits_dense/dot_general"}
+}
+"""  # noqa: E501
+
+
+def test_the_largest_arrays_have_names_of_the_network(tmp_path: Path) -> None:
+    (tmp_path / "module_0001.jit_train_step.x.after_optimizations-live-range.txt").write_text(LIVE_RANGE)
+    found = memory.largest(str(tmp_path), PROGRAM)
+    assert [each["bytes"] for each in found] == [5000, 4000, 3000, 2000]
+    assert [each["where"] for each in found] == [
+        "encoder/mlp/wi_0/dot_general",
+        "params/token_embedder/embedding",
+        "decoder/logits_dense/dot_general",
+        "encoder",
+    ]
+    assert [each["of"] for each in found] == ["temporary", "argument", "temporary", "temporary"]
+    assert (
+        found[0]["shape"] == "bf16[12,8,64]"
+        and found[3]["shape"] == "f32[2,250]"
+        and memory.peak_bytes(str(tmp_path)) == 12000
+    )
+    # A program that did not fit is read from what the compiler wrote.
+    (tmp_path / "module_0001.jit_train_step.x.after_optimizations.txt").write_text(PROGRAM)
+    assert memory.largest(str(tmp_path), "") == found
+    assert memory.largest(str(tmp_path / "none"), PROGRAM) == []
+
+
+def test_topologies_have_the_sizes_of_the_cloud_s_names() -> None:
+    table = {each.name: each for each in compiler.topologies()}
+    assert len(table) == len(compiler.topologies())
+    sizes = {name: (table[name].devices, table[name].chips, table[name].hosts) for name in table}
+    assert sizes["v3-8"] == (8, 4, 1) and sizes["v3-32"] == (32, 16, 4)
+    assert sizes["v4-8"] == (4, 4, 1) and sizes["v4-32"] == (16, 16, 4) and sizes["v5p-8"] == (4, 4, 1)
+    assert sizes["v5e-16"] == (16, 16, 4) and sizes["v6e-1"] == (1, 1, 1)
+    assert sizes["h100-8"] == (8, 8, 1) and sizes["h100-16"] == (16, 16, 2) and sizes["cpu-8"] == (8, 8, 1)
+    # jax gives a program three quarters of a single card.
+    assert 58 < table["h100-1"].gib < 60 and 70 < table["h100-8"].gib < 72
+    with pytest.raises(InputError, match="The topology v4-7 is not known; did you mean .*v4-8"):
+        compiler.compiled(runs.run(), "v4-7")
+
+
+@pytest.mark.parametrize(("name", "part"), [("v4-8", "tpu"), ("h100-8", "cuda12")])
+def test_a_compiler_that_is_not_installed_is_one_warning(name: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = lambda module: None if module in ("libtpu", "nvidia") or "plugin" in module else real(module)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    (line,) = compiler.compiled(runs.run(), name).lines
+    assert line.level == "warning" and f"No compiler for {name}" in line.text
+    assert line.mend.startswith(f"bash ./launch/setup.sh {part}")
+    assert "No compiler" in compiler.advice(runs.run(), name, None).lines[0].text
+
+
+def test_a_batch_or_mesh_that_does_not_divide_is_an_error_before_anything_is_compiled() -> None:
+    (line,) = compiler.compiled(runs.run(rows=10), "v4-8").lines
+    assert line.level == "error" and line.mend == "DataConfig.batch_size = 8"
+    (line,) = compiler.compiled(runs.run(mesh=MeshConfig(fsdp=3)), "v4-8").lines
+    assert line.level == "error" and line.mend.startswith("MeshConfig.data = -1")
+
+
+def test_the_features_are_those_of_the_configuration() -> None:
+    config = runs.run(rows=8, lengths=(512, 114))
+    shapes = compiler.feature_shapes(config)
+    assert shapes == dict.fromkeys(
+        ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"), (8, 114)
+    ) | {"encoder_input_tokens": (8, 512)}
+    data = dataclasses.replace(config.data, task_feature_lengths={"inputs": 512}, pack=True)
+    packed = compiler.feature_shapes(dataclasses.replace(config, data=data))
+    assert packed == shapes | {"encoder_segment_ids": (8, 512), "decoder_segment_ids": (8, 114)}
+
+
+def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
+    config, found = runs.run(), {"fusion_cycles": 2e8, "kernel_flops": 0.0, "collective_bytes": {"all-reduce": 3e8}}
+    pod = topologies.topology("v4-8")
+    estimate = speed.estimate(config, found, (256, 64), pod)
+    seconds = 2e8 / 1.05e9
+    assert estimate.fastest == pytest.approx(seconds) and estimate.slowest == pytest.approx(2 * (seconds + 2e-3))
+    figures = estimate.figures(config, (256, 64), pod)
+    low, high = figures["tokens_per_second"]
+    assert low < high == pytest.approx(16 * 320 / seconds) and figures["mfu"][0] < figures["mfu"][1]
+    assert figures["days"][1] == pytest.approx(1000 * estimate.slowest / 86400)
+    card = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
+    assert card.slowest == pytest.approx(2.5 * card.fastest) and "gives no time" in card.made
+
+
+def of_chips(config: object, peak: float, mfu: float) -> str:
+    """Returns the line that a run logs on devices of this peak."""
+    per_sequence = speed.flops_per_sequence(config.model, *speed.sides_of(config))
+    speeds = {"sequences_per_second_per_device": mfu * peak / per_sequence, "mfu": mfu}
+    return json.dumps({"kind": "train", "step": 100, "loss": 1.0, **speeds}) + "\n"
+
+
+def test_a_run_on_the_same_chip_replaces_the_estimate(tmp_path: Path) -> None:
+    config, pod = runs.run(), topologies.topology("v4-8")
+    (tmp_path / plain.FILE).write_text(plain.to_text(config))
+    (tmp_path / "metrics.jsonl").write_text(of_chips(config, 275e12, 0.4))
+    found = speed.calibrated(config, (256, 64), pod, str(tmp_path), config)
+    at_peak = speed.flops_per_sequence(config.model, 256, 64) * 16 / (4 * 275e12)
+    assert found.fastest == pytest.approx(0.85 * at_peak / 0.4) and "40.0% of the peak" in found.made
+    with pytest.raises(InputError, match="ran on chips of 275 TFLOP/s, and v5e-16 has 197"):
+        speed.calibrated(config, (256, 64), topologies.topology("v5e-16"), str(tmp_path), config)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="has logged no speed"):
+        speed.calibrated(config, (256, 64), pod, str(tmp_path), config)
+    with pytest.raises(InputError, match=r"holds no config.json"):
+        compiler._run_in(str(tmp_path / "none"))
+
+
+def test_mends_of_a_step_that_does_not_fit_come_in_order_of_their_cost() -> None:
+    config, pod = runs.changed(runs.run(rows=64), remat="none"), topologies.topology("v3-8")
+    own = {"state_bytes": 2 << 30, "live_bytes": 60 << 30}
+    found = [mend.lines for mend in mends.ladder(config, own, pod, 15 * 2**30)]
+    assert found[:2] == [("ModelConfig.remat = 'minimal'",), ("ModelConfig.remat = 'full'",)]
+    assert found[2] == ("ModelConfig.remat = 'full'", "RunConfig.num_microbatches = 2")
+    assert ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8") in found
+    assert ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8", "RunConfig.num_microbatches = 4") in found
+    assert found[-2][-2:] == ("MeshConfig.fsdp = 2", "MeshConfig.model = 4")
+    # Nothing is named that the run has already.
+    full = runs.changed(config, remat="full")
+    assert next(mends.ladder(full, own, pod, 15 * 2**30)).lines == ("RunConfig.num_microbatches = 2",)
+    # A state that leaves no room: only sharding it helps.
+    own = {"state_bytes": 15 << 30, "live_bytes": 60 << 30}
+    found = [mend.lines for mend in mends.ladder(config, own, pod, 15 * 2**30)]
+    assert found[0] == ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8")
+
+
+def test_savings_of_a_step_that_fits_are_each_alone() -> None:
+    config = runs.changed(runs.run(num_microbatches=4), vocab_size=8000, remat="full")
+    found = [mend.lines for mend in mends.savings(config)]
+    assert found == [
+        ("ModelConfig.vocab_size = 8064",),
+        ("ModelConfig.remat = 'minimal'",),
+        ("RunConfig.num_microbatches = 2",),
+    ]
+    padded = dataclasses.replace(config.data, objective="span_corruption")
+    padded = dataclasses.replace(padded, task_feature_lengths={"inputs": 512, "targets": 256})
+    first = next(mends.savings(dataclasses.replace(config, data=padded)))
+    assert first.lines == ("DataConfig.task_feature_lengths = {'inputs': 512, 'targets': 114}",)
+
+
+def test_a_process_that_gives_no_answer_is_a_sentence() -> None:
+    assert "for want of memory" in process._last_words("", -9)
+    assert process._last_words("x\nE0000 it broke\n", 1).endswith("status 1: E0000 it broke")
+    assert step.needed_bytes("nothing of it") == 0 and nvidia._places(16) == "1x2x8"
