@@ -5,5 +5,9 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["limba", "limba.*"]), "limba.shipped.gin", "limba.shipped.tasks"],
     package_dir={"limba.shipped.gin": "gin", "limba.shipped.tasks": "tasks"},
-    package_data={"limba.shipped.gin": ["**/*.gin"], "limba.cli.play": ["page.html"]},
+    package_data={
+        "limba.shipped.gin": ["**/*.gin"],
+        "limba.cli.play": ["page.html"],
+        "limba.evaluation.page": ["page.html", "page.css", "page.js"],
+    },
 )

@@ -20,7 +20,7 @@ from limba.data.reader_processes import open_stream
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end, each_save
-from limba.inference.generate import sampler
+from limba.inference.samples import sampler
 from limba.model import Network
 from limba.sharding import multihost
 from limba.sharding.agreement import check_alike, facts_of_run, together
@@ -42,7 +42,7 @@ from limba.training.epochs import plan_of_run
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop, Stream
-from limba.training.metrics.figures import RecentSteps, introduction
+from limba.training.metrics.figures import RecentSteps, facts, introduction
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
@@ -141,7 +141,8 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
             for sentence in (*plan.notes, *sentences):
                 metrics.say(sentence)
-            recent = RecentSteps(config, lengths, mesh.size)
+            metrics.record("start", start, facts(config, count_parameters(abstract.params), lengths, mesh.size))
+            recent = RecentSteps(config, lengths, mesh.size, metrics)
             guard = Guard(config, model, ledger, metrics)
             guard.begin(start, notes)
             loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)

@@ -19,7 +19,7 @@ from limba.formats.limba_checkpoint import steps_in
 from limba.sharding import progress
 from limba.storage import lease
 from limba.storage.files import read_text
-from limba.training.metrics.logging import duration, read_metrics
+from limba.training.metrics.records import duration, read_metrics
 
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
 RECENT = 5  # logged lines whose median counts
@@ -91,7 +91,7 @@ class Status:
             *_figures(train, config),
             *_validation(records),
             self._saved(saved),
-            _holder(holder),
+            holder_line(holder),
             *_processes(hosts, holder),
         ]
         if len(train) > 1:
@@ -137,7 +137,7 @@ def _validation(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"validation   loss {found[-1]['loss']:.4f} at step {found[-1]['step']:,}"] if found else []
 
 
-def _holder(seen: Heartbeat) -> str:
+def holder_line(seen: Heartbeat) -> str:
     """Returns who trains in the directory, by its lease."""
     if seen.content is None or seen.age is None:
         return "process      none: nothing trains here now"

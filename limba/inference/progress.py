@@ -7,7 +7,7 @@ import time
 
 from tqdm import tqdm
 
-from limba.training.metrics.logging import duration
+from limba.training.metrics.records import duration
 
 SECONDS_BETWEEN = 30.0  # of lines where there is no terminal
 

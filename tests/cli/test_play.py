@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from playwright.sync_api import Page
 
 import limba
 from limba.cli import main
+from limba.cli import serving as web
 from limba.cli.play import server as servers
 from limba.cli.play.answers import MOST_LETTERS, Player
 from limba.cli.play.server import Server
@@ -63,6 +65,7 @@ def asked(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
     return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: list[Player], run: Path) -> None:
     model = limba.load(run, step=9, vocabulary="byte")
     with serving(players) as server:
@@ -130,7 +133,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: l
             try:
                 found, answer = asked(server, "/api/texts", body)
             except (BrokenPipeError, ConnectionResetError):  # it is refused before all of it is sent
-                assert isinstance(body, bytes) and len(body) > servers.MOST_BYTES
+                assert isinstance(body, bytes) and len(body) > web.MOST_BYTES
                 continue
             assert found == status and words in answer["error"], (str(body)[:80], answer)
             assert "\n" not in answer["error"] and answer["error"].endswith(".")
@@ -206,11 +209,14 @@ def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixt
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main.main(["play", "a", f"--port={port}"]) == 2
-    assert f"Port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
+    assert f"Port {port} of 127.0.0.1 is in use by process {os.getpid()}: " in capsys.readouterr().err
 
 
 def fill_a_gap(page: Page, server: Server) -> None:
     """Masks a word, has both models fill the gap, and compares what the page shows with the server's answer."""
+    page.route(
+        "**/api/models", lambda route: (time.sleep(1), route.continue_())
+    )  # who asks before it is answered waits
     page.goto(server.address)
     page.get_by_label("Text").fill("A text with gap.")
     page.evaluate("document.getElementById('text').setSelectionRange(2, 6)")

@@ -9,6 +9,7 @@ from limba.cli.arguments import Parser
 from limba.cli.program import names_said
 from limba.cli.use import model
 from limba.config import InputError
+from limba.config.waiting import waiting
 
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
 of it with --gin.EVAL_STEPS=None). For tasks with metrics it also generates text for validation examples and computes
@@ -39,16 +40,14 @@ def run(argv: Sequence[str]) -> None:
     from etils import epath
 
     from limba.evaluation import text as evaluation
-    from limba.inference.generate import sampler
+    from limba.inference.samples import sampler
     from limba.training.metrics.logging import Metrics
 
     split = given.split or config.data.validation_split
     with names_said({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
-        figures, copied = evaluation.evaluate(
-            trained,
-            num_examples=given.num_examples or config.evaluation.num_examples or 1_000,
-            split=split,
-        )
+        number = given.num_examples or config.evaluation.num_examples or 1_000
+        with waiting(f"evaluating {split}", shows=jax.process_index() == 0):
+            figures, copied = evaluation.evaluate(trained, num_examples=number, split=split)
     sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation)
     texts = sample(trained.params) if sample else {}
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}

@@ -6,8 +6,6 @@ second over the peak (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 
 from __future__ import annotations
 
-import jax
-
 from limba.config import ModelConfig
 
 # Dense bf16 TFLOP/s of one device, by a part of jax's `device_kind`. The first part that occurs counts.
@@ -53,6 +51,8 @@ def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: 
 
 def peak_flops_per_device() -> float | None:
     """Returns the peak bf16 FLOP/s of one of this machine's devices, or None if it is not known, as for CPUs."""
+    import jax  # not above: the report counts FLOPs where no devices are asked
+
     kind = jax.devices()[0].device_kind
     for name, tflops in PEAK_TFLOPS.items():
         if name in kind:

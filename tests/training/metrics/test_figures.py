@@ -1,6 +1,7 @@
 """The figures of a logged line, and the trace of a few steps."""
 
 import dataclasses
+import json
 import math
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from limba.config import CheckpointConfig, DataConfig, NonFiniteError, RunConfig
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
+from limba.training.metrics.logging import Metrics
 from limba.training.metrics.tracing import Trace
 from tests import tiny
 
@@ -64,8 +66,8 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
     """A V100, a card of AMD, and an A100 as jax describes them."""
 
     class Card:
-        def __init__(self, device_kind: str, compute_capability: str):
-            self.platform, self.device_kind, self.compute_capability = "gpu", device_kind, compute_capability
+        def __init__(self, device_kind: str, compute_capability: str, platform: str = "gpu"):
+            self.platform, self.device_kind, self.compute_capability = platform, device_kind, compute_capability
 
     def said(card: Card) -> list[str]:
         monkeypatch.setattr(figures.jax, "devices", lambda: [card] * 8)
@@ -76,6 +78,8 @@ def test_cards_without_the_kernels_are_named_once(config: RunConfig, monkeypatch
         (sentence,) = said(card)
         assert sentence.endswith(f"capability 8 or newer (A100), and this is {card.device_kind}.")
     assert said(Card("NVIDIA A100-SXM4-40GB", "8.0")) == []
+    (sentence,) = said(Card("TPU v3", "", "tpu"))
+    assert sentence.endswith("needs a TPU v4 or newer, and this is TPU v3.") and said(Card("TPU v4", "", "tpu")) == []
 
 
 def test_a_job_that_ends_before_its_next_checkpoint_is_told(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,3 +112,18 @@ def test_a_run_too_short_to_be_traced_says_so(config: RunConfig) -> None:
     trace.after(11, None, is_last=True)
     trace.close(11, None)
     assert said == ["Nothing was traced: tracing starts at step 13, and the run ended at step 11."]
+
+
+def test_rows_are_counted_by_their_tokens_and_seldom_recorded(config: RunConfig, tmp_path: Path) -> None:
+    rows = {"inputs": np.asarray([[5, 6, 1, 0], [5, 1, 0, 0]]), "targets": np.asarray([[7, 1], [1, 0]])}
+    with Metrics(str(tmp_path), 0, 100, writes=True) as written:
+        recent = RecentSteps(config, {"inputs": 8, "targets": 4}, 1, written)
+        for step in range(1, 10):
+            recent.add(step, {0: rows}, metrics(1.0, 1.0))
+            recent.figures({}, [])
+            recent.restart()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counted = [record for record in records if record["kind"] == "row_lengths"]
+    assert [record["step"] for record in counted] == [1, 2, 4, 8]
+    assert counted[-1]["rows"] == {"inputs": [[2, 8], [3, 8]], "targets": [[1, 8], [2, 8]]}
+    assert records[-1]["kind"] == "end"

@@ -1,0 +1,110 @@
+"""Makes the pictures of the report, of the page to try a model and of the docs' front page, from a real run.
+
+    python docs/site/screenshots.py MODEL_DIR [OTHER_MODEL_DIR]
+
+Needs Debian's Chromium and the packages of requirements-test.txt. Writes docs/report.webp, docs/play.webp and
+docs/front.webp, each under 150 kB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parent.parent.parent
+MOST_BYTES = 150_000
+SIZE = {"width": 1280, "height": 960}
+TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
+MASKED = (2, 11)  # the letters of TEXT that are masked
+
+
+def write(name: str, picture: bytes) -> None:
+    """Writes a PNG's bytes as docs/<name>.webp, with the best quality that is small enough."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    for quality in (90, 80, 70, 60, 50, 40):
+        buffer = io.BytesIO()
+        image.save(buffer, "webp", quality=quality, method=6)
+        if len(buffer.getvalue()) < MOST_BYTES:
+            break
+    else:
+        raise SystemExit(f"{name} is larger than {MOST_BYTES:,} bytes.")
+    path = ROOT / "docs" / f"{name}.webp"
+    path.write_bytes(buffer.getvalue())
+    print(f"{path}: {len(buffer.getvalue()):,} bytes, quality {quality}")
+
+
+@contextlib.contextmanager
+def served(*arguments: str) -> Iterator[str]:
+    """Yields the address that a command of ours serves a page at."""
+    command = [sys.executable, "-m", "limba", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = next((line for line in process.stdout if line.startswith("Open ")), None)
+            if line is None:
+                raise SystemExit(f"{' '.join(arguments)} serves no page.")
+            yield line.split()[1]
+        finally:
+            process.terminate()
+
+
+def report(page: Page, runs: Sequence[str]) -> None:
+    """Makes the picture of the report of these runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.html"
+        subprocess.run([sys.executable, "-m", "limba", "report", *runs, f"--output={path}"], cwd=ROOT, check=True)
+        page.goto(f"file://{path}")
+        page.wait_for_function("document.documentElement.dataset.drawn")
+        page.wait_for_timeout(1_000)
+        page.evaluate("document.querySelector('form').scrollIntoView({behavior: 'instant'})")
+        write("report", page.screenshot())
+
+
+def play(page: Page, run: str) -> None:
+    """Makes the picture of the page to try a model: a word is masked, and the model fills the gap."""
+    with served("play", run) as address:
+        page.goto(address)
+        page.locator("#models section").first.wait_for()
+        page.get_by_label("Text").fill(TEXT)
+        page.evaluate(f"document.getElementById('text').setSelectionRange{MASKED}")
+        page.get_by_role("button", name="Mask the selected words").click()
+        page.get_by_role("button", name="Write").click()
+        page.get_by_text("Done.").wait_for(timeout=300_000)
+        write("play", page.screenshot())
+
+
+def front(page: Page) -> None:
+    """Makes the picture of the docs' front page."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder]
+        subprocess.run(command, cwd=ROOT, check=True)
+        page.goto(f"file://{folder}/index.html")
+        page.wait_for_timeout(500)
+        write("front", page.screenshot())
+
+
+def main(runs: Sequence[str]) -> None:
+    """Makes the pictures; `runs` are directories of runs, of which the first is tried."""
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None or not runs:
+        raise SystemExit("Give MODEL_DIR, and install Chromium (apt-get install chromium).")
+    with sync_playwright() as playwright:
+        browser: Browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        with contextlib.closing(browser):
+            page = browser.new_page(viewport=SIZE)  # pyright: ignore[reportArgumentType]
+            report(page, [str(Path(run).resolve()) for run in runs])
+            play(page, str(Path(runs[0]).resolve()))
+            front(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,195 @@
+"""A server of pages for one machine, as `limba play` and `limba report` have it: HTTP with a token and limits.
+
+Only a request whose Host header names this server is answered, so that no other site in the same browser can ask; with
+a token only one that has it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import http
+import http.server
+import json
+import secrets
+import sys
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from limba.cli.arguments import Parser
+from limba.config import InputError
+from limba.config.errors import reason_of
+
+HERE = "127.0.0.1"
+FIRST_PORT, PORTS = 8000, 20  # that are tried if none is given
+MOST_BYTES = 200_000  # of a request
+LONGEST_SILENCE = 30.0  # seconds for which a connection may send nothing
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+ServerT = TypeVar("ServerT", bound="PageServer")
+
+
+class RefusedError(Exception):
+    """A request that is answered with a status and one sentence."""
+
+    def __init__(self, status: http.HTTPStatus, sentence: str):
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+class PageServer(http.server.ThreadingHTTPServer):
+    """Serves a page. OSError if the port cannot be had. `token` is asked of every request."""
+
+    daemon_threads = True
+    allow_reuse_address = False  # else a port that another server listens on could be taken
+    request_queue_size = 32
+
+    def __init__(self, host: str, port: int, handler: type[PageHandler], token: str | None = None):
+        self.token = token
+        super().__init__((host, port), handler)
+        self.names = {f"{name}:{self.server_port}" for name in (HERE, "localhost", host)}
+
+    @property
+    def address(self) -> str:
+        """The page's address, with the token if there is one."""
+        query = f"/?token={self.token}" if self.token else "/"
+        host = f"[{self.server_address[0]}]" if ":" in str(self.server_address[0]) else self.server_address[0]
+        return f"http://{host}:{self.server_port}{query}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is no news; anything else is one line, and the server continues."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            print(f"A request failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+class PageHandler(http.server.BaseHTTPRequestHandler):
+    """Answers one request with what `get` or `post` returns: a type of content and its bytes."""
+
+    server: PageServer
+    server_version, sys_version = "limba", ""
+    timeout = LONGEST_SILENCE
+    protocol_version = "HTTP/1.1"
+
+    def get(self, path: str) -> tuple[str, bytes]:
+        """Returns what is at a path; this one has nothing."""
+        raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
+
+    def post(self, path: str) -> tuple[str, bytes]:
+        """Returns the answer to what is sent to a path; this one takes nothing."""
+        raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing: the console belongs to the one who started the server."""
+
+    def do_GET(self) -> None:
+        self._answer(self.get)
+
+    def do_POST(self) -> None:
+        self._answer(self.post)
+
+    def _answer(self, make: Callable[[str], tuple[str, bytes]]) -> None:
+        status = http.HTTPStatus.OK
+        try:
+            self._check()
+            kind, body = make(urllib.parse.urlsplit(self.path).path)
+        except RefusedError as error:
+            status, kind, body = error.status, *as_json({"error": error.sentence})
+        except InputError as error:
+            status, kind, body = http.HTTPStatus.BAD_REQUEST, *as_json({"error": str(error)})
+        self.close_connection = status != http.HTTPStatus.OK  # what was not read must not become the next request
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _check(self) -> None:
+        server = self.server
+        if server.token is not None:
+            query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+            given = self.headers.get("X-Token") or query.get("token", [""])[0]
+            if not hmac.compare_digest(given.encode(), server.token.encode()):
+                raise RefusedError(http.HTTPStatus.FORBIDDEN, "Open the address that the command has printed, whole.")
+        elif self.headers.get("Host") not in server.names:
+            raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
+
+    def asked(self) -> Mapping[str, Any]:
+        """Returns the JSON object that was sent; RefusedError and InputError for anything else."""
+        if self.headers.get_content_type() != "application/json":  # which no form of another site can send
+            raise RefusedError(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON (Content-Type: application/json).")
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise RefusedError(http.HTTPStatus.LENGTH_REQUIRED, "Send Content-Length.")
+        if int(length) > MOST_BYTES:
+            raise RefusedError(
+                http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"The request has {int(length):,} bytes; send at most {MOST_BYTES:,}.",
+            )
+        try:
+            asked = json.loads(self.rfile.read(int(length)))
+        except ValueError:
+            raise InputError("The request is not JSON; send an object.") from None
+        if not isinstance(asked, dict):
+            raise InputError("The request is not a JSON object; send one.")
+        return asked
+
+
+def as_json(value: Any) -> tuple[str, bytes]:
+    """Returns an answer in JSON."""
+    return "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode()
+
+
+def add_flags(parser: Parser) -> None:
+    """Adds the flags of where a page is served."""
+    parser.add_argument("--host", default=HERE, help=f"address to listen on; default: {HERE}, for this machine alone")
+    parser.add_argument("--token", help="with --host: what the page's address must hold; default: one is made")
+
+
+def checked(host: str, port: int | None, token: str | None, name: str) -> str | None:
+    """Returns the token of a page, None for one of this machine alone; InputError for what cannot be. `name`: --port"""
+    if port is not None and not 0 <= port < 65536:
+        raise InputError(f"{name} is {port}; give a number from 0 to 65535, where 0 is any free port.")
+    if token is not None and host == HERE:
+        raise InputError("--token is given without --host; it guards a page that others can open.")
+    return None if host == HERE else token or secrets.token_urlsafe(16)
+
+
+def listening(make: Callable[[int], ServerT], host: str, port: int | None, name: str) -> ServerT:
+    """Returns the server that `make` starts on this port, or on the first free one; InputError if it cannot be had."""
+    for chosen in range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]:
+        try:
+            return make(chosen)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port is not None:
+                raise InputError(
+                    f"Port {chosen} of {host} {_why(error, chosen)}; give another {name}, or none."
+                ) from None
+    raise InputError(f"The ports {FIRST_PORT} to {FIRST_PORT + PORTS - 1} of {host} are in use; give a {name}.")
+
+
+def _why(error: OSError, port: int) -> str:
+    if error.errno != errno.EADDRINUSE:
+        return f"cannot be had ({reason_of(error)})"
+    from limba.sharding.roll_call import listener
+
+    return f"is in use by {listener(port)}"
+
+
+def serve(server: PageServer) -> None:
+    """Serves until Ctrl-C."""
+    print(f"Open {server.address} in a browser. Ctrl-C ends it.", flush=True)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        print("Ended.", flush=True)

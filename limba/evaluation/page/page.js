@@ -1,0 +1,266 @@
+"use strict";
+// Fills the charts with numbers, and keeps them new while the run goes.
+(() => {
+  const ROWS = 100, SECONDS = 5, COLOURS = 8;
+  const byId = (id) => document.getElementById(id);
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let data = JSON.parse(byId("data").textContent);
+  const plots = {};
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+
+  function numbers(text) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    return new Float32Array(bytes.buffer);
+  }
+
+  const decoded = new WeakMap();
+  function columns(line) {
+    if (!decoded.has(line)) {
+      const found = {};
+      for (const [name, text] of Object.entries(line.columns)) found[name] = numbers(text);
+      if (line.flop) found.flop = Array.from(found.step, (step) => step * line.flop);
+      decoded.set(line, found);
+    }
+    return decoded.get(line);
+  }
+
+  const short = (value) => Number.isFinite(value) ? String(Number(value.toPrecision(5))) : "none";
+  const count = (value) => Math.round(value).toLocaleString("en");
+
+  // The least x that is shown, the same for all charts.
+  function least(axis, part) {
+    if (part >= 1) return -Infinity;
+    let most = 0;
+    for (const lines of Object.values(data.charts)) {
+      for (const line of lines) {
+        const x = columns(line)[axis];
+        if (x && x.length) most = Math.max(most, x[x.length - 1]);
+      }
+    }
+    return most * (1 - part);
+  }
+
+  function filled(line, axis, from) {
+    const found = columns(line);
+    if (found.left) {
+      const into = {y: [], said: [], left: [], right: []};
+      found.y.forEach((share, i) => {
+        into.y.push(share); into.left.push(found.left[i]); into.right.push(found.right[i]);
+        into.said.push(`${short(share)} % have ${count(found.left[i])} to ${count(found.right[i] - 1)} tokens`);
+      });
+      return into;
+    }
+    const x = found[axis], into = {x: [], y: [], said: []};
+    if (!x) return into;
+    for (let i = 0; i < x.length; i++) {
+      if (!(x[i] >= from)) continue;
+      const [kind, ...said] = line.texts.length ? line.texts[i].split("|") : [];
+      into.x.push(x[i]);
+      into.y.push(kind === undefined ? found.y[i] : kind);
+      into.said.push(kind === undefined ? `${short(found.y[i])} at step ${count(found.step[i])}` : said.join("|"));
+    }
+    return into;
+  }
+
+  function fill() {
+    const axis = byId("axis").value, from = least(axis, Number(byId("part").value));
+    for (const [name, plot] of Object.entries(plots)) {
+      const lines = data.charts[name] || [];
+      lines.forEach((line, i) => { plot.document.get_model_by_name(`${name}/${i}`).data = filled(line, axis, from); });
+      if (!(lines[0] && lines[0].columns.left)) {
+        plot.below[0].axis_label = data.axes[axis];
+        plot.below[0].formatter.format = axis === "tokens" ? "0.[00]a" : "0,0.[000]";
+      }
+    }
+  }
+
+  function colour() {
+    const chosen = byId("scheme").value || (dark.matches ? "dark" : "light");
+    document.documentElement.dataset.scheme = chosen;
+    const [ink, soft, grid] = ["--ink", "--soft", "--grid"].map(style);
+    for (const plot of Object.values(plots)) {
+      for (const axis of [...plot.below, ...plot.left]) {
+        axis.setv({axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: soft,
+          major_tick_line_color: soft, minor_tick_line_color: null});
+      }
+      for (const each of plot.center) each.setv({grid_line_color: grid});
+      for (const each of plot.renderers) {
+        const value = {value: style(`--line-${each.glyph.tags[0] % COLOURS}`)};
+        const glyph = each.glyph, given = {line_color: value};
+        if ("fill_color" in glyph) given.fill_color = value;
+        if ("hatch_color" in glyph) given.hatch_color = value;
+        glyph.setv(given);
+      }
+    }
+  }
+
+  // The numbers of a chart, for those who would read them.
+  function tabulate(figure) {
+    const details = figure.querySelector("details");
+    if (!details.open) return;
+    const lines = data.charts[figure.dataset.chart] || [];
+    const table = document.createElement("table"), body = document.createElement("tbody");
+    const isBars = lines[0] && lines[0].columns.left;
+    const names = isBars ? ["line", "tokens", "% of the rows"] : ["line", ...Object.values(data.axes), "value"];
+    const row = (cells, into, kind, scope) => {
+      const line = into.insertRow();
+      cells.forEach((text, i) => {
+        const cell = document.createElement(i === 0 || kind === "th" ? "th" : "td");
+        if (cell.tagName === "TH") cell.scope = scope;
+        cell.textContent = text;
+        line.append(cell);
+      });
+    };
+    row(names, table.createTHead(), "th", "col");
+    for (const line of lines) {
+      const found = columns(line), length = (found.y || found.step).length, every = Math.max(1, Math.ceil(length / ROWS));
+      for (let i = 0; i < length; i++) {
+        if (i % every && i !== length - 1) continue;
+        const value = line.texts.length ? line.texts[i].replace("|", ": ") : short(found.y[i]);
+        row(isBars ? [line.label, `${count(found.left[i])} to ${count(found.right[i] - 1)}`, value]
+          : [line.label, ...Object.keys(data.axes).map((axis) => found[axis] ? short(found[axis][i]) : ""), value],
+          body, "td", "row");
+      }
+    }
+    table.append(body);
+    details.querySelector(".scroll").replaceChildren(table);
+  }
+
+  // Texts by step: the slider's place is one of all steps at which some run has written.
+  let steps = [];
+  function slide(keeps) {
+    const slider = byId("sample");
+    if (!slider) return;
+    const wasLast = Number(slider.value) >= steps.length - 1, before = steps[Number(slider.value)];
+    const all = new Set(data.samples.flatMap((panel) => panel.runs.flatMap((run) => run.at.map(([step]) => step))));
+    steps = [...all].sort((a, b) => a - b);
+    slider.max = Math.max(steps.length - 1, 0);
+    if (!keeps || wasLast) slider.value = slider.max;
+    else slider.value = Math.max(steps.findIndex((step) => step >= before), 0);
+    show();
+  }
+
+  function paragraph(kind, text, language) {
+    const found = document.createElement("p");
+    found.className = kind;
+    if (kind === "text") {
+      found.dir = "auto";
+      if (language) found.lang = language;
+    }
+    found.textContent = text;
+    return found;
+  }
+
+  function show() {
+    const slider = byId("sample"), step = steps[Number(slider.value)];
+    const said = `step ${count(step)}`;
+    slider.setAttribute("aria-valuetext", said);
+    byId("sample-step").textContent = said;
+    byId("panels").replaceChildren(...data.samples.map((panel) => {
+      const box = document.createElement("div");
+      box.className = "panel";
+      const title = document.createElement("h3");
+      title.textContent = panel.title;
+      box.append(title, paragraph("text", panel.given, panel.lang));
+      if (panel.target) box.append(paragraph("of", "target:"), paragraph("text", panel.target, panel.lang));
+      for (const run of panel.runs) {
+        const at = run.at.filter(([each]) => each <= step).pop();
+        const name = data.runs.length > 1 ? `${data.runs[run.run]}, ` : "";
+        box.append(paragraph("of", at ? `${name}step ${count(at[0])}:` : `${name}nothing yet`));
+        for (const text of at ? at[1] : []) box.append(paragraph("text", text || "(nothing)", panel.lang));
+      }
+      return box;
+    }));
+  }
+
+  function say() {
+    byId("time").textContent = data.time;
+    for (const [name, text] of Object.entries(data.sentences)) {
+      const place = byId(`said-${name}`);
+      if (place && place.textContent !== text) place.textContent = text;
+    }
+    for (const [name, text] of Object.entries(data.fragments)) {
+      const place = byId(name);
+      if (place.dataset.text !== text) {
+        place.dataset.text = text;
+        place.innerHTML = text;
+      }
+    }
+    document.querySelectorAll(".chart").forEach(tabulate);
+  }
+
+  // A page that must be loaded again, since it has got a new chart, opens at the same place.
+  const CONTROLS = ["axis", "part", "scheme", "sample"];
+  function remember() {
+    const open = [...document.querySelectorAll("details")].map((each) => each.open);
+    const values = Object.fromEntries(CONTROLS.map((id) => [id, byId(id) && byId(id).value]));
+    const isLast = byId("sample") && byId("sample").value === byId("sample").max;
+    sessionStorage.setItem("limba", JSON.stringify({values, isLast, scroll: scrollY,
+      titles: [...document.querySelectorAll("details[open]")].map((each) => each.firstElementChild.textContent)}));
+  }
+  function recall() {
+    let kept;
+    try { kept = JSON.parse(sessionStorage.getItem("limba")); } catch { return; }
+    if (!kept || !data.live) return;
+    for (const id of CONTROLS) {
+      const place = byId(id);
+      if (place && kept.values[id] && !(id === "sample" && kept.isLast)) place.value = kept.values[id];
+    }
+    for (const each of document.querySelectorAll("details")) {
+      each.open = kept.titles.includes(each.firstElementChild.textContent);
+    }
+    sessionStorage.removeItem("limba");
+    return () => scrollTo({top: kept.scroll, behavior: "instant"});
+  }
+
+  async function refresh() {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(`/api/report${location.search}`, {cache: "no-store"});
+      if (!answer.ok) throw new Error((await answer.json()).error);
+      const fresh = await answer.json();
+      if (fresh.structure !== data.structure) {
+        remember();
+        location.reload();
+        return;
+      }
+      data = {...fresh, items: data.items, live: true};
+      fill();
+      say();
+      slide(true);
+      byId("live").textContent = "";
+    } catch (error) {
+      byId("live").textContent = `Not up to date: ${error.message}. It is tried again.`;
+    }
+  }
+
+  async function begin() {
+    for (const id of ["axis", "part"]) byId(id).addEventListener("change", fill);
+    byId("scheme").addEventListener("change", colour);
+    dark.addEventListener("change", colour);
+    byId("whole").addEventListener("click", () => {
+      for (const plot of Object.values(plots)) for (const range of [plot.x_range, plot.y_range]) range.reset();
+    });
+    if (byId("sample")) byId("sample").addEventListener("input", show);
+    document.querySelectorAll(".chart").forEach((figure) => {
+      figure.querySelector("details").addEventListener("toggle", () => tabulate(figure));
+    });
+    slide(false);
+    const back = recall();
+    if (byId("sample")) show();
+    colour();
+    Bokeh.set_log_level("error");  // it warns of charts without numbers, which these are for a moment
+    for (const [name, item] of Object.entries(data.items)) {
+      const views = await Bokeh.embed.embed_item(item, `chart-${name}`);
+      plots[name] = views.roots[0].model;
+    }
+    fill();
+    colour();
+    if (back) back();
+    document.documentElement.dataset.drawn = Object.keys(plots).length;
+    if (data.live) setInterval(refresh, SECONDS * 1000);
+  }
+
+  window.limba = {plots, refresh};
+  begin();
+})();

@@ -1,0 +1,94 @@
+"""metrics.jsonl, which holds what a run says of itself: its records, and words for them.
+
+One object a line: {"kind", "step", "time", …}. Kinds with figures: "train", "validation", "text". Others: "samples"
+(`texts`: prompt -> its texts), "event" (of the guard), "start" (what the run is and where it runs), "saved", "end",
+"row_lengths" (how many rows have how many tokens). A line that a killed run has left incomplete is passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+
+from etils import epath
+
+from limba.storage import growing
+
+METRICS = "metrics.jsonl"
+LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
+
+
+def duration(seconds: float) -> str:
+    """Returns a length of time in two units.
+
+    >>> duration(7), duration(200), duration(10_000), duration(400_000)
+    ('7 s', '3 min 20 s', '2 h 46 min', '4 d 15 h')
+    """
+    seconds = int(seconds)
+    for unit, size, part, part_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // part_size} {part}"
+    return f"{seconds} s"
+
+
+def bits_per_byte_by_set(values: Mapping[str, float]) -> list[str]:
+    """Returns a short text about each character set of the validation text.
+
+    >>> figures = {"bits_per_byte/kanji": 2.5, "bytes/kanji": 30, "bits_per_byte/other": 1, "bytes/other": 10}
+    >>> bits_per_byte_by_set(figures)
+    ['kanji 2.500 (75 % of the bytes)', 'other 1.000 (25 %)']
+    """
+    counts = {name.partition("/")[2]: count for name, count in values.items() if name.startswith("bytes/")}
+    shares = {name: f"{count / sum(counts.values()):.0%}".replace("%", " %") for name, count in counts.items()}
+    return [
+        f"{name} {values[f'bits_per_byte/{name}']:.3f} ({share}{' of the bytes' if not number else ''})"
+        for number, (name, share) in enumerate(shares.items())
+    ]
+
+
+def markdown_table(columns: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns a Markdown table: a row per metric, a column per name in `columns`.
+
+    >>> print(markdown_table({"copied": {"bleu": 1.0}, "step 10": {"bleu": 25.256, "bytes": 1200}}))
+    | metric | copied | step 10 |
+    | --- | --- | --- |
+    | bleu | 1.000 | 25.26 |
+    | bytes |  | 1,200 |
+    """
+    names = list(dict.fromkeys(name for figures in columns.values() for name in figures))
+    lines = ["metric", *columns], ["---"] * (len(columns) + 1)
+
+    def written(value: float | None) -> str:
+        if value is None:
+            return ""
+        return f"{value:,}" if isinstance(value, int) else f"{value:.{3 if abs(value) < 10 else 2}f}"
+
+    rows = [[name, *(written(figures.get(name)) for figures in columns.values())] for name in names]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *rows])
+
+
+def read_metrics(model_dir: str) -> list[dict]:
+    """Returns all records of a run in the order of steps; of a repeated step, the last record.
+
+    The guard's return to an earlier step takes back what was recorded after that step.
+    """
+    records: dict[tuple[str, int], dict] = {}
+    for path in files_of(epath.Path(model_dir)):
+        for line in path.read_bytes().splitlines():
+            # Skipped are lines that are empty, incomplete, not text, or no record.
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                record = json.loads(line)
+                if not (isinstance(record["kind"], str) and isinstance(record["step"], int)):
+                    continue
+                if record["kind"] == "event" and "returned_to" in record:
+                    records = {at: r for at, r in records.items() if at[0] == "event" or at[1] <= record["returned_to"]}
+                records[record["kind"], record["step"]] = record
+    return sorted(records.values(), key=lambda record: (record["step"], record["kind"]))
+
+
+def files_of(directory: epath.Path) -> list[epath.Path]:
+    """Returns metrics.jsonl, after the files of each start that earlier versions wrote in buckets."""
+    found = sorted(directory.glob("metrics*.jsonl"))
+    tail = directory / (METRICS + growing.TAIL)
+    return [*found, tail] if "://" in str(directory) and tail.exists() else found

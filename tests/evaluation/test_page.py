@@ -1,0 +1,262 @@
+"""The report's page: what is read, thinned, said and left out, and how large the page is."""
+
+import base64
+import dataclasses
+import html.parser
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from limba.evaluation import summary
+from limba.evaluation.page import charts, events, samples, tables, thinning
+from limba.evaluation.page.history import History
+from limba.evaluation.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
+from limba.storage.files import resolved
+from limba.training.metrics.records import read_metrics
+from tests.evaluation import report_runs
+from tests.evaluation.report_runs import append, opened, recorded, rich, train_record, validation_record
+
+
+class Loaded(html.parser.HTMLParser):
+    """Collects what a browser would load with a page, and counts its scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses, self.scripts = list[str](), 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.addresses += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "action")]
+
+
+def numbers(packed: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed), "<f4")
+
+
+def test_thinned_lines_keep_their_extremes() -> None:
+    values = np.random.default_rng(0).normal(size=1_000_000)
+    values[123_456], values[765_432], values[500_000] = 50.0, -50.0, np.nan
+    places = thinning.kept(values, 600)
+    assert len(places) <= 600 and places[0] == 0 and places[-1] == len(values) - 1
+    assert {123_456, 765_432} <= set(places.tolist()) and (np.diff(places) > 0).all()
+    # Every stretch between two kept points lies between the extremes that are kept beside it.
+    edges = np.linspace(1, len(values) - 1, 300).astype(int)
+    for begin, end in itertools.pairwise(edges):
+        there = places[(places >= begin) & (places < end)]
+        assert np.nanmax(values[begin:end]) == np.nanmax(values[there])
+        assert np.nanmin(values[begin:end]) == np.nanmin(values[there])
+    assert numbers(thinning.packed(np.asarray([1.5, np.inf, 1e300]))).tolist()[0] == 1.5
+    assert np.isnan(numbers(thinning.packed(np.asarray([1.5, np.inf, 1e300])))[1:]).all()
+
+
+def test_the_history_is_what_read_metrics_reads(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (read,) = opened(run)
+    for kind in ("train", "validation"):
+        records = [record for record in read_metrics(str(run)) if record["kind"] == kind]
+        table = read.history.tables[kind]
+        assert table.steps.tolist() == [record["step"] for record in records] and len(records) > 10
+        for name in set(records[0]) - {"kind", "step", "time"}:
+            assert table[name].tolist() == [record[name] for record in records], name
+
+
+def test_a_growing_file_is_read_on_and_a_resumed_run_replaces_what_it_repeats(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (read,) = opened(run)
+    before = len(read.train)
+    assert not read.update()
+    append(run, train_record(305))
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(json.dumps(train_record(310)).encode()[:100])  # it is being written
+    assert read.update() and len(read.train) == before + 1 and not read.history.num_damaged
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(json.dumps(train_record(310)).encode()[100:] + b"\n")
+    assert read.update() and read.train.steps[-1] == 310
+    # Killed while it wrote a line; started again from step 200.
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind": "train", "st\n')
+    append(run, train_record(201), train_record(205))
+    assert read.update() and read.train.steps.tolist()[-3:] == [200, 201, 205]
+    assert read.history.tables["validation"].steps[-1] == 200
+    assert read.history.num_damaged == 1 and "1 line of metrics.jsonl" in read.problems[0]
+    assert [each.kind for each in events.events_of(read)].count(events.RESTART) == 1
+    # The guard has returned to step 100; then another file is put in its place.
+    append(run, {"kind": "event", "step": 206, "action": "rewind", "reason": "a spike", "returned_to": 100})
+    assert read.update() and read.train.steps[-1] == 100
+    os.truncate(run / "metrics.jsonl", 0)
+    append(run, train_record(1))
+    assert read.update() and read.train.steps.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"{broken", b"[1]", b"null", b"\xff\xfe", b'{"kind": "train"}', b'{"kind": "train", "step": "one"}',
+     b'{"kind": "train", "step": -1}', b'{"kind": "train", "step": 1, "loss": 1' + b"0" * 400 + b"}", b"[" * 100_000],
+)  # fmt: skip
+def test_a_damaged_line_is_counted_and_passed_over(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(line + b"\n\n" + json.dumps(train_record(2)).encode() + b"\n")
+    history = History(resolved(str(tmp_path)))
+    assert history.update() and history.tables["train"].steps.tolist() == [2]
+    assert (history.num_damaged, history.first_damaged) == (1, 1)
+
+
+def test_the_page_has_every_section_that_the_run_has_recorded(tmp_path: Path) -> None:
+    text = page_of(opened(rich(tmp_path)))
+    for title in ("Loss", "Token accuracy", "Events", "Learning rate", "Gradient norm", "Throughput", "Epochs of each",
+                  "Bits per byte by character set", "Tokens read", "Padding", "Tokens in a row of inputs", "chrf",
+                  "Samples by step", "Configuration", "Environment"):  # fmt: skip
+        assert f">{title}" in text, title
+    assert MARK in text and text.count("</script>") == 3 and report_runs.HOSTILE not in text
+    loaded = Loaded()
+    loaded.feed(text)
+    assert loaded.addresses == [] and loaded.scripts == 3
+    (old,) = opened(recorded(tmp_path))
+    kept = [note for note in old.history.notes if "environment" not in note]
+    old.history.notes[:] = kept  # as earlier versions recorded it
+    assert ">Samples by step" not in page_of([old]) and ">Padding" not in page_of([old])
+
+
+def test_axes_are_steps_tokens_hours_and_flops(tmp_path: Path) -> None:
+    (run,) = opened(recorded(tmp_path))
+    axes = run.axes()
+    steps, speed, seconds = run.train.steps, run.train["tokens_per_second"], run.train["seconds_per_step"]
+    assert axes["tokens"][1] == pytest.approx(speed[0] * seconds[0] * steps[0] + speed[1] * seconds[1] * (steps[1] - 1))
+    assert axes["hours"][-1] * 3600 == pytest.approx(float(np.diff(steps, prepend=0) @ seconds))
+    assert axes["flop"][-1] == run.history.start["flops_per_step"] * 300
+    # All places of the rows hold a token: 128 inputs and 29 targets, in 32 rows a step.
+    assert axes["tokens"][-1] == pytest.approx(300 * 32 * 157, rel=1e-3)
+    padding = run.padding()
+    assert padding is not None and padding.max() < 1e-3
+    validation = run.axes("validation")
+    assert validation["tokens"][-1] == pytest.approx(axes["tokens"][-1])
+    (chart,) = [each for each in charts.charts_of([run], 100) if each.name == "loss"]
+    (training, _), (size, unit) = charts.data_of(chart, 1e12), charts.flop_unit([run])
+    assert numbers(training["columns"]["y"])[-1] == np.float32(run.train["loss"][-1]) and unit == "TFLOP"
+    assert training["flop"] * 300 == pytest.approx(axes["flop"][-1] / size, rel=1e-6)
+    assert chart.sentence.startswith(f"training: {charts.short(run.train['loss'][0])} at step 1, ")
+
+
+def test_runs_stand_side_by_side(tmp_path: Path) -> None:
+    runs = opened(recorded(tmp_path, 0), recorded(tmp_path, 1))
+    found = {chart.name: chart for chart in charts.charts_of(runs, 100)}
+    assert [line.label for line in found["loss"].lines] == [
+        "seed0: training", "seed0: validation", "seed1: training", "seed1: validation"
+    ]  # fmt: skip
+    assert [line.style for line in found["loss"].lines] == [0, 0, 1, 1]
+    assert [line.label for line in found["bits_per_byte-latin"].lines] == ["seed0", "seed1"]
+    shown, _, folded = tables.configuration(runs).partition("<details>")
+    assert "random_seed" in shown and "differs between runs" in shown and "random_bits" in folded
+    (first,) = opened(tmp_path / "seed0")
+    assert "random_seed" in tables.configuration([first]).partition("<details>")[2]
+    changed = dataclasses.replace(first.config, random_seed=7)
+    first.config = changed
+    assert "random_seed" in tables.configuration([first]).partition("<details>")[0]
+
+
+def test_events_are_in_order_and_say_what_happened(tmp_path: Path) -> None:
+    (run,) = opened(rich(tmp_path))
+    found = events.events_of(run)
+    assert [each.step for each in found] == sorted(each.step for each in found)
+    assert {each.kind for each in found} == {"start", "restart", "save", "spike", "fault", "skipped", "end"}
+    assert "NonFiniteError" in tables.happened([run])
+    many = [events.Event(step, "", events.SAVE, "") for step in range(10_000)] + found
+    thin = events.thinned(many, 100)
+    assert len(thin) < 120 and sum(each.kind == events.FAULT for each in thin) == 1
+
+
+def test_samples_are_cut_and_have_their_language(tmp_path: Path) -> None:
+    (run,) = opened(rich(tmp_path))
+    panels = {panel["given"]: panel for panel in samples.samples_of([run])}
+    assert panels["The <extra_id_0> is"]["title"] == "Filled gaps"
+    assert panels["The <extra_id_0> is"]["runs"][0]["at"] == [[s, [f"The [gap {s}] is"]] for s in (100, 200, 300)]
+    assert panels[report_runs.HEBREW]["target"] == "hi" and panels[report_runs.JAPANESE]["lang"] == "ja"
+    assert len(panels["x"]["runs"][0]["at"][0][1][0]) == samples.MOST_LETTERS
+    assert [at[0] for at in samples.samples_of([run])[0]["runs"][0]["at"]] == [100, 200, 300]
+    small = {panel["given"]: panel for panel in samples.samples_of([run], 2_000)}
+    assert len(small["x"]["runs"][0]["at"][0][1][0]) == samples.LEAST_LETTERS
+
+
+def write_long(directory: Path, steps: int, every: int) -> Path:
+    run = recorded(directory, name=f"long{len(list(directory.iterdir()))}")
+    (run / "metrics.jsonl").write_bytes(b"")
+    append(run, *(train_record(step) for step in range(every, steps + 1, every)))
+    append(run, *(validation_record(step) for step in range(1_000, steps + 1, 1_000)))
+    append(run, *({"kind": "saved", "step": step} for step in range(10_000, steps + 1, 10_000)))
+    texts = {f"{report_runs.JAPANESE} {number}": [report_runs.JAPANESE * 50] * 3 for number in range(8)}
+    append(run, *({"kind": "samples", "step": step, "texts": texts} for step in range(10_000, steps + 1, 10_000)))
+    return run
+
+
+def test_a_page_of_a_million_steps_is_small(tmp_path: Path) -> None:
+    run = write_long(tmp_path, 1_000_000, 100)
+    append(run, train_record(1_000_100, loss=99.0), train_record(1_000_200))
+    began = time.process_time()
+    (read,) = opened(run)
+    text = page_of([read])
+    assert time.process_time() - began < 10  # 2 s where nothing else runs
+    assert len(read.train) == 10_002 and len(text.encode()) < MOST_BYTES
+    (loss,) = [chart for chart in charts.charts_of([read], POINTS) if chart.name == "loss"]
+    assert loss.lines[0].columns["y"].max() == 99.0 and len(loss.lines[0].columns["y"]) <= POINTS
+    several = opened(*(write_long(tmp_path, 100_000, 100) for _ in range(8)))
+    assert len(page_of(several).encode()) < MOST_BYTES
+
+
+def test_the_structure_changes_only_with_what_is_drawn(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (read,) = opened(run)
+    before = content_of([read]).data
+    append(run, train_record(305))
+    read.update()
+    wider = content_of([read]).data
+    assert wider["structure"] != before["structure"], "memory of devices and MFU are new charts"
+    append(run, train_record(310))
+    read.update()
+    assert content_of([read]).data["structure"] == wider["structure"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "row_lengths", "rows": {"inputs": "many"}}, {"kind": "row_lengths", "rows": [1]},
+        {"kind": "samples", "texts": "one"}, {"kind": "samples", "texts": {"a": 5, "b": [None]}},
+        {"kind": "start", "inputs_length": None, "flops_per_step": "9", "environment": [1], "parameters": {}},
+        {"kind": "end", "reason": {"a": 1}}, {"kind": "event"}, {"kind": "of a newer version", "x": {}},
+        {"kind": "train", "loss": float("nan"), "accuracy": float("inf"), "epochs/<b>": -1.5, "epochs/ă|": 1},
+        {"kind": "validation"}, {"kind": "text", "chrf": "high"}, {"kind": "saved", "time": 5},
+    ],
+)  # fmt: skip
+def test_records_of_any_form_leave_a_page(record: dict[str, Any], tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    append(run, {"step": 301, **record})
+    (run / "skipped_batches.jsonl").write_bytes(b'\xff\n5\n{"batch": 7}\n')
+    (run / "skipped_units_process_0.json").write_bytes(b"\xff")
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "task-100.jsonl").write_bytes(b'\xff\n{"input": 1}\n[]\n')
+    (read,) = opened(run)
+    content = content_of([read])
+    json.dumps(content.data, allow_nan=False)
+    shown = "".join(content.data["fragments"].values())
+    assert "<b>" not in shown and "an unknown number of part(s)" in shown
+    for line in itertools.chain.from_iterable(content.data["charts"].values()):
+        assert len({len(numbers(column)) for column in line["columns"].values()}) == 1
+
+
+def test_a_run_that_has_begun_and_logged_nothing_has_a_page(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run / "metrics.jsonl").unlink()
+    assert "compiles its step" in page_of(opened(run))
+
+
+def test_the_summary_is_from_the_records(tmp_path: Path) -> None:
+    (run,) = opened(rich(tmp_path))
+    text = summary.summary(run.config, run.history)
+    first, *_, last = [record for record in read_metrics(str(run.directory)) if record["kind"] == "train"]
+    assert f"training loss       {first['loss']:.3f} at step 1, {last['loss']:.3f} at the end" in text
+    assert "samples, filling 'The <extra_id_0> is':" in text and "| chrf | 10.00 | 30.00 |" in text
+    assert text == summary.summary(run.config)
