@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextvars
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from limba.config import InputError
@@ -30,6 +31,25 @@ def with_two_dashes(argv: Sequence[str]) -> list[str]:
     ['--input=a', '-h', '-1']
     """
     return [re.sub(r"^-(?=[A-Za-z_]{2})", "--", argument) for argument in argv]
+
+
+class _FoundParser(BaseException):
+    """Brings a command's parser out of the command."""
+
+
+_only_asked: contextvars.ContextVar[bool] = contextvars.ContextVar("only_asked", default=False)
+
+
+def parser_of(command: Callable[[Sequence[str]], object], argv: Sequence[str] = ()) -> Parser | None:
+    """Returns the parser that a command would parse `argv` with, and runs nothing of it; None if it has none."""
+    token = _only_asked.set(True)
+    try:
+        command(argv)
+    except _FoundParser as found:
+        return found.args[0]
+    finally:
+        _only_asked.reset(token)
+    return None
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,6 +96,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Returns the flags of a command line; InputError with the nearest name for one that is not known."""
+        if _only_asked.get():
+            raise _FoundParser(self)
         dashes = with_two_dashes(argv)
         gin = [argument.removeprefix("--gin.") for argument in dashes if argument.startswith("--gin.")]
         rest = [argument for argument in dashes if not argument.startswith("--gin.")]

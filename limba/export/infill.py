@@ -6,25 +6,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
-from limba.data.vocabulary.load import NUM_SENTINELS
 from limba.export.proof import load_in_transformers
-from limba.inference.infill import join_infill
+from limba.inference import gaps
 
 
-def fill(folder: Path, texts: Sequence[str], num_tokens: int) -> list[str]:
-    """Returns the texts, whose gaps are <extra_id_0> and so on, with the gaps [as the model fills them], greedily."""
+def fill(folder: Path, texts: Sequence[str], pieces: gaps.Pieces) -> list[list[list[gaps.Fill]]]:
+    """Returns the fills of each text's gaps <extra_id_0> and so on, by transformers' network and tokenizer.
+
+    `pieces` are those of the model's vocabulary; see `gaps.fills`.
+    """
     import torch
     import transformers
 
     model, _ = load_in_transformers(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    sentinels = np.array(tokenizer.convert_tokens_to_ids([f"<extra_id_{i}>" for i in range(NUM_SENTINELS)]))
-    filled = []
+    found = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            tokens = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, num_beams=1)
-        ids, written = inputs.input_ids[0].numpy(), tokens[0, 1:].numpy()
-        filled.append(join_infill(ids, written, sentinels, tokenizer, tokenizer.eos_token_id))
-    return filled
+
+        def next_logits(
+            beginnings: Sequence[Sequence[int]], inputs: transformers.BatchEncoding = inputs
+        ) -> Float[np.ndarray, "R V"]:
+            count = len(beginnings)
+            with torch.no_grad():
+                logits = model(
+                    input_ids=inputs.input_ids.expand(count, -1),
+                    attention_mask=inputs.attention_mask.expand(count, -1),
+                    decoder_input_ids=torch.tensor([list(each) for each in beginnings]),
+                ).logits
+            return logits[:, -1].float().numpy()
+
+        found.append(gaps.fills(text, next_logits, pieces))
+    return found

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from limba.config import GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
+from limba.config.waiting import waiting
 from limba.formats import huggingface, huggingface_files, t5x
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
@@ -72,7 +73,8 @@ def load(
         place, step = source.path, source.step_of(step)
         arrays = source.arrays(step)
     name, opened = _vocabulary(source, vocabulary)
-    params = place_parameters(arrays, network, mesh)
+    with waiting(f"loading step {step:,} of {source.path}", shows=jax.process_index() == 0):
+        params = place_parameters(arrays, network, mesh)
     return TrainedModel(source, network, mesh, params, step, place, opened, name)
 
 

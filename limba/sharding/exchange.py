@@ -13,6 +13,7 @@ from typing import Any
 from jax._src import distributed
 
 from limba.config import RestartError
+from limba.config.waiting import waiting
 
 COMPILING_SECONDS = 3600.0  # in which all processes compile, where a run sets no limit to a step
 GRACE_SECONDS = 60.0  # after the first process's limit, for its answer to the others
@@ -62,18 +63,23 @@ def gather_texts(name: str, text: str, seconds: float) -> Sequence[str]:
 def compiled_together(function: Callable[..., Any], name: str, seconds: float | None) -> Callable[..., Any]:
     """Returns a jitted function that first compiles, and then waits until all processes have; each calls it.
 
+    The first process says how long it has been compiling.
     Only the first process uses the cache of compiled programs, so the others may be minutes later, and some backends
     give up when processes come to an exchange more than 30 s apart. RestartError names a process that has not compiled
     within `seconds`.
     """
-    if own_part()[1] == 1:
-        return function
+    own, number = own_part()
     compiled: list[Callable[..., Any]] = []
 
     def call(*arguments: Any) -> Any:
+        if not compiled and number == 1:
+            compiled.append(function)
+            with waiting(f"compiling {name}"):
+                return function(*arguments)
         if not compiled:
             lower = getattr(function, "lower", None)  # what is compiled already has none
-            ready = function if lower is None else lower(*arguments).compile()
+            with waiting(f"compiling {name}", shows=own == 0):
+                ready = function if lower is None else lower(*arguments).compile()
             limit = COMPILING_SECONDS if seconds is None else seconds
             try:
                 gather_texts(f"compiled/{name}", "", limit)

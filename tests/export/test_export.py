@@ -17,7 +17,7 @@ from limba.cli import flags, program
 from limba.cli.use import huggingface, infer
 from limba.cli.use.model import find
 from limba.config import InputError, ModelConfig
-from limba.data.vocabulary.load import load_vocabulary, sentinel_ids
+from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
 from limba.export import huggingface as exports
 from limba.export import infill
 from limba.export import proof as check
@@ -27,11 +27,9 @@ from limba.formats import t5x
 from limba.formats.huggingface import T5xView
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
-from limba.inference.generate import greedy
-from limba.inference.infill import join_infill, masked_text
-from limba.inference.load import place_parameters
+from limba.inference import gaps
+from limba.inference.load import load
 from limba.inference.source import LIMBA, Source, VocabularyName
-from limba.model import Network
 from limba.run import train
 from tests.export.runs import arrays_of, write_run
 from tests.model.test_huggingface import FAMILIES, our_config
@@ -241,6 +239,7 @@ config.DataConfig.num_data_shards = 4
 """
 
 
+@pytest.mark.slow
 def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     texts = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
     texts = [text.strip() for text in texts if len(text.strip()) > 10][:400]
@@ -318,14 +317,20 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     files.write_configs(tmp_path, config, "float32")
     files.write_pytorch(tmp_path, arrays, config)
     files.write_tokenizer(tmp_path, str(vocabulary), 100)
-    text = "The module <extra_id_0> a file and <extra_id_1> it."
-    ids = np.array([*load_vocabulary(str(vocabulary)).encode(text), 1])
-    sentinels = np.array(sentinel_ids(load_vocabulary(str(vocabulary)), 100))
-    assert masked_text(ids, sentinels, load_vocabulary(str(vocabulary))) == text
-    network = Network(config)
-    ours = greedy(network, place_parameters(arrays, network), ids[None], 12, 1024)
-    expected = join_infill(ids, np.asarray(ours)[0], sentinels, load_vocabulary(str(vocabulary)))
-    assert infill.fill(tmp_path, [text], 12) == [expected]
+    text = "The module <extra_id_0> a file and re<extra_id_1> it."
+    trained = load(tmp_path)
+    pieces = gaps.pieces_of(trained.vocabulary, 1024)
+    ours = gaps.fills_of(trained, text)
+    (theirs,) = infill.fill(tmp_path, [text], pieces)
+    assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
+    for each, other in zip(ours, theirs, strict=True):
+        assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
+        np.testing.assert_allclose([f.probability for f in each], [f.probability for f in other], rtol=2e-5)
+        assert [f.probability for f in each] == sorted((f.probability for f in each), reverse=True)
+        assert all(any(map(str.isalnum, fill.text)) for fill in each)
+    spelled = piece_bytes(trained.vocabulary, 1024)
+    assert all(spelled[fill.ids[0]].startswith(b" ") for fill in ours[0])
+    assert not any(spelled[fill.ids[0]].startswith(b" ") for fill in ours[1])
 
 
 def test_greedy_text_that_goes_astray_fails():

@@ -8,6 +8,7 @@ from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
 from limba.cli.program import names_said
 from limba.config import InputError, environment, kinds
+from limba.config.waiting import waiting
 
 ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well its vocabulary and lengths fit.
 
@@ -43,7 +44,10 @@ def run(argv: Sequence[str]) -> None:
         kinds.check_local(arguments.plot, "--plot")
         inspection.check_picture(arguments.plot)
     length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
-    found = inspection.inspect_task(task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence)
+    with waiting("reading"):
+        found = inspection.inspect_task(
+            task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence
+        )
     console = rich.console.Console(highlight=False, soft_wrap=True)
     inspection.show(found, console, arguments.num)
     if arguments.plot:

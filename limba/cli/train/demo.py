@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
 from limba.cli.task_modules import ROOT
-from limba.config import DataConfig, InputError, RestartError, environment
+from limba.config import DataConfig, InputError, RestartError, RunConfig, environment
+
+if TYPE_CHECKING:
+    from limba.inference import gaps
 
 ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it for Hugging Face's transformers.
 
@@ -20,7 +26,8 @@ ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it fo
 CORPUS may be .txt, .jsonl, .csv (column text) or .parquet, also .gz. Without it the corpus is Python's own language
 reference (PSF licence). Started again, the demo resumes from its newest checkpoint."""
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
-NUM_FILLED = 64  # tokens that transformers writes for a text, gaps' names included
+NUM_SENTENCES = 3  # of the validation text, whose words are hidden
+MOST_DOCUMENTS = 500  # that are looked through for them
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
@@ -47,21 +54,88 @@ def _vocabulary(data: DataConfig) -> None:
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
-def _convert(model_dir: str, step: int, masked: Sequence[str]) -> None:
-    """Converts the newest checkpoint for transformers, proves it, and fills the gaps with transformers."""
+def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence[Sequence[Sequence[gaps.Fill]]]]:
+    """Prints sentences that the model has not seen, with the words that it would write in their gaps; returns them."""
+    from limba.data.tasks import parts_of
+    from limba.data.vocabulary.text_sample import text_source
+    from limba.inference import gaps
+    from limba.inference.load import load
+    from limba.inference.source import find
+
+    source = find(config.model_dir, config)
+    trained = load(source, step=max(source.steps), config=config)
+    pieces = gaps.pieces_of(trained.vocabulary, trained.network.config.vocab_size)
+    if trained.network.config.is_decoder_only or not pieces.sentinels:
+        return [], pieces, []  # another model than the demo's, which has no gaps
+    documents = text_source(parts_of(trained.task)[0]).texts(config.data.validation_split)
+    shown = list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
+    filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
+    if shown:
+        print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
+    for number, (hidden, fills) in enumerate(zip(shown, filled, strict=True), 1):
+        text = hidden.masked
+        for place, word in enumerate(hidden.words):
+            text = text.replace(f"<extra_id_{place}>", f"[{word}]", 1)
+        print(f"{number}. {text}")
+        width = max(map(_columns, hidden.words))
+        for word, best in zip(hidden.words, fills, strict=True):
+            likely = ", ".join(f"{fill.text} ({fill.probability:.1%})" for fill in best)
+            print(f"   [{word}]{' ' * (width - _columns(word))}  {likely}")
+        print()
+    return [hidden.masked for hidden in shown], pieces, filled
+
+
+def _columns(text: str) -> int:
+    """Returns how many columns a terminal needs for a text: two for each letter of Chinese, Japanese or Korean."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _convert(
+    model_dir: str, step: int, masked: Sequence[str], pieces: gaps.Pieces, ours: Sequence[Sequence[Sequence[gaps.Fill]]]
+) -> None:
+    """Converts the newest checkpoint for transformers, proves it, and fills the same gaps with transformers."""
     from limba.cli.use import huggingface
     from limba.export import proof as check
 
     print("The model as a folder for Hugging Face's transformers:")
     huggingface.run(["export", model_dir])
     if not check.has_transformers():
-        print("To see transformers fill the gaps: bash launch/setup.sh tests installs it and torch; run this again.")
+        print("To see transformers fill the same gaps: bash launch/setup.sh tests installs it; run this again.")
+        return
+    if not masked:
         return
     from limba.export import infill
 
-    print()
-    for number, text in enumerate(infill.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, NUM_FILLED), 1):
-        print(f"{number}. as transformers fills them: {text}\n")
+    theirs = infill.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, pieces)
+    pairs = [
+        pair
+        for all_ours, all_theirs in zip(ours, theirs, strict=True)
+        for each, other in zip(all_ours, all_theirs, strict=True)
+        for pair in zip(each, other, strict=False)  # one more or less may be found where two are equally likely
+    ]
+    same = sum(mine.text == other.text for mine, other in pairs)
+    difference = max((abs(mine.probability - other.probability) for mine, other in pairs), default=0.0)
+    print(f"transformers fills in the same words: {same} of {len(pairs)}, probabilities within {difference:.1e}")
+
+
+def _next(directory: str, step: int, given: str | None) -> str:
+    """Returns what to type next, as the lines of a shell; `given` is the corpus of the user's own."""
+    is_installed = ROOT.name == "shipped"
+    own = f"CORPUS='{given or 'path/*.txt'}' STEPS={5 * step if given else 2000}"
+    lines = [
+        (f"limba report {directory}", "figures and pictures of this run"),
+        (f"limba play {directory}", "a page on which you fill gaps of your own text"),
+        (f"{own} {'limba demo' if is_installed else 'bash launch/demo.sh'}", "longer" if given else "your own text"),
+        (
+            f"limba new my --corpus='{given or 'path/*.txt'}'",
+            "files for a real run on your text, sized for your machine",
+        ),
+    ]
+    if not is_installed:
+        lines.insert(0, (". .venv/bin/activate", "makes the command limba available"))
+        lines.append(("bash launch/setup.sh cuda", "on a machine with a GPU: then the same commands use it"))
+    width = max(len(command) for command, _ in lines)
+    return "\n".join(["What to type next:", *(f"  {command:<{width}}  # {about}" for command, about in lines)])
 
 
 def run(argv: Sequence[str]) -> None:
@@ -101,8 +175,5 @@ def run(argv: Sequence[str]) -> None:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     print("\n" + report.summary(config))
     print(f"picture             {report.plot_loss(config)}\n")
-    masked = []
-    for number, (text, filled, with_gaps) in enumerate(report.infills(config), 1):
-        print(f"{number}. validation, gaps in brackets: {text}\n   as the model fills them:      {filled}\n")
-        masked.append(with_gaps)
-    _convert(config.model_dir, result["step"], masked)
+    _convert(config.model_dir, result["step"], *_show_fills(config))
+    print("\n" + _next(config.model_dir, result["step"], given))

@@ -1,0 +1,206 @@
+"""The words that a model would write in the gaps of a text, with their probabilities."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from limba.data.vocabulary.load import is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.inference.generate import SENTINEL, START
+
+if TYPE_CHECKING:
+    from limba.inference.load import TrainedModel
+
+NUM_FILLS = 3  # shown for a gap
+MOST_PIECES = 8  # of a fill
+BEAMS = 8
+# Runs of letters that are about a word in scripts without spaces.
+HAN, KATAKANA = r"[\u3400-\u4dbf\u4e00-\u9fff]", r"[\u30a1-\u30fa\u30fc]"
+OTHERS = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"  # Thai, Lao, Burmese, Khmer
+UNSPACED = re.compile(rf"{HAN}|{KATAKANA}|{OTHERS}|[\u3041-\u309f]")
+WORD = re.compile(rf"{HAN}{{2,4}}|{KATAKANA}{{2,}}|{OTHERS}{{3,6}}|(?:(?!{UNSPACED.pattern})[^\W\d_]){{2,}}")
+SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n\s*\n")
+LETTERS = (50, 200)  # of a sentence that is shown; half of it in scripts without spaces
+
+NextLogits = Callable[[Sequence[Sequence[int]]], Float[np.ndarray, "R V"]]
+
+
+class Fill(NamedTuple):
+    """A text for a gap; the probability that the model writes exactly this there, its end included; its ids."""
+
+    text: str
+    probability: float
+    ids: tuple[int, ...]
+
+
+class Hidden(NamedTuple):
+    """A sentence, its words that are hidden, and the sentence with <extra_id_0> and so on in their place."""
+
+    text: str
+    words: tuple[str, ...]
+    masked: str
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What the ids of a vocabulary may do in a gap; bool [V] each."""
+
+    vocabulary: Any
+    sentinels: Sequence[int]
+    is_text: Bool[np.ndarray, " V"]  # neither a control nor a sentinel, nor a row without a piece
+    has_letter: Bool[np.ndarray, " V"]  # or begins a letter of several bytes
+    has_space: Bool[np.ndarray, " V"]  # begins with a space
+    ends: Bool[np.ndarray, " V"]  # sentinels and the end of sequence
+
+
+def pieces_of(vocabulary: Any, num_rows: int) -> Pieces:
+    """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
+    spelled = piece_bytes(vocabulary, num_rows)
+    single = np.zeros(num_rows, bool)
+    single[: vocabulary.vocab_size] = is_byte_piece(vocabulary)[:num_rows]
+    texts = [each.decode("utf-8", "ignore") for each in spelled]
+    letters = [any(map(str.isalnum, text)) or each[:1] >= b"\xc2" for text, each in zip(texts, spelled, strict=True)]
+    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    ends = np.zeros(num_rows, bool)
+    ends[[*sentinels, int(vocabulary.eos_id)]] = True
+    return Pieces(
+        vocabulary=vocabulary,
+        sentinels=sentinels,
+        is_text=np.asarray([bool(each) and "\n" not in text for each, text in zip(spelled, texts, strict=True)]),
+        has_letter=np.asarray(letters) & ~single,
+        has_space=np.asarray([each[:1] == b" " for each in spelled]),
+        ends=ends,
+    )
+
+
+def fills(masked: str, next_logits: NextLogits, pieces: Pieces, num: int = NUM_FILLS) -> list[list[Fill]]:
+    """Returns the `num` most likely fills of each gap of a text with <extra_id_0> and so on, best first.
+
+    `next_logits` gives the logits after each of some beginnings of the decoder's input, [START, <extra_id_0>, …], all
+    of one length. A fill begins with a piece that has a letter or digit, so that it is never empty; where the gap
+    follows a space, and pieces begin with one, the fill does so too. Each gap is searched with BEAMS beams of at most
+    MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without these
+    rules: of its pieces and of any sentinel or end after them.
+    """
+    before, found = [START], list[list[Fill]]()
+    for match in SENTINEL.finditer(masked):
+        before.append(pieces.sentinels[int(match[1])])
+        follows_space = not masked[: match.start()] or masked[match.start() - 1].isspace()
+        first = pieces.is_text & pieces.has_letter
+        if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
+            first &= pieces.has_space == follows_space
+        best = _search(before, first, next_logits, pieces)[:num]
+        found.append(best)
+        before += best[0].ids if best else ()
+    return found
+
+
+def _search(
+    before: Sequence[int], first: Bool[np.ndarray, " V"], next_logits: NextLogits, pieces: Pieces
+) -> list[Fill]:
+    beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    ended = dict[str, Fill]()  # two rows of pieces may spell one text
+    for length in range(MOST_PIECES + 1):
+        rows = _log_softmax(next_logits([[*before, *ids] for ids, _ in beams]))
+        if length:
+            for (ids, score), row in zip(beams, rows, strict=True):
+                fill = _ended(ids, score + float(np.logaddexp.reduce(row[pieces.ends])), pieces)
+                if fill and fill.probability > ended.get(fill.text, fill._replace(probability=0.0)).probability:
+                    ended[fill.text] = fill
+        allowed = pieces.is_text if length else first
+        scores = np.where(allowed, rows, -np.inf) + np.asarray([score for _, score in beams])[:, None]
+        best = np.argsort(-scores, axis=None)[:BEAMS]
+        beams = [
+            ((*beams[place // scores.shape[1]][0], int(place % scores.shape[1])), float(scores.flat[place]))
+            for place in best.tolist()
+            if np.isfinite(scores.flat[place])
+        ]
+        likely = sorted((fill.probability for fill in ended.values()), reverse=True)
+        if not beams or (len(likely) >= NUM_FILLS and np.exp(beams[0][1]) < likely[NUM_FILLS - 1]):
+            break
+    return sorted(ended.values(), key=lambda fill: -fill.probability)
+
+
+def _ended(ids: tuple[int, ...], score: float, pieces: Pieces) -> Fill | None:
+    """Returns the fill of some pieces; None for half a letter, or where no letter is left."""
+    text = " ".join(pieces.vocabulary.decode(list(ids)).split())
+    is_whole = "\ufffd" not in text and any(map(str.isalnum, text))
+    return Fill(text, float(np.exp(score)), ids) if is_whole else None
+
+
+def _log_softmax(logits: Float[np.ndarray, "R V"]) -> Float[np.ndarray, "R V"]:
+    rows = np.asarray(logits, np.float64)
+    return rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+
+
+def fills_of(trained: TrainedModel, masked: str, num: int = NUM_FILLS) -> list[list[Fill]]:
+    """Returns the fills of a text's gaps by a trained encoder-decoder; see `fills`."""
+    from limba.inference.score import logits
+
+    ids = trained.tokenize(masked)
+    end = int(trained.vocabulary.eos_id)
+
+    def next_logits(beginnings: Sequence[Sequence[int]]) -> Float[np.ndarray, "R V"]:
+        targets = [np.asarray([*beginning[1:], end], np.int32) for beginning in beginnings]
+        groups = trained.mesh.shape["data"] * trained.mesh.shape["fsdp"]
+        num_rows = -(-BEAMS // groups) * groups  # one size, so that one program is compiled
+        rows = logits(trained.network, trained.params, trained.mesh, [(ids, each) for each in targets], num_rows)
+        return np.stack([row[-1] for row in rows])
+
+    return fills(masked, next_logits, pieces_of(trained.vocabulary, trained.network.config.vocab_size), num)
+
+
+def hidden_words(text: str, num: int = 2) -> Hidden | None:
+    """Returns a sentence with `num` of its words hidden, the same ones each time; None if it has too few.
+
+    Words are neither the first nor the last one, no neighbours, and follow a space. In scripts without spaces they are
+    runs of kanji or katakana, or a few letters. The choice depends on the text alone, not on a model.
+
+    >>> hidden_words("The module opens the file and reads all of its lines.").masked
+    'The module opens <extra_id_0> file and reads all of <extra_id_1> lines.'
+    """
+    words = [
+        match for match in list(WORD.finditer(text))[1:-1] if UNSPACED.match(match[0]) or text[match.start() - 1] == " "
+    ]
+    draw = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
+    draw.shuffle(words)
+    chosen: list[re.Match[str]] = []
+    for match in words:
+        if all(match.end() + 3 <= other.start() or other.end() + 3 <= match.start() for other in chosen):
+            chosen.append(match)
+        if len(chosen) == num:
+            break
+    if len(chosen) < num:
+        return None
+    chosen.sort(key=lambda match: match.start())
+    masked, end = "", 0
+    for number, match in enumerate(chosen):
+        masked += f"{text[end : match.start()]}<extra_id_{number}>"
+        end = match.end()
+    return Hidden(text, tuple(match[0] for match in chosen), masked + text[end:])
+
+
+def sentences(documents: Iterable[str], num: int) -> Iterator[Hidden]:
+    """Yields the first fitting sentence of each of `num` documents, its words hidden.
+
+    A sentence fits if it has LETTERS letters, nearly all of them of words: no table, no program.
+    """
+    for document in documents:
+        for part in SENTENCE.split(document):
+            text = " ".join(part.split())
+            shorter = 2 if UNSPACED.search(text) else 1
+            proper = sum(letter.isalpha() or letter in " ,.;:'\u2019\u3001\u3002\u300c\u300d" for letter in text)
+            fits = LETTERS[0] // shorter <= len(text) <= LETTERS[1] // shorter and proper > 0.95 * len(text)
+            if fits and (hidden := hidden_words(text)) is not None:
+                yield hidden
+                num -= 1
+                break
+        if num <= 0:
+            return

@@ -1,0 +1,99 @@
+"""`limba doctor`: what it finds, what it says to do, and that it shows no token."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from limba.cli.main import main
+from limba.cli.start import doctor
+from limba.preflight.verdict import Line, Section
+
+QUICK = "import json; print('a note'); print(json.dumps(['tpu', 'TPU v4', 4, 34359738368, {}]))"
+
+
+@pytest.mark.fast
+def test_findings_and_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(doctor, "ASK", QUICK.format("True"))
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert "jax computes on 4 x TPU v4 (tpu, 32.0 GiB each)." in told and "0 error(s)" in told
+    assert "HF_TOKEN: present" in told and "secret" not in told and "\x1b" not in told
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [section["title"] for section in found] == ["Environment", "Devices", "Machine"]
+    assert "secret" not in json.dumps(found)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("raise SystemExit('RuntimeError: no TPU here.')", "jax finds no device: RuntimeError: no TPU here."),
+        (QUICK.format("False"), "A product of matrices has a wrong sum there."),
+        ("import time; time.sleep(60)", "jax did not find its devices in 1 s; another process may hold them."),
+    ],
+)
+def test_a_device_that_fails_is_an_error(asked: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ASK", asked)
+    monkeypatch.setattr(doctor, "DEVICE_SECONDS", 1.0 if "sleep" in asked else 60.0)
+    (line,) = [line for line in doctor.devices().lines if line.level == "error"]
+    assert line.text == told and line.mend
+
+
+@pytest.mark.fast
+def test_mends_name_the_script_and_errors_end_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [Line("error", "This machine has a GPU, and jax has no packages for it.", "setup.sh cuda")]
+    monkeypatch.setattr(doctor, "preflight", lambda: Section("Environment", lines))
+    monkeypatch.setattr(doctor, "ASK", QUICK.format("True"))
+    monkeypatch.setattr(doctor, "LEAST_FILES", 1 << 40)
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr().out
+    assert "-> bash launch/setup.sh cuda" in told and "-> ulimit -n 4096" in told and "1 error(s)" in told
+
+
+def on_a_terminal(*words: str, **variables: str) -> tuple[int, bytes]:
+    """Runs limba with a terminal as its stdout and stderr; returns the exit status and what it shows."""
+    environment = {**os.environ, "TERM": "xterm", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", **variables}
+    if "NO_COLOR" not in variables:
+        environment.pop("NO_COLOR", None)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "limba", *words], stdout=theirs, stderr=theirs, env=environment
+    ) as run:
+        os.close(theirs)
+        told = b""
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            told += part
+    os.close(ours)
+    return run.returncode, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_colour_on_a_terminal_unless_it_is_refused(variables: dict[str, str]) -> None:
+    status, told = on_a_terminal("doctor", **variables)
+    assert status == 0 and b"jax computes on" in told
+    assert (b"\x1b[32m" in told) is not bool(variables)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}], ids=str)
+def test_an_error_is_red_on_a_terminal_and_plain_elsewhere(
+    variables: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, told = on_a_terminal("nothing", **variables)
+    assert status == 2 and b"limba has no command nothing" in told
+    assert (b"\x1b[31m" in told) is not bool(variables)
+    assert main(["nothing"]) == 2 and "\x1b" not in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""The notebook of examples/ runs from text to a converted model, and is committed without outputs."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "examples" / "your_language.ipynb"
+SECONDS = 25  # of training; the notebook as it is has three minutes
+
+
+@pytest.mark.fast
+def test_notebooks_are_committed_without_outputs_and_read_well() -> None:
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert code and not [cell for cell in code if cell.outputs or cell.execution_count], path
+        lines = [line for cell in notebook.cells for line in cell.source.splitlines()]
+        assert max(map(len, lines)) <= 120 and "/work" not in path.read_text()
+        for target in re.findall(r"\]\((\.\.?/[^)]+)\)", "\n".join(lines)):
+            assert (path.parent / target).exists(), target
+    assert json.loads(NOTEBOOK.read_text())["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@pytest.mark.slow
+def test_the_notebook_leads_to_a_converted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    text = NOTEBOOK.read_text()
+    assert text.count("SECONDS = 180") == 1
+    notebook = nbformat.reads(text.replace("SECONDS = 180", f"SECONDS = {SECONDS}"), as_version=4)
+    NotebookClient(
+        notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    printed = "\n".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output
+    )
+    pictures = [
+        output["data"]["image/png"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) >= 1 and len(pictures[-1]) > 5_000
+    assert "409 documents" in printed and "4,096 ids" in printed
+    assert len(re.findall(r"^ +\[\w+\]  \S+.* \(\d+\.\d%\), ", printed, re.MULTILINE)) >= 6
+    assert "T5ForConditionalGeneration with" in printed and "<extra_id_0>" in printed
+    (folder,) = (tmp_path / "runs" / "your_language" / "converted").glob("step_*")
+    assert (folder / "model.safetensors").is_file()
+    assert not re.search(r"Traceback|\w+Error:", printed)
