@@ -79,6 +79,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "lm"])
 def test_combinations_generate_in_both_forms(kind: str, place: Path, language_run: Path, capsys) -> None:  # noqa: F811
     """Prompts and lines give the same texts, for a T5 and a language model."""
@@ -96,6 +97,7 @@ def test_combinations_generate_in_both_forms(kind: str, place: Path, language_ru
         assert len(texts) == count and printed == f"== A small text\n{shown}\n"
 
 
+@pytest.mark.slow
 def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     texts = ["short", LONG, "", f"First line.\nSecond, {LONG}"]
     (place / "long.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
@@ -187,6 +189,7 @@ def test_the_documented_commands_are_found() -> None:
     assert len(documented()) >= 8 and any("--num_beams" in command for command in documented())
 
 
+@pytest.mark.slow
 def test_each_documented_command_runs(place: Path, language_run: Path) -> None:  # noqa: F811
     (place / "texts.txt").write_text("A text.\n")
     for folder in ("gin",):
@@ -196,7 +199,8 @@ def test_each_documented_command_runs(place: Path, language_run: Path) -> None: 
         _, name, *words = shlex.split(command)
         model = "lm" if is_language else "run"
         words = [
-            model if re.fullmatch(r"[A-Z_]+DIR|FOLDER|runs/mine|user/name|LANGUAGE_MODEL_DIR", w) else w for w in words
+            model if re.fullmatch(r"[A-Z_]+DIR|FOLDER|runs/(?:mine|caps)|user/name|LANGUAGE_MODEL_DIR", w) else w
+            for w in words
         ]
         if any(word.startswith("--gin_file") for word in words):  # the sizes of the tiny run in place of base
             words = [word for word in words if not word.startswith(("--gin_file", "--checkpoint", "--gin.", "--vocab"))]

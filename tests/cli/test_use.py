@@ -63,6 +63,7 @@ def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys:
     assert (place / "run" / "config.json").exists(), "a run of an earlier version gets one"
 
 
+@pytest.mark.slow
 def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--gin_file=run/config.gin", "--gin.config.GenerationConfig.max_tokens=8", "--gin.BATCH_SIZE=16"]
     assert main.main(["infer", *model, "--input=in.txt", "--output=old.jsonl"]) == 0

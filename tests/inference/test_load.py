@@ -64,6 +64,7 @@ def hub_id(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield "me/model"
 
 
+@pytest.mark.slow
 def test_every_kind_of_path_gives_the_same_logits(run: Path, hub_id: str) -> None:
     expected = limba.load(run, vocabulary="byte").logits(PAIRS)
     assert [each.shape for each in expected] == [(6, 384), (3, 384), (41, 384)]

@@ -112,6 +112,7 @@ def from_step_40(config: RunConfig, directory: Path, keeps_ledger: bool) -> RunC
     return dataclasses.replace(config, model_dir=str(directory))
 
 
+@pytest.mark.slow
 def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     assert texts[POISONED[0]][:30] in printed and str(poisoned.name) in printed
 
 
+@pytest.mark.slow
 def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path / "run", poisoned, "rewind")
     config = dataclasses.replace(config, log_every_steps=7)  # the spike is seen up to 7 steps later
@@ -165,6 +167,7 @@ def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path
     assert_same_run(given, config)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path) -> None:
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
     config = config_of(tmp_path / "run", poisoned, "rewind")

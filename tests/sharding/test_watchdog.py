@@ -93,6 +93,7 @@ def test_nothing_is_watched_outside_of_a_run() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
     """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
     with Processes(tmp_path, 2, step=2, odd_step=10) as processes:

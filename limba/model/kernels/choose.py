@@ -28,6 +28,7 @@ from limba.model.masks import Mask
 from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import num_batch_groups
 
+OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
 CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
 
 
@@ -94,7 +95,9 @@ class PallasTpu(FeatureMajor):
     """The kernel of `pallas_tpu.py`; without a TPU it runs (slowly) in interpret mode."""
 
     def fits(self) -> bool:
-        """Returns True if the kernel takes these sizes."""
+        """Returns True if the kernel can run on these devices and takes these sizes."""
+        if device_of(self.mesh).device_kind in OLD_TPUS:
+            return False
         return pallas_tpu.fits(self.keys) and self.batch % num_batch_groups(self.mesh) == 0
 
     def bias(self, table: BiasTable) -> Float[Array, "G H K Q"]:
@@ -117,8 +120,8 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     """Returns the kernel that computes attention of these sizes: `config.attention`, or with 'auto' the fastest.
 
     `mesh` is where it will run; its devices need not be on this machine. The einsum is used where the Pallas kernels
-    are not: for batches that the devices do not divide (as in validation), for more keys than fit a TPU's memory, and
-    on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than the A100.
+    are not: for batches that the devices do not divide (as in validation), for more keys than fit a TPU's memory, on
+    TPUs v2 and v3, and on GPUs for other head widths than `pallas_gpu.WIDTHS` and for cards older than the A100.
     """
     platform = device_of(mesh).platform
     if config.attention == "pallas" or (config.attention == "auto" and platform in ("tpu", "gpu")):
@@ -129,15 +132,17 @@ def choose(config: ModelConfig, mesh: Mesh | None, batch: int, queries: int, key
     return choose_for_any_mask(config, mesh, batch, queries, keys)
 
 
-def unfit_gpu(config: ModelConfig, device: Any) -> str:
+def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
-    wanted = config.attention in ("auto", "pallas") and not config.is_decoder_only
-    if not wanted or device.platform != "gpu" or compute_capability(device) >= pallas_gpu.COMPUTE_CAPABILITY:
+    if config.attention not in ("auto", "pallas") or config.is_decoder_only:
         return ""
-    return (
-        f"Attention is computed by the einsum: the Pallas kernel needs an NVIDIA card of compute capability"
-        f" {pallas_gpu.COMPUTE_CAPABILITY:g} or newer (A100), and this is {device.device_kind}."
-    )
+    if device.platform == "gpu" and compute_capability(device) < pallas_gpu.COMPUTE_CAPABILITY:
+        needs = f"an NVIDIA card of compute capability {pallas_gpu.COMPUTE_CAPABILITY:g} or newer (A100)"
+    elif device.device_kind in OLD_TPUS:
+        needs = "a TPU v4 or newer"
+    else:
+        return ""
+    return f"Attention is computed by the einsum: the Pallas kernel needs {needs}, and this is {device.device_kind}."
 
 
 def choose_for_any_mask(

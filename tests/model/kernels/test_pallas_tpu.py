@@ -1,5 +1,7 @@
 """Attention for TPUs, run by an interpreter, against the plain einsum in float32."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,3 +86,13 @@ def test_network_has_the_same_gradients_with_pallas_attention_on_a_mesh() -> Non
     plain = tiny.model(attention="einsum", **sizes)
     kernel = tiny.model(attention="pallas", scan_layers=False, remat="minimal", **sizes)
     tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (kernel, MeshConfig(1, 2, 2), LossConfig()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen"), [("TPU v2", Einsum), ("TPU v3", Einsum), ("TPU v4", PallasTpu), ("TPU v5 lite", PallasTpu)]
+)
+def test_a_tpu_takes_the_kernel_if_its_compiler_does(kind: str, chosen: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(platform="tpu", device_kind=kind)
+    monkeypatch.setattr("limba.model.kernels.choose.device_of", lambda mesh: device)
+    for attention in ("auto", "pallas"):
+        assert type(choose(tiny.model(attention=attention), None, 8, 114, 512)) is chosen
