@@ -20,9 +20,10 @@ from tests.hub_server import hub, write_data_set
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "coming_from_huggingface.md").read_text()
-BLOCKS = re.findall(r"^```(json)?\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = [text for _, text in BLOCKS if re.match(r"(python|accelerate launch) run_t5", text)]
-FILES = dict(zip(("config.json", "small_t5_config.json"), (text for kind, text in BLOCKS if kind), strict=False))
+JSON = [text for kind, text in BLOCKS if kind == "json"]
+FILES = dict(zip(("config.json", "small_t5_config.json"), JSON, strict=False))
 PARTS = 3  # processes that share the commands
 SMALL = {
     "emb_dim": 32, "mlp_dim": 64, "num_heads": 2, "head_dim": 16, "num_encoder_layers": 1, "num_decoder_layers": 1
@@ -72,7 +73,7 @@ def argv_of(command: str) -> list[str]:
     return argv
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_command_of_the_page(part: int, shelf: Path, tmp_path: Path) -> None:
     assert len(COMMANDS) == 9 and len(FILES) == 2
