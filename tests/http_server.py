@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:  # benchmarks.faults runs this server without pytest
+    import pytest
 
 JSON = {"Content-Type": "application/json"}
 Fault = Callable[["Handler", bytes], None]
@@ -387,3 +390,16 @@ def serving(folder: Path, ranges: bool = True, handler: type[Handler] = Handler)
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def as_hub(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes huggingface_hub ask this server in place of the hub, with a cache of its own; returns the address."""
+    from huggingface_hub import constants
+
+    endpoint = server.url("").removesuffix("/client/")
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    return endpoint

@@ -30,7 +30,7 @@ from limba.training.state import abstract_state
 from tests import tiny
 from tests.export.runs import arrays_of
 from tests.export.test_export import config_of, equal
-from tests.http_server import ModelHubHandler, serving, status, truncated
+from tests.http_server import ModelHubHandler, as_hub, serving, status, truncated
 
 CONFIG = config_of("t5_1_1")
 
@@ -85,12 +85,7 @@ def hub_server(folder, tmp_path, monkeypatch):
     (tmp_path / "hub" / "me" / "empty" / "main").mkdir(parents=True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(tmp_path / "hub", handler=ModelHubHandler) as server:
-        endpoint = server.url("").removesuffix("/client/")
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        as_hub(server, tmp_path / "cache", monkeypatch)
         yield server
 
 

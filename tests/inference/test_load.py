@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from huggingface_hub import constants
 
 import limba
 from limba.config import InputError, plain
@@ -25,7 +24,7 @@ from limba.formats.t5x_config import network_of
 from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import arrays_of, write_run
-from tests.http_server import ModelHubHandler, serving
+from tests.http_server import ModelHubHandler, as_hub, serving
 from tests.model.test_huggingface import our_config
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,12 +54,7 @@ def hub_id(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(run.parent / "folder", tmp_path / "hub" / "me" / "model" / "main")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(tmp_path / "hub", handler=ModelHubHandler) as server:
-        endpoint = server.url("").removesuffix("/client/")
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        as_hub(server, tmp_path / "cache", monkeypatch)
         yield "me/model"
 
 

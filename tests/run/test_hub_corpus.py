@@ -27,7 +27,7 @@ from limba.formats import hub as models
 from limba.run import train
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
-from tests.http_server import DataHubHandler, FileServer, serving
+from tests.http_server import DataHubHandler, FileServer, as_hub, serving
 
 
 def write_set(folder: Path, words: str) -> None:
@@ -46,12 +46,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
         shutil.copytree(tmp_path / "hub" / "me" / "set", tmp_path / "hub" / "me" / name)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(tmp_path / "hub", handler=DataHubHandler) as server:
-        endpoint = server.url("").removesuffix("/client/")
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        endpoint = as_hub(server, tmp_path / "cache", monkeypatch)
         monkeypatch.setattr("datasets.config.HF_ENDPOINT", endpoint)
         monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("datasets.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
