@@ -150,7 +150,8 @@ def test_a_report_needs_neither_jax_nor_tensorflow(tmp_path: Path) -> None:
 
 def test_the_documented_prompt_with_a_gap_is_that_of_a_run() -> None:
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
-    (command,) = re.findall(r"^limba train (.*?)^```", page, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^limba train (.*?)^(?:```|limba )", page, re.MULTILINE | re.DOTALL)
+    (command,) = (command for command in commands if "EvaluationConfig.prompts" in command)
     config = flags.parse_args(shlex.split(command.replace("\\\n", " "))).config
     assert config.evaluation.prompts == ("Bucharest is the <extra_id_0> of Romania.",)
     assert not config.model.is_decoder_only and config.data.vocabulary == "byte"
