@@ -38,17 +38,15 @@ def _noted(dataset: tf.data.Dataset, source: UnitSource, reading: Reading, count
     """Returns the documents, and notes the progress as they are passed on, in epochs."""
     of_epoch = max(counts.total / reading.num_shards, 1e-9)
 
-    def note(number: np.int64) -> np.int64:
+    def note(number: np.int64) -> np.bool_:
         epochs = reading.first_epoch + (int(number) + 1) * DOCUMENTS_NOTED / of_epoch
         source.note_progress(reading.split, reading.shard, epochs)
-        return np.int64(number)
+        return np.bool_(True)
 
-    def with_note(number: tf.Tensor, documents: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        noted = call_numpy(note, tf.int64, [], number)
-        with tf.control_dependencies([noted]):
-            return {name: tf.identity(value) for name, value in documents.items()}
-
-    return dataset.batch(DOCUMENTS_NOTED).enumerate().map(with_note).unbatch()
+    # A filter's answer is used, and in order; of a map TensorFlow would leave out what gives no part of the result.
+    batches = dataset.batch(DOCUMENTS_NOTED).enumerate()
+    batches = batches.filter(lambda number, documents: call_numpy(note, tf.bool, [], number))
+    return batches.map(lambda number, documents: documents).unbatch()
 
 
 class _Units:

@@ -163,6 +163,24 @@ def test_shares_differ_by_one_over_any_number_of_epochs() -> None:
             assert share.sum() == total and np.ptp(share) <= 1 and np.ptp(sums) <= 1
 
 
+def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> None:
+    text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 64}, "column": "text"}
+    with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
+        found = []
+        for _ in range(6):
+            for _ in range(20):
+                next(stream)
+            found += stream.epochs().values()
+        positions = stream.positions()
+    assert found == sorted(found) and 0 < found[0] < 0.5 < found[-1] < 1 and len(set(found)) > 2, "noted as it is read"
+    with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
+        stream.restore(positions)
+        assert [*stream.epochs().values()] == found[-1:]
+        for _ in range(100):
+            next(stream)
+        assert 0 < stream.epochs()["demo_span_corruption"] - found[-1] < 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [50, 96])
 def test_a_stream_resumes_in_any_epoch_on_any_number_of_hosts(pairs: Path, stop: int) -> None:
