@@ -53,11 +53,12 @@ def time_saves(model: ModelConfig, number: int, folder: str) -> dict[str, Any]:
         values = random.standard_normal(leaf.shape, np.float32).astype(leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])
 
-    state = jax.block_until_ready(jax.tree.map(array, abstract))
     data = DataConfig("t", {"inputs": 1}, batch_size=1)
     in_thread, whole = [], []
     with Checkpoints(folder, CheckpointConfig(keep=1), data) as checkpoints:
         checkpoints.check_space(abstract)
+        checkpoints.reserve_memory(abstract)  # goes on beside the next line, as beside the compile of a run
+        state = jax.block_until_ready(jax.tree.map(array, abstract))
         for step in range(1, number + 1):
             began = time.perf_counter()
             checkpoints.save(step, state, {0: b""})

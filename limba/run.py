@@ -124,6 +124,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         state, stream, notes = begin(checkpoints.restore_latest)
         start = int(state.step)
         check_steps(config, start, is_new=notes is None)
+        checkpoints.reserve_memory(abstract)
 
         # The loop: a compiled step, logging.
         if train_step is None:

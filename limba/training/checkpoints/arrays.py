@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -61,6 +61,11 @@ class Snapshot:
     tree: Any  # the state's structure, with an `Unwritten` for each array
     num_bytes: int  # of all processes
 
+    @property
+    def memory(self) -> list[np.ndarray]:
+        """What holds the copies."""
+        return [part for array in self.arrays for _, part in array.parts]
+
 
 @dataclass(frozen=True)
 class Unwritten:
@@ -75,40 +80,42 @@ def num_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def take_snapshot(state: Any, before: Snapshot | None = None) -> Snapshot:
+def take_snapshot(state: Any, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     """Returns a copy of this process's part of the state: all that a save costs the training thread.
 
-    On a CPU it is made in the memory of the snapshot `before`, which is no longer needed: memory that is new to the
-    process takes as long to get as to fill.
+    On a CPU it is made in this memory, where that is of `memory_for` or of a snapshot (`Snapshot.memory`) that is no
+    longer needed: memory that is new to the process takes as long to get as to fill.
     """
-    own = jax.process_index()
-    shared = [(path, leaf, _shares(leaf.sharding, leaf.shape)) for path, leaf in jax.tree.leaves_with_path(state)]
-    chosen: list[list[tuple[Index, Index, jax.Array]]] = []
-    for _, leaf, (holders, axis, number) in shared:
-        local = {_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-        picked = []
-        for key, data in local.items():
-            rank = holders[key].index(own)
-            if axis is not None or rank == 0:
-                picked.append(_share(key, axis, rank, number, data))
-        chosen.append(picked)
-    for picked in chosen:
-        for _, _, data in picked:
-            data.copy_to_host_async()  # all are on their way before the first is waited for
-    insides = [inside for picked in chosen for _, inside, _ in picked]
-    shards = [data for picked in chosen for _, _, data in picked]
-    used = [part for array in before.arrays for _, part in array.parts] if before is not None else []
-    used = used if len(used) == len(shards) else [None] * len(shards)
+    leaves = jax.tree.leaves_with_path(state)
+    local = [{_key(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards} for _, leaf in leaves]
+    chosen = [_own_parts(leaf) for _, leaf in leaves]
+    shards = [data[part.shard] for data, parts in zip(local, chosen, strict=True) for part in parts]
+    for data in shards:
+        data.copy_to_host_async()  # all are on their way before the first is waited for
+    insides = [part.inside for parts in chosen for part in parts]
+    used = memory if len(memory) == len(shards) else [None] * len(shards)
     with ThreadPoolExecutor(COPY_THREADS) as pool:
         copies = iter(list(pool.map(_copied, insides, shards, used)))
     arrays = []
-    for (path, leaf, (_, axis, number)), picked in zip(shared, chosen, strict=True):
+    for (path, leaf), parts in zip(leaves, chosen, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
+        _, axis, number = _shares(leaf.sharding, leaf.shape)
         chunk = _chunk(leaf.sharding.shard_shape(leaf.shape), axis, number, leaf.dtype.itemsize)
-        parts = tuple((index, next(copies)) for index, _, _ in picked)
-        arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, parts))
+        copied = tuple((part.index, next(copies)) for part in parts)
+        arrays.append(HostArray(name, tuple(leaf.shape), np.dtype(leaf.dtype), chunk, copied))
     tree = jax.tree.map(lambda leaf: Unwritten(tuple(leaf.shape), np.dtype(leaf.dtype)), state)
     return Snapshot(tuple(arrays), tree, num_bytes(state))
+
+
+def memory_for(abstract: Any) -> list[np.ndarray]:
+    """Returns memory for `take_snapshot` of such a state, which the process has already got from the system."""
+    memory = []
+    for leaf in jax.tree.leaves(abstract):
+        for part in _own_parts(leaf):
+            array = np.empty([inside.stop - inside.start for inside in part.inside], leaf.dtype)
+            array.fill(0)  # the system gives a page when it is first written
+            memory.append(array)
+    return memory
 
 
 def _copied(inside: Index, data: jax.Array, into: np.ndarray | None) -> np.ndarray:
@@ -149,16 +156,30 @@ def _shares(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> tuple[di
     return holders, next((i for i, size in sizes if size and size % number == 0), None), number
 
 
-def _share(key: Key, axis: int | None, rank: int, number: int, data: jax.Array) -> tuple[Index, Index, jax.Array]:
-    """Returns (the index in the array, the index in the shard, the shard) of what one of its holders writes."""
-    inside = [slice(None)] * len(key)
-    index = list(_slices(key))
-    if axis is not None:
-        start, stop = key[axis]
-        size = (stop - start) // number
-        inside[axis] = slice(rank * size, (rank + 1) * size)
-        index[axis] = slice(start + rank * size, start + (rank + 1) * size)
-    return tuple(index), tuple(inside), data
+class _Part(NamedTuple):
+    """What this process writes of an array: a shard, or a part of one that several processes hold."""
+
+    shard: Key
+    index: Index  # in the array
+    inside: Index  # in the shard
+
+
+def _own_parts(leaf: Any) -> list[_Part]:
+    """Returns what this process writes of an array, or of the abstract one."""
+    own, parts = jax.process_index(), []
+    holders, axis, number = _shares(leaf.sharding, leaf.shape)
+    places = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+    for key in dict.fromkeys(_key(place, leaf.shape) for place in places):
+        rank = holders[key].index(own)
+        if axis is None and rank > 0:
+            continue
+        index, inside = list(_slices(key)), [slice(0, stop - start) for start, stop in key]
+        if axis is not None:
+            start, size = key[axis][0], inside[axis].stop // number
+            inside[axis] = slice(rank * size, (rank + 1) * size)
+            index[axis] = slice(start + rank * size, start + (rank + 1) * size)
+        parts.append(_Part(key, tuple(index), tuple(inside)))
+    return parts
 
 
 def _chunk(shard: tuple[int, ...], axis: int | None, number: int, itemsize: int) -> tuple[int, ...]:

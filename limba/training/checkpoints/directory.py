@@ -10,9 +10,11 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from etils import epath
 
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
@@ -66,7 +68,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for place in self._places:
                 step_files.clear_unfinished(place)
-        self._snapshot: arrays.Snapshot | None = None
+        self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
         self._look()
@@ -104,8 +106,9 @@ class Checkpoints:
         self._saver.wait()
         self._current = step
         everywhere = gather_bytes(positions)
-        snapshot = arrays.take_snapshot(state, self._snapshot)
-        self._snapshot = snapshot if jax.default_backend() == "cpu" else None  # elsewhere its memory is freed
+        snapshot = arrays.take_snapshot(state, self._memory())
+        memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
+        self._memory = lambda: memory
         data = {**position_item(self._data, everywhere), "notes": dict(notes or {})}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
@@ -156,6 +159,13 @@ class Checkpoints:
                 size_text(free[0]),
                 self.directory,
             )
+
+    def reserve_memory(self, abstract: TrainState) -> None:
+        """Gets the memory for the copies of such a state in a thread, on a CPU, so that the first save has it."""
+        if jax.default_backend() == "cpu":
+            pool = ThreadPoolExecutor(1, "memory for checkpoints")
+            self._memory = pool.submit(arrays.memory_for, abstract).result
+            pool.shutdown(wait=False)
 
     def restore_latest(self, abstract: TrainState, unpack: Unpack | None = None) -> Restored | None:
         """Returns the newest whole checkpoint; None if there is none.
