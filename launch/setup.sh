@@ -11,7 +11,7 @@
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
-#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.13 and python3.11 that has venv
+#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.11, python3.12 and python3.13 that has venv
 #
 # uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
 # from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
@@ -135,8 +135,10 @@ from_wheelhouse=(--disable-pip-version-check --no-input)
 if [ -n "$wheelhouse" ]; then from_wheelhouse+=(--no-index --find-links "$wheelhouse"); fi
 
 install() {
-  "$venv/bin/python" -m pip install --quiet "${from_wheelhouse[@]}" "$@" ||
-    fail "pip could not install the packages (its message is above); run this again." 75
+  if "$venv/bin/python" -m pip install --quiet "${from_wheelhouse[@]}" "$@"; then return; fi
+  if [ -z "$wheelhouse" ]; then fail "pip could not install the packages (its message is above); run this again." 75; fi
+  fail "pip could not install the packages from $wheelhouse (its message is above); delete $wheelhouse/*.done, and fill \
+it again by the same command on a machine that has internet."
 }
 
 # Puts what a file of requirements names into the wheelhouse, unless a file there says that this was done.
@@ -159,6 +161,8 @@ wheelhouse by the same command on a machine that has it."
 install_lock() {
   local uv
   download "$venv/bin/python" "$1" --require-hashes || fail "$not_downloaded"
+  # A wheelhouse has uv, too, for the machines that have none.
+  if [ -z "${LIMBA_PIP:-}" ]; then download "$venv/bin/python" "$root/requirements/lock-uv.txt" >/dev/null 2>&1 || :; fi
   if [ -z "${LIMBA_PIP:-}" ] && uv=$(find_uv); then
     "$uv" pip install --quiet --python "$venv/bin/python" --require-hashes --no-build-isolation \
       ${wheelhouse:+--offline --no-index --find-links "$wheelhouse"} --requirement "$1" && return

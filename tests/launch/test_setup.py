@@ -159,6 +159,13 @@ def test_a_wheelhouse_is_filled_once_and_then_is_enough(machine: Path) -> None:
     assert code == 0 and not [line for line in asked if "download" in line], errors
     code, _, errors, _ = setup(machine, "tpu", f"--wheelhouse={house}", OFFLINE="yes", **variables)
     assert code == 2 and "first fill the wheelhouse by the same command on a machine that has it" in errors
+    shutil.rmtree(machine / "tree" / ".venv")
+    offline = {**variables, "OFFLINE": "yes", "INSTALL_FAILS": "yes"}  # a file is missing there
+    code, _, errors, _ = setup(machine, f"--wheelhouse={house}", **offline)
+    assert code == 2 and f"delete {house}/*.done, and fill it again" in errors
+    write(machine / "bin" / "uv", UV)  # which other machines may not have
+    _, _, _, asked = setup(machine, f"--wheelhouse={house}", PYTHON=variables["PYTHON"])
+    assert [line for line in asked if "pip download" in line and line.endswith("lock-uv.txt")]
 
 
 def test_the_environment_may_be_elsewhere(machine: Path) -> None:
