@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ LOST = re.compile(
     r".*(gloo|nccl|connect|socket|heartbeat|barrier|halted|health|coordination)",
     re.IGNORECASE | re.DOTALL,
 )
+GLOO = b"N4gloo"  # how the types of its exceptions begin
 ADOPTED = (2, 3, 74, 130)  # statuses of errors that a restart of the others does not mend: they end with them too
 
 
@@ -71,7 +72,7 @@ class Others:
         self._client.key_value_set(f"limba/host/{self.index}", socket.gethostname(), allow_overwrite=True)
         self._hosts = {0: self._client.blocking_key_value_get("limba/host/0", 10_000)}
         self._reports[self.index] = {}
-        _on_bad_cast(self.lost)
+        _on_cpp_exceptions({b"St8bad_cast": self.lost, GLOO: self._await_the_name})
         self._beating = threading.Thread(target=self._beat, daemon=True, name="liveness")
         atexit.register(self._leave)
         self._beating.start()
@@ -96,6 +97,13 @@ class Others:
         """Ends this process with a sentence that names the process that was lost. Called in a thread of jax."""
         status, sentence = self._verdict()
         end_now(sentence, status)
+
+    def _await_the_name(self) -> None:
+        """Gives the threads that notice a lost process the time to name it. Called in a thread of gloo.
+
+        A thread of gloo, which exchanges the numbers of CPUs, throws when a message of a killed process is cut.
+        """
+        time.sleep(self.timeout + GRACE_SECONDS)
 
     def tell(self, sentence: str, status: int, waits: bool = False) -> None:
         """Leaves the last words of this process to the others, and waits until they have read them.
@@ -258,8 +266,8 @@ def ending_together() -> Iterator[None]:
 def losses_told() -> Iterator[None]:
     """Lets the jax client that is made inside call `Others.lost` when a process is lost, instead of aborting.
 
-    jaxlib 0.10 cannot hand its status to a Python function: the call ends in std::bad_cast, which `_on_bad_cast`
-    catches. A jaxlib that can will call the function itself.
+    jaxlib 0.10 cannot hand its status to a Python function: the call ends in std::bad_cast, which
+    `_on_cpp_exceptions` notices. A jaxlib that can will call the function itself.
     """
     make: Callable[..., Any] = _jax.get_distributed_runtime_client
 
@@ -311,25 +319,38 @@ def resumes_from(model_dir: str, seconds: float = 5.0) -> str:
     return f"the run resumes from step {max(steps):,}" if steps else "nothing is saved yet, the run starts at step 0"
 
 
+def _on_cpp_exceptions(actions: Mapping[bytes, Callable[[], object]]) -> None:
+    """Calls a function when a C++ thread ends in an exception whose type's name begins so.
+
+    If it returns, the handler of before follows: a line about the exception, and the end by SIGABRT.
+    """
+    _cpp_actions().update(actions)
+
+
 @functools.cache
-def _on_bad_cast(act: Callable[[], None]) -> tuple[object, ...]:
-    """Calls `act` when a C++ thread ends in std::bad_cast; what else ends one goes to the handler of before."""
+def _cpp_actions() -> dict[bytes, Callable[[], object]]:
+    """Sets the handler of C++ threads that end in an exception; returns what it calls."""
+    actions: dict[bytes, Callable[[], object]] = {}
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:  # another platform: a lost process ends this one too, by jax's own message
-        return ()
+        return actions
     library._ZSt13set_terminatePFvvE.restype = ctypes.c_void_p
     library._ZSt13set_terminatePFvvE.argtypes = [ctypes.c_void_p]
     library.__cxa_current_exception_type.restype = ctypes.c_void_p
-    before: list[Any] = []
 
     def terminated() -> None:
         kind = library.__cxa_current_exception_type()  # a std::type_info: a pointer, then the name
         name = ctypes.c_char_p.from_address(kind + ctypes.sizeof(ctypes.c_void_p)).value if kind else None
-        if name == b"St8bad_cast":
-            act()
-        ctypes.CFUNCTYPE(None)(before[0])()
+        for beginning, act in actions.items():
+            if (name or b"").startswith(beginning):
+                act()
+        ctypes.CFUNCTYPE(None)(before)()
 
-    kept = ctypes.CFUNCTYPE(None)(terminated)
-    before.append(library._ZSt13set_terminatePFvvE(ctypes.cast(kept, ctypes.c_void_p)))
-    return library, kept
+    handler = ctypes.CFUNCTYPE(None)(terminated)
+    _KEPT.append(handler)  # C++ holds no reference
+    before = library._ZSt13set_terminatePFvvE(ctypes.cast(handler, ctypes.c_void_p))
+    return actions
+
+
+_KEPT: list[object] = []

@@ -3,6 +3,7 @@
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,30 @@ def test_a_killed_process_is_named(victim: int, words: str, directory: Path) -> 
         expected = words % socket.gethostname(), "the run resumes from step 40", "start all 2 processes", str(output)
         assert_one_sentence(*processes.end(1 - victim, SECONDS + 4), *expected)
         assert output.exists()  # the stack of C++, not on the console
+
+
+THROWS = """
+import ctypes, sys, threading
+from limba.sharding import liveness
+liveness._on_cpp_exceptions({b"St8bad_cast": lambda: print("lost"), liveness.GLOO: lambda: print("gloo")})
+library = ctypes.PyDLL("libstdc++.so.6")  # what a C++ thread that throws an exception of this name does
+library.__cxa_allocate_exception.restype = ctypes.c_void_p
+vtable = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZTVN10__cxxabiv117__class_type_infoE")) + 16
+name = ctypes.create_string_buffer(sys.argv[1].encode())
+kind = (ctypes.c_void_p * 2)(vtable, ctypes.addressof(name))
+thrown = ctypes.c_void_p(library.__cxa_allocate_exception(8))
+sys.stdout.reconfigure(write_through=True)
+library.__cxa_throw(thrown, kind, None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"), [("St8bad_cast", "lost\n"), ("N4gloo14EnforceNotMetE", "gloo\n"), ("N3tsl5ErrorE", "")]
+)
+def test_exceptions_of_gloo_wait_for_the_name_of_the_lost_process(name: str, printed: str) -> None:
+    done = subprocess.run([sys.executable, "-c", THROWS, name], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, printed), done.stderr
+    assert "terminate called after throwing" in done.stderr
 
 
 @pytest.mark.slow
