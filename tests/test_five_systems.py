@@ -10,9 +10,9 @@ pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "five_systems.md"
 ROWS = [
-    line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith(("| -", "| th"))
+    line for line in PAGE.read_text().splitlines() if line.startswith("| ") and not line.startswith(("| -", "| theirs"))
 ]
-TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+TESTS = re.findall(r"^(\d+)\. `(tests/[\w/]+\.py)`(?::\s+`(test_\w+)`)?$", PAGE.read_text(), re.MULTILINE)
 
 
 def names_in(file: Path) -> set[str]:
@@ -21,16 +21,22 @@ def names_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: re.sub(r"\W+", "_", row.split("|")[1])[:50])
 def test_each_row_names_tests_that_exist(row: str) -> None:
-    _, theirs, here, tests, _ = row.split("|")
-    named = TEST.findall(tests)
-    assert theirs.strip() and here.strip() and named, row
-    for file, name in named:
+    _, theirs, here, numbers, _ = row.split("|")
+    assert theirs.strip() and here.strip() and numbers.strip(), row
+    for number in numbers.split(","):
+        _, file, name = TESTS[int(number) - 1]
         assert (ROOT / file).is_file(), file
         assert not name or name in names_in(ROOT / file), f"{file} has no {name}"
 
 
+def test_tests_are_numbered_as_the_rows_name_them() -> None:
+    assert [int(number) for number, _, _ in TESTS] == list(range(1, len(TESTS) + 1))
+    named = [int(number) for row in ROWS for number in row.split("|")[3].split(",")]
+    assert list(dict.fromkeys(named)) == list(range(1, len(TESTS) + 1))  # in order, and none is left over
+
+
 def test_all_five_systems_are_there() -> None:
-    assert len(re.findall(r"^## ", PAGE.read_text(), re.MULTILINE)) == 5 and len(ROWS) > 60
+    assert len(re.findall(r"^## (?!Tests$)", PAGE.read_text(), re.MULTILINE)) == 5 and len(ROWS) > 60
 
 
 def commands_of(page: str) -> list[str]:

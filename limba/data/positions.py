@@ -65,6 +65,10 @@ class Saved:
     def first_epochs(self) -> FirstEpochs:
         return self.about.get("first_epochs", {})
 
+    def tokens(self, num_tasks: int) -> np.ndarray:
+        """Returns the tokens of each task in the batches taken, int64 [num_tasks]; 0 where they are not counted."""
+        return np.asarray(self.about.get("tokens", [0] * num_tasks), np.int64)
+
 
 @dataclass(frozen=True)
 class Resumption:
@@ -111,6 +115,8 @@ class DataPositions:
         corpora = self.corpora
         about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self.is_exact}
         about["epochs"] = [shard.progress(part) for part in parts_of(self._task) if part.name in self._sources]
+        if self._deal.marks_corpora:
+            about["tokens"] = shard.tokens.tolist()
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
         about |= {"end_bytes": corpora.end_bytes, "tensorflow": tf.__version__}
         about |= {"first_epochs": shard.first_epochs, "batches_before": shard.batches_before}
@@ -169,7 +175,7 @@ class DataPositions:
         about, split = saved.about, self._config.train_split
         for source, epochs in zip(self._sources.values(), about.get("epochs", ()), strict=False):
             source.note_progress(split, shard.index, epochs)
-        shard.num_batches = about["num_batches"]
+        shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
         if not self.is_exact:
             shard.skip(shard.num_batches)
             return
@@ -189,8 +195,9 @@ class DataPositions:
             passed = {name: epochs.get(name, 0.0) for name in names}
             shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
-    def note_pass(self, shard: Shard) -> None:
-        """Records that a shard begins a new pass."""
+    def note_pass(self, shard: Shard, saved: Saved) -> None:
+        """Records that a shard begins a new pass after the saved position."""
+        shard.tokens = saved.tokens(len(shard.tokens))
         for name, source in self._sources.items():
             source.note_progress(self._config.train_split, shard.index, shard.first_epochs[name])
 

@@ -7,6 +7,7 @@ then names its documents.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +103,8 @@ def documents_by_row(
     for batch, several in sorted(rows.items()):
         fetch, place = divmod(batch - 1 - before, per_fetch)
         wanted.setdefault(fetch, []).extend((batch, row, place * config.rows_per_shard + row) for row in several)
-    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs, deal=deal)
+    plain = dataclasses.replace(deal, marks_corpora=False)  # ids are numbers of documents here
+    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs, deal=plain)
     with source_errors(task):
         names, is_exact = _Names(task), True
         try:

@@ -155,10 +155,17 @@ class ReaderProcesses:
 
     def epochs(self) -> dict[str, float]:
         """Returns task name -> epochs read, a mean over this host's shards."""
-        each = self._call_all("epochs")
+        return self._mean("epochs")
+
+    def tokens(self) -> dict[str, float]:
+        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
+        return self._mean("tokens")
+
+    def _mean(self, name: str) -> dict[str, float]:
+        each = self._call_all(name)
         num_shards = [len(self._shards[number :: len(each)]) for number in range(len(each))]
         return {
-            name: sum(epochs[name] * count for epochs, count in zip(each, num_shards, strict=True)) / sum(num_shards)
+            name: sum(values[name] * count for values, count in zip(each, num_shards, strict=True)) / sum(num_shards)
             for name in each[0]
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import time
@@ -16,6 +17,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data.epochs.corpora import marked, unmarked
 from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.epochs.even import even_documents
 from limba.data.packing import batched
@@ -135,7 +137,10 @@ def shard_dataset(
     ]
     dataset = parts[0]
     if isinstance(task, seqio.Mixture):
-        same_features = [part.map(lambda example: {name: example[name] for name in lengths}) for part in parts]
+        same_features = [
+            part.map(functools.partial(_of_mixture, lengths, number if deal.marks_corpora else None))
+            for number, part in enumerate(parts, 1)
+        ]
         rates = np.array([task.get_rate(part) for part in parts_of(task)])
         dataset = tf.data.Dataset.sample_from_datasets(
             same_features,
@@ -144,6 +149,14 @@ def shard_dataset(
         )
     rows = rows_per_fetch(config)
     return single_threaded(batched(dataset, lengths, rows, whole=config.num_epochs is None, packed=config.pack))
+
+
+def _of_mixture(
+    lengths: Mapping[str, int], number: int | None, example: Mapping[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Returns the features that all tasks of a mixture have, with the task's number in their tokens if it is given."""
+    features = {name: example[name] for name in lengths}
+    return features if number is None else marked(features, number)
 
 
 def rows_per_fetch(config: DataConfig) -> int:
@@ -208,7 +221,8 @@ class Shard:
         self._dataset: Any = self._new_dataset()
         self._is_exact = has_exact_positions(task)
         self._has_ended = False
-        self._taken: tuple[Rows | None, Mapping[str, float]] = (None, {})
+        self.tokens = np.zeros(len(parts_of(task)), np.int64)  # of each task of a mixture, in the batches taken
+        self._taken: tuple[Rows | None, Mapping[str, float], np.ndarray] = (None, {}, self.tokens)
         self._num_made = 0  # batches, as `num_batches` counts them
         # tf.data's state of the iterator when so many batches were made; after a failure it is the last one.
         self.kept_state: tuple[int, Any] | None = None
@@ -241,15 +255,18 @@ class Shard:
     def take(self) -> Rows | None:
         """Returns the next batch's rows, or None at the end of the shard."""
         rows = self.prefetch.take()
-        self._has_ended, self._taken = rows is None, (rows, self.epochs)
+        self._has_ended, self._taken = rows is None, (rows, self.epochs, self.tokens)
         if rows is not None:
             self.num_batches += 1
             self.epochs = self._epochs_made.popleft() if self._epochs_made else self.epochs
+            if self._deal.marks_corpora:
+                rows, counts = unmarked(rows, self._recipe[1], len(self.tokens))
+                self.tokens = self.tokens + counts
         return rows
 
     def put_back(self) -> None:
         """Undoes the last `take`."""
-        rows, before = self._taken
+        rows, before, self.tokens = self._taken
         if rows is not None:
             self.num_batches -= 1
             if self._deal.counts:

@@ -46,7 +46,7 @@ class TrainStream:
         num_processes: int = 1,
         deal: Deal = WHOLE_UNITS,
     ):
-        self._task = task
+        self._task, self._deal, self._num_shards = task, deal, config.batch_size // config.rows_per_shard
         self._positions = DataPositions(task, dict(lengths), config, deal)
         # The files as they are now, for the data positions: read beside the first batches.
         self._looking = threading.Thread(target=self._look_at_files, args=[list(shards)], daemon=True)
@@ -88,6 +88,13 @@ class TrainStream:
         """Returns task name -> epochs trained, a mean over this host's shards; without counts, epochs read."""
         parts = [part for part in parts_of(self._task) if isinstance(part.source, UnitSource)]
         return {part.name: float(np.mean([shard.progress(part) for shard in self.shards])) for part in parts}
+
+    def tokens(self) -> dict[str, float]:
+        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
+        if not self._deal.marks_corpora:
+            return {}
+        sums = np.sum([shard.tokens for shard in self.shards], axis=0) * (self._num_shards / len(self.shards))
+        return {part.name: float(tokens) for part, tokens in zip(parts_of(self._task), sums, strict=True)}
 
     def put_back(self) -> None:
         """Undoes the last `next`."""
@@ -139,7 +146,7 @@ class TrainStream:
         if resumption.new_pass is not None:
             for shard, each in zip(self.shards, saved, strict=True):
                 shard.begin_pass(resumption.new_pass, each.about["num_batches"])
-                self._positions.note_pass(shard)
+                self._positions.note_pass(shard, each)
             list(self._pool.map(Shard.start, self.shards))
             return
         begun = [shard for shard, each in zip(self.shards, saved, strict=True) if each.first_epochs]

@@ -56,6 +56,7 @@ class Pieces:
     sentinels: Sequence[int]
     is_text: Bool[np.ndarray, " V"]  # neither a control nor a sentinel, nor a row without a piece
     has_letter: Bool[np.ndarray, " V"]  # or begins a letter of several bytes
+    is_word: Bool[np.ndarray, " V"]  # is a word, or a good part of one: `is_word`
     has_space: Bool[np.ndarray, " V"]  # begins with a space
     ends: Bool[np.ndarray, " V"]  # sentinels and the end of sequence
 
@@ -75,8 +76,23 @@ def pieces_of(vocabulary: Any, num_rows: int) -> Pieces:
         sentinels=sentinels,
         is_text=np.asarray([bool(each) and "\n" not in text for each, text in zip(spelled, texts, strict=True)]),
         has_letter=np.asarray(letters) & ~single,
+        is_word=np.asarray([is_word(text) for text in texts]) & ~single,
         has_space=np.asarray([each[:1] == b" " for each in spelled]),
         ends=ends,
+    )
+
+
+def is_word(text: str) -> bool:
+    """Returns whether a piece is a word or a good part of one: two letters or a kanji, or one letter after a space.
+
+    >>> [is_word(text) for text in ("the", " a", "する", "型", "s", "の", " の", " 1", ",")]
+    [True, True, True, True, False, False, False, False, False]
+    """
+    letters = sum(map(str.isalpha, text))
+    return (
+        letters > 1
+        or re.search(HAN, text) is not None
+        or (letters == 1 and not UNSPACED.search(text) and text[0] == " ")
     )
 
 
@@ -84,8 +100,9 @@ def fills(masked: str, next_logits: NextLogits, pieces: Pieces, num: int = NUM_F
     """Returns the `num` most likely fills of each gap of a text with <extra_id_0> and so on, best first.
 
     `next_logits` gives the logits after each of some beginnings of the decoder's input, [START, <extra_id_0>, …], all
-    of one length. A fill begins with a piece that has a letter or digit, so that it is never empty; where the gap
-    follows a space, and pieces begin with one, the fill does so too. Each gap is searched with BEAMS beams of at most
+    of one length. A fill begins with a piece that is a word or a good part of one, so that it is neither empty nor a
+    particle of one letter; where the gap follows a space, and pieces begin with one, the fill does so too. In a
+    vocabulary of bytes it begins with a letter or digit. Each gap is searched with BEAMS beams of at most
     MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without these
     rules: of its pieces and of any sentinel or end after them.
     """
@@ -96,6 +113,7 @@ def fills(masked: str, next_logits: NextLogits, pieces: Pieces, num: int = NUM_F
         first = pieces.is_text & pieces.has_letter
         if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
             first &= pieces.has_space == follows_space
+            first = first & pieces.is_word if (first & pieces.is_word).any() else first
         best = _search(before, first, next_logits, pieces)[:num]
         found.append(best)
         before += best[0].ids if best else ()

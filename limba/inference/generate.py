@@ -25,6 +25,13 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple, so that few programs are compiled
 
 
+class Gaps(NamedTuple):
+    """The ids that begin a gap's fill in a T5's targets, and those that may come first in it; bool [V] each."""
+
+    is_sentinel: Any
+    may_begin: Any
+
+
 @functools.partial(jax.jit, static_argnames=("network", "config", "eos_id", "is_prefix"))
 def generate(
     network: Network,
@@ -35,11 +42,12 @@ def generate(
     eos_id: int = EOS,
     keys: Key[Array, " B"] | None = None,
     is_prefix: bool = False,
+    gaps: Gaps | None = None,
 ) -> search.Generated:
     """Returns the tokens that follow each row.
 
     A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left, with `is_prefix` read
-    as the inputs of its rows. Sampling needs `keys`, one per row.
+    as the inputs of its rows. Sampling needs `keys`, one per row. With `gaps` no gap is left empty.
     """
     if network.config.is_decoder_only:
         step, cache = network.cached_language_model(params, inputs, config.max_tokens, is_prefix)
@@ -47,7 +55,15 @@ def generate(
     else:
         step, cache = network.cached_decoder(params, inputs, config.max_tokens)
         prompt = jnp.full((inputs.shape[0], 1), START, jnp.int32)
+    step = step if gaps is None else functools.partial(_filling, step, gaps)
     return search.generate(step, cache, prompt, jnp.asarray(banned), config, eos_id=eos_id, keys=keys)
+
+
+def _filling(step: search.Step, gaps: Gaps, cache: Any, last: Array, position: Array) -> tuple[Array, Any]:
+    """Returns the step's logits, without the ids that may not begin a fill where the token before is a sentinel."""
+    logits, cache = step(cache, last, position)
+    is_banned = gaps.is_sentinel[last][:, None] & ~gaps.may_begin[None]
+    return jnp.where(is_banned, -jnp.inf, logits), cache
 
 
 def greedy(
@@ -95,9 +111,9 @@ def batches_of_like_lengths(
 class Writer:
     """Generates text for inputs of any length, in batches of like lengths over all devices of the mesh.
 
-    All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model's prompts are
-    the inputs of rows of inputs and targets, and its texts only what follows. Raises InputError if the mesh does not
-    divide `num_rows`.
+    All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model reads a prompt
+    as the inputs of its rows; its texts begin with the prompt unless `with_prompt` is False. With `gaps` a T5 leaves no
+    gap empty. Raises InputError if the mesh does not divide `num_rows`.
     """
 
     def __init__(
@@ -108,9 +124,11 @@ class Writer:
         config: GenerationConfig,
         num_rows: int,
         is_prefix: bool = False,
+        with_prompt: bool = True,
+        gaps: Gaps | None = None,
     ):
         check_rows(mesh, num_rows)
-        self._is_prefix = is_prefix
+        self._is_prefix, self._with_prompt, self._gaps = is_prefix, with_prompt, gaps
         self._network, self._vocabulary, self._config, self.num_rows = network, vocabulary, config, num_rows
         self._continues = network.config.is_decoder_only
         self._mesh, self._sharding = mesh, batch_sharding(mesh)
@@ -142,7 +160,17 @@ class Writer:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = generate(self._network, params, placed, self._banned, self._config, self._eos_id, keys, self._is_prefix)
+        found = generate(
+            self._network,
+            params,
+            placed,
+            self._banned,
+            self._config,
+            self._eos_id,
+            keys,
+            self._is_prefix,
+            self._gaps,
+        )
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
@@ -176,7 +204,7 @@ class Writer:
         ids = [int(token) for token in written]
         ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
         kept = [token for token in ids if token > 0]
-        shown = read[1:].tolist() if self._continues and not self._is_prefix else []
+        shown = read[1:].tolist() if self._continues and self._with_prompt else []
         return self._vocabulary.decode([*shown, *kept])
 
 

@@ -95,7 +95,8 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
         known = None
     periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
     wants_epochs = names is not None or config.data.num_epochs is not None or EPOCH in periods
-    deal = deal_of(task, lengths, config.data, wants_epochs, names, known)
+    marks = dealing is None or bool(dealing.get("corpora"))  # a run keeps what it began with
+    deal = deal_of(task, lengths, config.data, wants_epochs, names, known, marks)
     if known is None and deal.counts:
         write_whole(path, json.dumps({"corpora": corpora, "deal": json.loads(deal.to_text())}) + "\n")
     return deal

@@ -171,7 +171,7 @@ class Loop:
         if not len(self.recent):  # all were dropped or passed over
             self.recent.restart()
             return None
-        figures = self.recent.figures(self.stream.epochs(), self.checkpoints.steps())
+        figures = self.recent.figures(self.stream.epochs(), self.checkpoints.steps(), self.stream.tokens())
         advice = advice_on(self.config, len(self.recent), step, figures)
         self.recent.restart()
         self.figures["train"] = figures

@@ -1,5 +1,6 @@
 """`limba completion`: a real bash completes commands, flags, values, gin names and files."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -54,6 +55,68 @@ def test_bash_completes(words: list[str], expected: set[str], script: Path, tmp_
     command = ["bash", "--norc", "-c", DRIVER, "bash", str(script), *words]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert set(filter(None, ended.stdout.splitlines())) == expected, ended.stderr
+
+
+# What is typed, and what the shell offers then. zsh and fish complete a word with its `=` as one.
+TYPED = [
+    ("limba tr", {"train"}),
+    ("limba convert --to=", {"huggingface", "t5x", "limba", "list"}),
+    ("limba vocabulary --normalization ", {"identity", "nfkc", "nmt_nfkc"}),
+    ("limba prepare --format=p", {"parquet"}),
+    ("limba train --gin.TRAIN_S", {"--gin.TRAIN_STEPS"}),
+    ("limba train gin/ro_t5x_b", {"gin/ro_t5x_base.gin"}),
+    ("limba train my", {"my_run.gin"}),
+    ("limba score --input=my", {"my_run.gin"}),
+    ("limba new --c", {"--corpus", "--column"}),
+    ("limba completion ", {"bash", "zsh", "fish"}),
+]
+# A zsh on a terminal of its own; every word that it offers is printed in <>.
+ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PROMPT= ; fpath=('$1' $fpath); autoload -Uz compinit; compinit -u -D; setopt nobeep; LISTMAX=10000
+  compadd() {
+    if [[ "${@[1,(i)(-|--)]}" != *-(O|A|D)* ]]; then
+      local -a offered; builtin compadd -A offered "$@"; print -rl -- "<"${^offered}">"
+    fi
+    builtin compadd "$@"
+  }
+  print REA""DY'
+zpty -r shell line '*READY*'
+zpty -w -n shell "$2"$'\t'
+zpty -w -n shell $'\x15'  # the line is left out
+zpty -w shell 'print END""ED'
+zpty -r shell line '*ENDED*'
+print -r -- $line
+zpty -d shell
+"""
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(("typed", "expected"), TYPED)
+def test_fish_completes(typed: str, expected: set[str], table: list[completion.Command], tmp_path: Path) -> None:
+    (tmp_path / "my_run.gin").touch()
+    (tmp_path / "limba.fish").write_text(completion.fish(table))
+    command = ["fish", "--no-config", "-c", f"source limba.fish; complete -C '{typed}'"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    offered = {line.split("\t")[0] for line in ended.stdout.splitlines()}
+    before = typed.rpartition("=")[0] + "=" if "=" in typed else ""  # fish offers the whole word
+    before = before.rpartition(" ")[2]
+    assert {each.removeprefix(before).rstrip("=") for each in offered} == expected, ended.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(("typed", "expected"), TYPED)
+def test_zsh_completes(typed: str, expected: set[str], table: list[completion.Command], tmp_path: Path) -> None:
+    (tmp_path / "my_run.gin").touch()
+    (tmp_path / "functions").mkdir()
+    (tmp_path / "functions" / "_limba").write_text(completion.zsh(table))
+    command = ["zsh", "-f", "-c", ZSH, "zsh", str(tmp_path / "functions"), typed]
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "200"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert set(re.findall(r"<([^<>]+)>", ended.stdout)) == expected, ended.stdout + ended.stderr
 
 
 def test_every_command_and_flag_is_in_each_script(table: list[completion.Command]) -> None:

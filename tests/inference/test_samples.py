@@ -3,8 +3,13 @@
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
 import limba
 from limba.config import EvaluationConfig, GenerationConfig
+from limba.inference.generate import Gaps, generate
 from limba.inference.samples import sampler
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
@@ -23,6 +28,23 @@ def test_a_t5_fills_the_gaps_of_prompts(tmp_path: Path) -> None:
     (english,), (hebrew,) = found.values()
     assert re.fullmatch(r"A text with +\[.*\] +gap +\[.*\] *\.", english, re.DOTALL), english
     assert re.fullmatch(r"שלום +\[.*\]", hebrew, re.DOTALL), hebrew
-    # What stands in the gaps is what the model writes, sentinels included.
-    (written,) = model.samples([PROMPTS[1]], max_tokens=6, ban_sentinels=False)
-    assert hebrew.partition("[")[2].removesuffix("]") in written[0].text
+
+
+@pytest.mark.slow
+def test_what_follows_a_sentinel_is_among_what_may_begin_a_fill(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", config_of(), steps=(3,))
+    model = limba.load(tmp_path / "run", vocabulary="byte")
+    num_rows, only = model.network.config.vocab_size, ord("a") + 3
+    none, every, may_begin = np.zeros(num_rows, bool), np.ones(num_rows, bool), np.arange(num_rows) == only
+
+    def written(gaps: Gaps | None) -> list[int]:
+        inputs = jnp.arange(3, 35, dtype=jnp.int32)[None]
+        config, eos_id = GenerationConfig(max_tokens=6), int(model.vocabulary.eos_id)
+        tokens = generate(model.network, model.params, inputs, none, config, eos_id, gaps=gaps).tokens
+        return np.asarray(tokens).ravel().tolist()
+
+    plain = written(None)
+    assert set(plain) != {only} and written(Gaps(none, may_begin)) == plain
+    assert written(Gaps(every, may_begin)) == [only] * 6
+    after_first = np.arange(num_rows) == plain[0]  # what follows it alone is another
+    assert written(Gaps(after_first, may_begin))[:2] == [plain[0], only]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks import readme
 
@@ -18,6 +19,19 @@ def test_readme_is_short() -> None:
     lines = readme.README.read_text().splitlines()
     assert len(lines) <= 90 and readme.PICTURE.is_file()
     assert max(len(line) for line in lines) <= 120
+
+
+@pytest.mark.fast
+def test_the_pictures_are_shown_and_small() -> None:
+    text = readme.README.read_text()
+    for name in ("report", "play", "front"):
+        assert f"](docs/{name}.webp)" in text
+        path = ROOT / "docs" / f"{name}.webp"
+        assert path.stat().st_size < 150_000
+        with Image.open(path) as image:
+            assert image.format == "WEBP" and image.size == (1280, 960)
+            darkest, lightest = image.convert("L").getextrema()
+            assert isinstance(lightest, int) and lightest - darkest > 100  # something is drawn
 
 
 @pytest.mark.fast
@@ -35,7 +49,7 @@ def test_the_output_in_the_readme_is_the_demos(tmp_path: Path) -> None:
     assert len(shown) >= 6
     for line in shown:
         assert readme.counterpart(line, printed) is not None, line
-    fills = [line for line in printed if re.match(r"   \[\w+\] +\w\S*(?: \S+)* \(\d+\.\d%\), ", line)]
+    fills = [line for line in printed if re.match(r"   \[\w+\] +\w\S*(?: \S+)* \(\d+\.\d\d%\), ", line)]
     assert len(fills) == 6, printed[-60:]  # two gaps of three sentences; each line begins with a letter: a word
     (same,) = [line for line in printed if line.startswith("transformers fills in the same words: 18 of 18")]
     assert float(same.rpartition(" ")[2]) < 1e-5

@@ -145,9 +145,8 @@ def _check_executor(arguments: Any) -> None:
 
 def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
     """Returns the summary; None if the work was only submitted to Slurm, and printed."""
-    from tqdm import tqdm
-
     from limba.data.preparation import prepare
+    from limba.inference.progress import Progress
 
     another = "another name to --tfds" if arguments.tfds else "another --output"
     if arguments.executor == "slurm":
@@ -175,7 +174,7 @@ def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
         return None
 
     def bar(what: str, total: int) -> Any:
-        return tqdm(total=total, desc=what, unit={"reading": "part", "writing": "shard"}[what], dynamic_ncols=True)
+        return Progress(total, 0, unit={"reading": "part", "writing": "shard"}[what], what=what)
 
     return prepare.prepare(
         recipe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from limba.cli.arguments import Parser
 from limba.cli.data import task_flags
 from limba.cli.program import names_said
 from limba.config import InputError, environment, launchers
+from limba.config.waiting import waiting
 
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
@@ -49,7 +51,7 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
 
     def update(total: int, finished: int) -> None:
         if not bars:
-            bars.append(tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True))
+            bars.append(tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None))
         bars[0].set_postfix(finished=finished, refresh=False)
         bars[0].update(total - bars[0].n)
 
@@ -63,7 +65,8 @@ def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
 
     update, close = _progress()
     try:
-        training, measured = vocabulary_training.sample_task(task, arguments.split, arguments.sample_bytes, update)
+        with waiting("reading", shows=not sys.stderr.isatty()):  # a terminal has the bar
+            training, measured = vocabulary_training.sample_task(task, arguments.split, arguments.sample_bytes, update)
     finally:
         close()
     print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)

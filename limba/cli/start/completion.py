@@ -171,7 +171,7 @@ def zsh(table: Sequence[Command]) -> str:
             sign = "=" if flag.takes_value else ""
             specs.append(f"'*{flag.name}{sign}[{spelled(flag.about)}]{value if flag.takes_value else ''}'")
         if command.takes_gin:
-            specs += [f"'*--gin.{name}=[of the gin files]:value:_files'" for name in gin_names()]
+            specs += [f"'*--gin.{name}=-[of the gin files]:value:_files'" for name in gin_names()]
         words = f"compadd -- {' '.join(command.words)}" if command.words else ""
         actions = [each for each in (words, "_files" * command.takes_files) if each]
         if actions:
@@ -201,7 +201,8 @@ def fish(table: Sequence[Command]) -> str:
             value = f" -x -a {quoted(' '.join(flag.values))}" if flag.values else " -r" if flag.takes_value else ""
             lines.append(f"{start} -l {flag.name[2:]}{value} -d {quoted(flag.about)}")
         if command.takes_gin:
-            lines += [f"{start} -l gin.{name} -r" for name in gin_names()]
+            gin = " ".join(f"--gin.{name}=" for name in gin_names())  # no option of fish's: its value needs the `=`
+            lines.append(f"{start} -a {quoted(gin)} -d 'of the gin files'")
         if command.words or not command.takes_files:
             only = "" if command.takes_files else " -f"
             lines.append(f"{start}{only} -a {quoted(' '.join(command.words))}")

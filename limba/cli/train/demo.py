@@ -28,6 +28,7 @@ reference (PSF licence). Started again, the demo resumes from its newest checkpo
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
 NUM_SENTENCES = 3  # of the validation text, whose words are hidden
 MOST_DOCUMENTS = 500  # that are looked through for them
+PROMPTS = "config.EvaluationConfig.prompts"
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
@@ -54,10 +55,22 @@ def _vocabulary(data: DataConfig) -> None:
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
+def _sentences(config: RunConfig) -> Sequence[gaps.Hidden]:
+    """Returns sentences of the validation split, some of their words hidden; none for a model that fills no gaps."""
+    from limba.data.tasks import parts_of, resolve_task
+    from limba.data.vocabulary.load import num_sentinels
+    from limba.data.vocabulary.text_sample import text_source
+    from limba.inference import gaps
+
+    task = resolve_task(config.data)
+    if config.model.is_decoder_only or not num_sentinels(task.output_features["targets"].vocabulary):
+        return []
+    documents = text_source(parts_of(task)[0]).texts(config.data.validation_split)
+    return list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
+
+
 def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence[Sequence[Sequence[gaps.Fill]]]]:
     """Prints sentences that the model has not seen, with the words that it would write in their gaps; returns them."""
-    from limba.data.tasks import parts_of
-    from limba.data.vocabulary.text_sample import text_source
     from limba.inference import gaps
     from limba.inference.load import load
     from limba.inference.source import find
@@ -65,10 +78,7 @@ def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
     pieces = gaps.pieces_of(trained.vocabulary, trained.network.config.vocab_size)
-    if trained.network.config.is_decoder_only or not pieces.sentinels:
-        return [], pieces, []  # another model than the demo's, which has no gaps
-    documents = text_source(parts_of(trained.task)[0]).texts(config.data.validation_split)
-    shown = list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
+    shown = _sentences(config)
     filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
     if shown:
         print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
@@ -79,7 +89,7 @@ def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence
         print(f"{number}. {text}")
         width = max(map(_columns, hidden.words))
         for word, best in zip(hidden.words, fills, strict=True):
-            likely = ", ".join(f"{fill.text} ({fill.probability:.1%})" for fill in best)
+            likely = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in best)
             print(f"   [{word}]{' ' * (width - _columns(word))}  {likely}")
         print()
     return [hidden.masked for hidden in shown], pieces, filled
@@ -168,6 +178,9 @@ def run(argv: Sequence[str]) -> None:
     if given is None and config.data.data_files == corpus:
         print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
     _vocabulary(config.data)
+    if not config.evaluation.prompts and (hidden := _sentences(config)):  # for the report: their fills by step
+        prompts = tuple(each.masked for each in hidden)
+        config, text, names, _ = parse_args([*arguments, f"--gin.{PROMPTS}={prompts!r}", *argv], "demo", ABOUT)
 
     with names_said(names):
         result = train(config, text)

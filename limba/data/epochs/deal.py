@@ -16,6 +16,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig
+from limba.data.epochs.corpora import MOST_TASKS
 from limba.data.epochs.counts import Counts, count
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, has_exact_positions, parts_of
@@ -29,18 +30,21 @@ class Deal:
     """Task -> the counts of its documents, in the order of the tasks; a task without them deals whole units.
 
     `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
-    `is_exact` is False if they are an estimate.
+    `is_exact` is False if they are an estimate. With `marks_corpora` the tokens of a mixture are counted by task
+    (`corpora.py`).
     """
 
     counts: Mapping[str, Counts] = field(default_factory=dict)
     rows: int | None = None
     is_exact: bool = True
     reason: str = ""
+    marks_corpora: bool = False
 
     @property
     def identity(self) -> dict[str, Any] | None:
         """What a data position says of it; None for the first version."""
-        return {"version": VERSION, "tasks": sorted(self.counts)} if self.counts else None
+        marks = {"corpora": True} if self.marks_corpora else {}
+        return {"version": VERSION, "tasks": sorted(self.counts), **marks} if self.counts or marks else None
 
     def offset(self, task: str, num_epochs: int | None) -> int:
         """Returns the number of documents of the tasks before this one, in all their epochs."""
@@ -50,14 +54,15 @@ class Deal:
     def to_text(self) -> str:
         """Returns the deal as JSON."""
         counts = {name: each.plain() for name, each in self.counts.items()}
-        return json.dumps({"counts": counts, "rows": self.rows, "is_exact": self.is_exact, "reason": self.reason})
+        fields = {name: getattr(self, name) for name in ("rows", "is_exact", "reason", "marks_corpora")}
+        return json.dumps({"counts": counts, **fields})
 
     @staticmethod
     def of_text(text: str) -> Deal:
         """Returns what `to_text` has given."""
         plain = json.loads(text)
         counts = {name: Counts.of(each) for name, each in plain["counts"].items()}
-        return Deal(counts, plain["rows"], plain["is_exact"], plain["reason"])
+        return Deal(**{**plain, "counts": counts})
 
 
 WHOLE_UNITS = Deal()
@@ -85,12 +90,13 @@ def deal_of(
     wants_epochs: bool,
     names: Sequence[str] | None = None,
     known: Mapping[str, Counts] | None = None,
+    marks_corpora: bool = False,
 ) -> Deal:
     """Returns the deal of a run; reads small local corpora once, to count their documents, unless they are `known`.
 
     With `wants_epochs`, where the run ends or saves by epochs, the sizes that large files say themselves count too.
-    `names` are the tasks that a resumed run deals evenly; None for a new one. Raises ConfigError for `max_examples` of
-    a corpus without documents to choose, and InputError for bad files.
+    `names` are the tasks that a resumed run deals evenly; None for a new one. `marks_corpora` is taken for mixtures
+    only. Raises ConfigError for `max_examples` of a corpus without documents to choose, and InputError for bad files.
     """
     counts, reasons, is_exact = dict[str, Counts](), list[str](), True
     for part in parts_of(task):
@@ -115,7 +121,8 @@ def deal_of(
     if isinstance(task, seqio.Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
     rows = None if reason else sum(each.total for each in counts.values())
-    return Deal(counts, rows, is_exact, reason)
+    marks_corpora = marks_corpora and isinstance(task, seqio.Mixture) and len(parts_of(task)) <= MOST_TASKS
+    return Deal(counts, rows, is_exact, reason, marks_corpora)
 
 
 def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:

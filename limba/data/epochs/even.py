@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,15 +38,16 @@ def even_documents(source: UnitSource, reading: Reading, counts: Counts, offset:
 
 def _noted(dataset: tf.data.Dataset, source: UnitSource, reading: Reading, counts: Counts) -> tf.data.Dataset:
     """Returns the documents, and notes the progress as they are passed on, in epochs."""
-    of_epoch = max(counts.total / reading.num_shards, 1e-9)
+    of_epoch = max(counts.total, counts.num_pieces, 1) / reading.num_shards
+    last = math.inf if reading.num_epochs is None else max(reading.num_epochs, reading.first_epoch + 1)
 
     def note(number: np.int64) -> np.bool_:
         epochs = reading.first_epoch + (int(number) + 1) * DOCUMENTS_NOTED / of_epoch
-        source.note_progress(reading.split, reading.shard, epochs)
+        source.note_progress(reading.split, reading.shard, min(epochs, last))
         return np.bool_(True)
 
     # A filter's answer is used, and in order; of a map TensorFlow would leave out what gives no part of the result.
-    batches = dataset.batch(DOCUMENTS_NOTED).enumerate()
+    batches: Any = dataset.batch(DOCUMENTS_NOTED).enumerate()
     batches = batches.filter(lambda number, documents: call_numpy(note, tf.bool, [], number))
     return batches.map(lambda number, documents: documents).unbatch()
 

@@ -85,6 +85,8 @@ FIGURES = (
     Figures("memory", "Speed", "Memory", "GiB", "train",
             _of(hbm_peak_gib="device, peak", host_memory_gib="host, first process")),
     Figures("epochs", "Data", "Epochs of each corpus", "epochs", "train", _below("train", "epochs/")),
+    Figures("corpus_tokens", "Data", "Tokens of each corpus", "tokens, without padding", "train",
+            _below("train", "tokens/")),
     Figures("bits_per_byte", "Validation", "Bits per byte by character set", "bits per byte", "validation",
             _below("validation", "bits_per_byte/", bits_per_byte="all")),
 )  # fmt: skip

@@ -52,12 +52,13 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
     fragments = {
         "facts": tables.facts(runs),
         "problems": tables.problems(runs),
+        "corpora": tables.corpora(runs),
         "happened": tables.happened(runs),
         "configuration": tables.configuration(runs),
         "environment": tables.environment(runs),
     }
     written = samples.samples_of(runs)
-    form += [axes, bool(written), bool(fragments["environment"])]
+    form += [axes, bool(written), bool(fragments["environment"]), bool(fragments["corpora"])]
     return Content(
         found,
         {
@@ -100,6 +101,7 @@ def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live:
         ),
         "SECTIONS": "".join(_section(name, content) for name in SECTIONS),
         **{name.upper(): text for name, text in content.data["fragments"].items()},
+        "HAS_CORPORA": "" if content.data["fragments"]["corpora"] else "hidden",
         "HAS_ENVIRONMENT": "" if content.data["fragments"]["environment"] else "hidden",
         "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         "BOKEH": script().replace("</script", "<\\/script"),

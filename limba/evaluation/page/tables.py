@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,36 @@ def _facts(run: Run) -> dict[str, str]:
     ended = notes[-1] if notes and notes[-1]["kind"] == "end" else None
     found["state"] = f"ended: {ended.get('reason') or 'at its last step'}" if ended else run.holder
     return found
+
+
+def corpora(runs: Sequence[Run]) -> str:
+    """Returns the table of each corpus's newest figures: its epochs, and in a mixture its tokens; "" without any."""
+    rows = []
+    for run in runs:
+        tokens, epochs = _newest(run, "tokens/"), _newest(run, "epochs/")
+        if len(epochs) == 1 and not tokens and (axis := run.axes().get("tokens")) is not None and len(axis):
+            tokens = {name: float(axis[-1]) for name in epochs}  # all are of the one corpus
+        total = sum(tokens.values())
+        for name in dict.fromkeys([*epochs, *tokens]):
+            read, share = tokens.get(name), tokens.get(name, 0.0) / total if total else 0.0
+            rows.append(
+                [
+                    *([run.name] if len(runs) > 1 else []),
+                    name,
+                    f"{epochs[name]:,.2f}" if name in epochs else "",
+                    "" if read is None else f"{read:,.0f}",
+                    "" if read is None else f"{share:.1%}",
+                ]
+            )
+    header = [*(["run"] if len(runs) > 1 else []), "corpus", "epochs", "tokens", "share of the tokens"]
+    return table(header, rows, "Corpora") if rows else ""
+
+
+def _newest(run: Run, prefix: str) -> dict[str, float]:
+    """Returns the newest values of the logged figures with such names, without the prefix."""
+    names = [name for name in run.train.names if name.startswith(prefix)] if len(run.train) else []
+    found = {name.removeprefix(prefix): run.train.last(name) for name in names}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def problems(runs: Sequence[Run]) -> str:

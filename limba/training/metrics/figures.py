@@ -70,19 +70,22 @@ class RecentSteps:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def figures(self, epochs: Mapping[str, float], saved_steps: Sequence[int]) -> dict[str, float]:
+    def figures(
+        self, epochs: Mapping[str, float], saved_steps: Sequence[int], tokens: Mapping[str, float] | None = None
+    ) -> dict[str, float]:
         """Waits for the devices and returns the figures of the steps; NonFiniteError if one is not finite.
 
-        `epochs` are those of each task so far; `saved_steps` are named in the error.
+        `epochs` are those of each task so far, `tokens` those of each task of a mixture; `saved_steps` are named in
+        the error.
         """
         fetched = jax.device_get([metrics for _, _, metrics in self._steps])
         seconds, number = time.monotonic() - self._began, len(fetched)
         for (step, rows, _), values in zip(self._steps, fetched, strict=True):
             if not all(map(math.isfinite, (values["loss"], values["gradient_norm"], values["update_norm"]))):
                 raise NonFiniteError(_report(self._config.model_dir, step, rows, values, saved_steps))
-        tokens = np.array([values["target_tokens"] for values in fetched])
-        weights = tokens / max(tokens.sum(), 1.0)
-        all_tokens = float(tokens.sum()) + sum(float(values["input_tokens"]) for values in fetched)
+        targets = np.array([values["target_tokens"] for values in fetched])
+        weights = targets / max(targets.sum(), 1.0)
+        all_tokens = float(targets.sum()) + sum(float(values["input_tokens"]) for values in fetched)
         figures = {
             **{name: float(np.dot([values[name] for values in fetched], weights)) for name in AVERAGED},
             **{name: float(fetched[-1][name]) for name in LAST},
@@ -91,6 +94,7 @@ class RecentSteps:
             "sequences_per_second_per_device": self._config.data.batch_size * number / seconds / self._num_devices,
             "data_wait": self._waited / seconds,
             **{f"epochs/{name}": value for name, value in epochs.items()},
+            **{f"tokens/{name}": float(round(value)) for name, value in (tokens or {}).items()},
         }
         if memory := jax.local_devices()[0].memory_stats():  # None on a CPU
             figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
