@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from limba.config import RunConfig
 from limba.data import placement, streams, validation
+from limba.data.objectives.choice import reads_prefix
 from limba.data.reader_processes import open_stream
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
@@ -101,7 +102,9 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         text = TextEvaluation(config, task, lengths, model, mesh)
         evaluations = Evaluations(
             loss=loss_evaluation(config, task, lengths, model, sharding),
-            samples=sampler(model, mesh, task.output_features["targets"].vocabulary, config.evaluation),
+            samples=sampler(
+                model, mesh, task.output_features["targets"].vocabulary, config.evaluation, reads_prefix(task)
+            ),
             text=text if text.tasks else None,
         )
         check_best_metric(config, (*getattr(evaluations.loss, "names", ()), *text.names))

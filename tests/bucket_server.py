@@ -32,7 +32,7 @@ from tests.http_server import JSON, Handler
 PAGE = 3  # names in one page of a listing: the real one has up to 1,000
 MOST_COMPOSED = 32
 TROUBLES = ("429", "503", "unheard", "unanswered", "slow")
-SLOW_SECONDS = 0.4
+SLOW_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class GoogleHandler(Handler):
     def _get(self) -> tuple[int, bytes, dict[str, str]]:
         bucket, name = self._names()
         if not name:
-            return self._said(self._listing(bucket) if self.place.endswith("/o") else {"name": bucket})
+            return self._said(self._listing(bucket) if self.place.endswith("/o") else self._about(bucket))
         stored = self._found(bucket, name)
         if self.query.get("ifGenerationMatch", str(stored.generation)) != str(stored.generation):
             raise RefusedError(412)
@@ -186,6 +186,9 @@ class GoogleHandler(Handler):
             raise RefusedError(416)
         stop = min(stop, size)
         return 206, stored.data[start:stop], {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+
+    def _about(self, bucket: str) -> dict[str, Any]:
+        return {"name": bucket, "location": "US-CENTRAL2", "locationType": "region"}
 
     def _listing(self, bucket: str) -> dict[str, Any]:
         """Returns one page of the names after `pageToken`, with what is below a delimiter as prefixes."""

@@ -70,7 +70,9 @@ class TextEvaluation:
         if self.tasks:
             vocabulary = task.output_features["targets"].vocabulary
             size = config.evaluation.batch_size or config.data.batch_size
-            self._writer = Writer(model, mesh, vocabulary, config.generation, size, model.config.is_decoder_only)
+            self._writer = Writer(
+                model, mesh, vocabulary, config.generation, size, model.config.is_decoder_only, with_prompt=False
+            )
             self._writer.check([self._read(example) for examples in self._examples.values() for example in examples])
 
     @functools.cached_property

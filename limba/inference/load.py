@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
+PREFIX_OBJECTIVES = ("prefix_lm", "lm_adaptation")  # whose rows have inputs
+
+logger = logging.getLogger(__name__)
 
 
 def load(
@@ -176,6 +180,26 @@ class TrainedModel:
 
         return prefix_of(self.task)
 
+    @functools.cached_property
+    def reads_prefix(self) -> bool:
+        """Whether a language model learned to read a prompt in both directions, as the inputs of its rows.
+
+        False, with a warning, if the modules of the run's task are not imported.
+        """
+        model, run = self.network.config, self.source.run
+        if not model.is_decoder_only or model.prefix_attention != "full" or run is None:
+            return False
+        if run.data.objective is not None:
+            return run.data.objective in PREFIX_OBJECTIVES
+        try:
+            task = self.task
+        except InputError as error:
+            logger.warning("Prompts are read from left to right, whatever the model learned: %s", error)
+            return False
+        from limba.data.objectives.choice import reads_prefix
+
+        return reads_prefix(task)
+
     @property
     def generation(self) -> GenerationConfig:
         """The run's GenerationConfig; greedy if only the network is known."""
@@ -202,9 +226,10 @@ class TrainedModel:
     def generate(self, texts: Sequence[str], **fields: Unpack[GenerationFields]) -> list[str]:
         """Returns the text that the model generates for each input.
 
-        A language model's text begins with its prompt. `fields` are those of GenerationConfig, such as `max_tokens=64`,
-        `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults are the run's. `long_inputs` says what is done with
-        texts longer than the run's length. Raises InputError for fields that exclude each other.
+        A language model's text begins with its prompt, which it reads as it learned to (`reads_prefix`). `fields` are
+        those of GenerationConfig, such as `max_tokens=64`, `num_beams=4`, or `temperature=0.6, top_k=20`; the defaults
+        are the run's. `long_inputs` says what is done with texts longer than the run's length. Raises InputError for
+        fields that exclude each other.
         """
         config = self.generation.replaced(**fields)
         if config.num_samples > 1:
@@ -240,7 +265,7 @@ class TrainedModel:
         """Returns a `Writer`, which generates text in batches of `num_rows`."""
         from limba.inference.generate import Writer
 
-        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows)
+        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, self.reads_prefix)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -251,16 +276,17 @@ class TrainedModel:
         from limba.inference.score import log_likelihoods, score_of
 
         ids = [self.pair_ids(*pair) for pair in pairs]
-        found = log_likelihoods(self.network, self.params, self.mesh, ids, num_rows or self.batch_size)
-        rows = zip(found.tolist(), ids, pairs, strict=True)
-        return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in rows]
+        rows = num_rows or self.batch_size
+        found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
+        scored = zip(found.tolist(), ids, pairs, strict=True)
+        return [score_of(value, len(targets), target) for value, (_, targets), (_, target) in scored]
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
         from limba.inference.score import logits
 
         ids = [self.pair_ids(*pair) for pair in pairs]
-        return logits(self.network, self.params, self.mesh, ids, self.batch_size)
+        return logits(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)
 
     def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of an input and its target as `score` compares them."""

@@ -73,12 +73,12 @@ def log_likelihoods(
 
 
 def logits(
-    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int
+    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
 ) -> list[Float[np.ndarray, "Q V"]]:
     """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
     found: list[np.ndarray] = [np.zeros(0)] * len(pairs)
     for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        features = features_of(network, [pairs[i] for i in numbers], num_rows)
+        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
         rows = fetched(_logits(network, params, place_batch(features, batch_sharding(mesh))))
         for row, number in enumerate(numbers):
             found[number] = rows[row][features["decoder_loss_weights"][row] > 0]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from limba.config import ConfigError, GenerationConfig, InputError
-from limba.inference.generate import Writer, Written, ids_of
+from limba.inference.generate import Written, ids_of
 
 if TYPE_CHECKING:
     from limba.data.objectives.segments import Segment
+    from limba.inference.generate import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class SegmentWriter:
         say: Callable[[str], None] = logger.warning,
     ):
         self._trained, self._config, self._say = trained, config, say
-        self._writer = Writer(trained.network, trained.mesh, trained.vocabulary, config, num_rows)
+        self._writer: Writer = trained.writer(config, num_rows)
         self._continues = trained.network.config.is_decoder_only
         self.choice = choice_of(trained, config)
         self.limit = 0 if self._continues else self._longest()

@@ -42,7 +42,8 @@ def write(out: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             huggingface.run(["export", str(out / family / "run"), str(out / family / "out"), *flags])
         vocabulary = load_vocabulary(name)
-        proof = check.Proof(arrays, config, vocabulary)
+        generation = json.loads((out / family / "out" / "step_5" / "generation_config.json").read_text())
+        proof = check.Proof(arrays, config, vocabulary, generation.get("suppress_tokens", ()))
         ids = {f"ids/{text}": np.array([*vocabulary.encode(text), 1]) for text in (*check.TEXTS, "naïve ☃ 語")}
         np.savez(out / family / "expected.npz", logits=proof._logits, tokens=proof._tokens, **proof._batch, **ids)
 

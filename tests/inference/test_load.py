@@ -16,7 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import limba
-from limba.config import InputError, plain
+from limba.config import DataConfig, InputError, RunConfig, plain
+from limba.data.packing import model_features
 from limba.export.from_huggingface import import_folder
 from limba.formats import t5x
 from limba.formats.names import unflatten
@@ -128,6 +129,40 @@ def test_a_language_model_continues_scores_and_encodes(tmp_path: Path) -> None:
     again = limba.load(model.save(tmp_path / "folder"))
     np.testing.assert_allclose(again.logits([("ab ", "cd")])[0], logits, atol=1e-5)
     assert again.vocabulary.encode("ab") == model.vocabulary.encode("ab")
+
+
+def test_a_prefix_lm_reads_prompts_as_it_learned_to(tmp_path: Path) -> None:
+    """Logits, likelihood and greedy text of a prompt are those of the rows that training makes, mask included."""
+    network, prompt = tiny.language_model(vocab_size=384, num_decoder_layers=2), "Un text"
+    write_run(tmp_path / "run", network)
+    data = DataConfig(
+        "demo_span_corruption", {"targets": 32}, 8, "byte", objective="prefix_lm", task_modules=("tasks.demo",)
+    )
+    config = RunConfig(network, data, str(tmp_path / "run"), train_steps=1)
+    causal, model = (limba.load(tmp_path / "run", vocabulary="byte", config=each) for each in (network, config))
+    assert model.reads_prefix and not causal.reads_prefix
+    apply = jax.jit(model.network.apply)
+
+    def of_training(targets: np.ndarray) -> np.ndarray:
+        inputs = model.tokenize(prompt)[1:]
+        features = model_features({"inputs": inputs[None], "targets": targets[None]}, 32)
+        assert features["decoder_causal_attention"][0].sum() == 1 + len(inputs)
+        return np.array(apply(model.params, features))[0, len(inputs) :][: len(targets)]
+
+    targets = model.pair_ids(prompt, " scurt")[1]
+    expected = of_training(targets)
+    np.testing.assert_allclose(model.logits([(prompt, " scurt")])[0], expected, atol=1e-5)
+    assert np.abs(causal.logits([(prompt, " scurt")])[0] - expected).max() > 0.01
+    likely = float(np.asarray(jax.nn.log_softmax(expected))[np.arange(len(targets)), targets].sum())
+    np.testing.assert_allclose(model.score([(prompt, " scurt")])[0].log_likelihood, likely, rtol=1e-5)
+
+    ((written,),) = model.samples([prompt], max_tokens=6, ban_sentinels=False)
+    logits = of_training(written.ids)
+    logits[:, 0] = -np.inf  # padding and start, never generated
+    assert written.ids.tolist() == logits[:, : model.vocabulary.vocab_size].argmax(axis=1).tolist()
+    likely = float(np.asarray(jax.nn.log_softmax(of_training(written.ids)))[np.arange(6), written.ids].sum())
+    np.testing.assert_allclose(written.score, likely, rtol=1e-5)
+    assert written.text.startswith(prompt)
 
 
 def test_the_best_step_goes_first_and_a_moved_run_is_read(run: Path, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from benchmarks import bucket
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_project_in_a_bucket_loses_nothing_while_requests_fail(capfd: pytest.CaptureFixture[str]) -> None:
     with bucket.chain(troubled=0.1) as steps:
-        bucket.run(steps)
+        bucket.run(steps, short=True)
         troubles, (sent, size) = steps.server.troubles, steps.metrics_bytes()
     assert set(troubles) == {"429", "503", "unheard", "unanswered", "slow"} and sum(troubles.values()) > 100
     # A request whose answer was lost is sent again; nothing else is sent twice.

@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
         number = given.num_examples or config.evaluation.num_examples or 1_000
         with waiting(f"evaluating {split}", shows=jax.process_index() == 0):
             figures, copied = evaluation.evaluate(trained, num_examples=number, split=split)
-    sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation)
+    sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix)
     texts = sample(trained.params) if sample else {}
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}
     table = evaluation.markdown_table(columns)

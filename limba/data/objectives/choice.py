@@ -136,6 +136,17 @@ def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
+def reads_prefix(task: seqio.Task | seqio.Mixture) -> bool:
+    """Returns whether each row that a decoder-only model learns has inputs, which it reads and does not predict.
+
+    So it is for pairs, prefix LM and LM adaptation, and not for causal LM.
+    """
+    functions = (prefix_lm, lm_adaptation)
+    return all(
+        is_supervised(part) or any(_function(step) in functions for step in part.preprocessors) for part in _tasks(task)
+    )
+
+
 def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"}, or only {"targets"}; targets that are not given follow from the objective.
 

@@ -9,6 +9,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from limba.data.t5_names import old_datasets
+
 _HERE = "limba.data.t5_names"
 # t5's module -> the module here whose public names it has; None: only a package
 MODULES = {
@@ -65,6 +67,8 @@ class Finder(MetaPathFinder):
 def install() -> None:
     """Lets `import t5` find the names here where no package t5 is installed. Imports nothing; may be called again.
 
+    `datasets.load_dataset` takes the argument of its earlier versions too.
+
     >>> install()
     >>> import t5.data.preprocessors
     >>> t5.data.preprocessors.random_spans_helper(512, 0.15, 3.0, 1, 1)
@@ -72,3 +76,4 @@ def install() -> None:
     """
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())
+    old_datasets.install()

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 import tasks.cc100
 import tasks.lm1b
+import tasks.text_to_text
 import tasks.wiki40b
 from limba.config import DataConfig, InputError
 from limba.data import streams, validation
 from limba.data.objectives import derive_lengths
+from limba.data.objectives.choice import reads_prefix
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
 from limba.data.packing import model_features
 from limba.data.sources import HubSource
@@ -47,6 +49,16 @@ def test_a_prefix_and_what_follows_fill_the_sequence(split):
     assert [len(row["inputs"]) + len(row["targets"]) for row in rows] == [12] * 5
     assert [int(token) for row in rows for side in ("inputs", "targets") for token in row[side]] == tokens
     assert sum(lm_adaptation_lengths({"targets": 13}).values()) == 13
+
+
+@pytest.mark.parametrize(
+    ("task", "objective", "expected"),
+    [("cc100_ja_causal_lm_stream", name, name != "causal_lm") for name in ("prefix_lm", "lm_adaptation", "causal_lm")]
+    + [("cc100_ja_causal_lm_stream", None, False), ("text_to_text", None, True)],
+)
+def test_it_is_known_whether_a_model_s_rows_have_inputs(task, objective, expected):
+    config = DataConfig(task, {"targets": 16}, 8, "byte", objective=objective, data_files="corpus.jsonl")
+    assert reads_prefix(resolve_task(config)) is expected
 
 
 def test_joined_features_of_a_packed_row():

@@ -6,6 +6,8 @@ import functools
 import importlib
 import json
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from limba.data.t5_names import finder, foreign
 from limba.data.tasks import resolve_task
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
 
+ROOT = Path(__file__).parents[3]
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
 finder.install()
 preprocessors = importlib.import_module("t5.data.preprocessors")
@@ -246,6 +249,26 @@ def test_a_function_that_fails_is_one_sentence():
         " a 'use_auth_token' key; correct it, or register the task with source=HubSource('someone/ro-corpus',"
         " column=\"text\", splits=('train',))."
     )
+
+
+def test_a_module_of_2022_calls_todays_datasets(tmp_path):
+    """In a process of its own, which imports `datasets` after the names are there, by each of the ways."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "train.jsonl").write_text(json.dumps({"text": "Un text scurt."}) + "\n")
+    (tmp_path / "theirs.py").write_text(
+        "from datasets import load_dataset\nimport datasets\n"
+        "for load in (load_dataset, datasets.load_dataset):\n"
+        f"    found = load(path={str(tmp_path / 'corpus')!r}, use_auth_token=True, streaming=True)\n"
+        "    print([item['text'] for item in found['train']])\n"
+        "print(datasets.__spec__.loader.__class__.__module__)\n"
+    )
+    program = "from limba.data.t5_names import finder; finder.install(); finder.install(); import theirs"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "HF_HOME": str(tmp_path / "hf")},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines() == ["['Un text scurt.']"] * 2 + ["_frozen_importlib_external"]
 
 
 def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
