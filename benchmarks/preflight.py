@@ -2,7 +2,8 @@
 
     python -m benchmarks.preflight table --out=DIR    # all models on all topologies; again, what is missing
     python -m benchmarks.preflight table --out=DIR --models=base,large --topologies=v4-8,h100-8
-    python -m benchmarks.preflight memory             # estimated, and VmHWM's rise over three steps
+    python -m benchmarks.preflight memory             # estimated, and VmHWM's rise over three steps, of five runs
+    python -m benchmarks.preflight memory --cases=adamw
     python -m benchmarks.preflight start              # to the first step, without and with kept programs
 
 The table needs libtpu (`bash launch/setup.sh tpu`) and NVIDIA's compiler (`bash launch/setup.sh cuda12`), and no chip.
@@ -77,6 +78,13 @@ for _ in range(3):
     jax.block_until_ready((state, metrics))
 print(json.dumps({"rise": peak() - before, "rise_of_init": after_init, "state": size}))
 """
+MEMORY_CASES = {  # rows, fields of SMALL's network, optimizer
+    "adamw": (8, {}, "adamw"),
+    "more_rows": (32, {}, "adamw"),
+    "bfloat16": (8, {"dtype": "bfloat16"}, "adamw"),
+    "deeper": (8, {"num_encoder_layers": 6, "num_decoder_layers": 6}, "adamw"),
+    "adafactor": (8, {"vocab_size": 131072}, "adafactor"),
+}
 
 
 def run_of(name: str) -> RunConfig:
@@ -122,39 +130,48 @@ def cell(out: Path, name: str, place: str) -> str:
     found = json.loads(path.read_text())
     verdict = "fits" if compiler.fits(found, topology(place)) else "**does not fit**"
     cycles = f", {found['fusion_cycles'] / 1e6:.0f} M + kernels" if found.get("fusion_cycles") else ""
-    return f"{verdict}, {found['live_bytes'] / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s)"
+    return f"{verdict}, {compiler.device_bytes(found) / 2**30:.2f}{cycles} ({found['cpu_seconds']:.0f} s)"
 
 
-def small_run(rows: int = 8, lengths: tuple[int, int] = (128, 32), network: ModelConfig = SMALL) -> RunConfig:
-    """Returns the run whose memory is compared."""
+def small_run(
+    rows: int = 8, lengths: tuple[int, int] = (128, 32), network: ModelConfig = SMALL, optimizer: str = "adamw"
+) -> RunConfig:
+    """Returns a run whose memory is compared."""
     data = DataConfig("unused", {"inputs": lengths[0], "targets": lengths[1]}, batch_size=rows)
-    optimizer = OptimizerConfig(name="adamw", schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=10))
-    return RunConfig(network, data, "unused", train_steps=1000, optimizer=optimizer)
+    chosen = OptimizerConfig(name=optimizer, schedule=ScheduleConfig(base_learning_rate=1e-3, warmup_steps=10))
+    return RunConfig(network, data, "unused", train_steps=1000, optimizer=chosen)
 
 
-def memory_figures(run: RunConfig, cache: str = "") -> dict[str, Any]:
-    """Returns the estimated bytes of a run's step on one CPU device, and the rise of VmHWM over three real steps."""
+def memory_figures(run: RunConfig) -> dict[str, Any]:
+    """Returns the estimated bytes of a run's step on one CPU device, and the rise of VmHWM over three real steps.
+
+    The real process has the variables of a run's, and no kept programs, so it compiles.
+    """
     shapes = compiler.feature_shapes(run)
     found = compiled_step(run, shapes, "cpu-1")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as request:
         json.dump({"config": plain.to_text(run), "feature_shapes": shapes}, request)
         request.flush()
-        variables = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": cache}
+        variables = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": ""}
+        variables.setdefault(*environment.LARGE_PAGES)
         command = [sys.executable, "-c", THREE_STEPS, request.name]
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    return {
-        "estimated": compiler.process_bytes(found),
-        "live": found["live_bytes"],
-        **json.loads(done.stdout.splitlines()[-1]),
-    }
+    figures = json.loads(done.stdout.splitlines()[-1])
+    ratio = found["process_bytes"] / figures["rise"]
+    live = found["live_bytes"]
+    return {"estimated": found["process_bytes"], "live": live, **figures, "estimated_over_rise": ratio}
 
 
 def memory(args: argparse.Namespace) -> None:
-    """Prints the estimate beside what the process took."""
-    found = memory_figures(small_run(args.rows))
-    print(json.dumps(found | {"estimated_over_rise": found["estimated"] / found["rise"]}))
+    """Prints the estimate beside what the process took, in MiB, for each case."""
+    for name in args.cases.split(","):
+        rows, fields, optimizer = MEMORY_CASES[name]
+        found = memory_figures(small_run(rows, network=dataclasses.replace(SMALL, **fields), optimizer=optimizer))
+        mib = {key: round(size / 2**20) for key, size in found.items() if key != "estimated_over_rise"}
+        ratio = round(found["estimated_over_rise"], 3)
+        print(json.dumps({"case": name, **mib, "estimated_over_rise": ratio}), flush=True)
 
 
 def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
@@ -207,7 +224,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", default="preflight-table", help="folder of the table's cells")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
-    parser.add_argument("--rows", type=int, default=8, help="of the comparison of memory")
+    parser.add_argument("--cases", default=",".join(MEMORY_CASES), help="of the comparison of memory")
     args = parser.parse_args(argv)
     {"table": table, "memory": memory, "start": start}[args.what](args)
 

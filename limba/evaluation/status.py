@@ -17,8 +17,8 @@ from limba.config import InputError, RunConfig, plain
 from limba.config.errors import reason_of
 from limba.formats.limba_checkpoint import steps_in
 from limba.sharding import progress
-from limba.storage import lease
-from limba.storage.files import read_text
+from limba.storage import lease, manifest
+from limba.storage.files import free_bytes, read_text
 from limba.training.metrics.records import duration, read_metrics
 
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
@@ -69,6 +69,7 @@ class Status:
         self._directory = directory
         self._lease = Watched(f"{directory}/{lease.FILE}")
         self._hosts = Watched(f"{directory}/{progress.FILE}")
+        self.owner: lease.Owner | None = None  # who trains in the directory, as it was last seen
 
     def lines(self) -> list[str]:
         """Returns the state of the run in lines of text; InputError if the directory holds no run."""
@@ -85,12 +86,14 @@ class Status:
             ) from error
         if config is None and not records and holder.content is None:
             raise InputError(f"{self._directory} holds no run; name the directory of one.")
+        self.owner = lease.Owner.of(holder.content)
         train = [record for record in records if record["kind"] == "train"]
         lines = [
             f"run          {self._directory}",
             *_figures(train, config),
             *_validation(records),
             self._saved(saved),
+            *self._room(saved),
             holder_line(holder),
             *_processes(hosts, holder),
         ]
@@ -113,6 +116,18 @@ class Status:
             system, path = fsspec.core.url_to_fs(f"{saved[1]}/manifest.json")
             age = f", {duration(max(time.time() - system.modified(path).timestamp(), 0.0))} ago by the file's time"
         return f"checkpoint   step {saved[0]:,}{age}"
+
+    def _room(self, saved: tuple[int, epath.Path] | None) -> list[str]:
+        """Returns a line about the next checkpoint's room, if its size and the directory's room are known."""
+        free = free_bytes(str(self._directory))
+        if saved is None or free is None:
+            return []
+        try:
+            size = manifest.size_of(saved[1])[1]
+        except (OSError, ValueError):  # of an earlier version, or damaged
+            return []
+        text = f"a checkpoint takes {size / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
+        return [f"room         {text if free >= size else f'NONE for the next checkpoint: {text}'}"]
 
 
 def _figures(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from limba.config import ConfigError, InputError, RunConfig
 from limba.preflight.compiled import mends, speed
-from limba.preflight.compiled.memory import in_words, size_in_words
+from limba.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.preflight.compiled.process import compiled_step
 from limba.preflight.compiled.topologies import Topology, topologies, topology
 from limba.preflight.verdict import Line, Section
 
-__all__ = ["Topology", "advice", "compiled", "feature_shapes", "fits", "limit_bytes", "topologies"]
+__all__ = ["Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies"]
 
 TITLE, ADVICE = "Memory and speed", "Advice"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
@@ -63,14 +63,9 @@ def limit_bytes(wanted: Topology) -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / wanted.devices
 
 
-def process_bytes(found: Mapping[str, Any], devices: int = 1) -> int:
-    """Returns what a process takes on a CPU: the arrays of its devices, and what compiling the step leaves behind."""
-    return devices * found["live_bytes"] + found.get("compiling_bytes", 0)
-
-
 def fits(found: Mapping[str, Any], wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
-    return found["live_bytes"] <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
+    return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
 
 
 def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None = None) -> Section:
@@ -78,9 +73,10 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
 
     Compiles once, with `MeshConfig.auto` at most twice, each in a process of its own. `calibrate` is the directory of
     a run on the same chip, whose speed replaces the estimate. Where the compiler is not installed, one warning says so.
-    Raises InputError for an unknown topology.
+    Raises InputError for an unknown topology, or a directory that cannot calibrate, before anything is compiled.
     """
     wanted = _topology(topology)
+    measured = _calibrated(config, wanted, calibrate) if calibrate is not None else None
     if problem := mesh_problem(config, wanted):
         return Section(TITLE, [problem])
     try:
@@ -95,7 +91,7 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
     lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
     data: dict[str, Any] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
     if fits(found, wanted):
-        more, figures = _speed_lines(config, found, wanted, calibrate)
+        more, figures = _speed_lines(config, found, wanted, measured)
         lines += more
         data["estimate"] = figures
     seconds = f"{found['seconds']:.0f} s of clock, {found['cpu_seconds']:.0f} s of processor"
@@ -148,7 +144,7 @@ def _not_compiled(sentence: str) -> Line:
 
 
 def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) -> Line:
-    limit, live = limit_bytes(wanted), found["live_bytes"]
+    limit, live = limit_bytes(wanted), device_bytes(found)
     data, fsdp, model = found["mesh"]
     what = f"The step {'needs' if found['fits'] is not False else 'does not fit: it needs'} {size_in_words(live)}"
     where = f"a device of the {limit / 2**30:.2f} GiB that {wanted.name} has for programs ({live / limit:.0%})"
@@ -184,9 +180,8 @@ def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
         lines.append(
             Line("ok", f"The mesh data {data} x fsdp {fsdp} x model {model} needs {size}, and was passed over.")
         )
-    if wanted.platform == "cpu":
-        process = size_in_words(process_bytes(found, wanted.devices))
-        lines.append(Line("ok", f"The process takes about {process}, with what compiling leaves behind."))
+    if found.get("process_bytes"):
+        lines.append(_process_line(found, limit_bytes(wanted) * wanted.devices))
     if found["largest"]:
         several = "; ".join(in_words(found["largest"])[:LARGEST_SHOWN])
         lines.append(Line("ok", f"The largest arrays when memory is at its peak: {several}."))
@@ -201,27 +196,31 @@ def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
     return lines
 
 
+def _process_line(found: Mapping[str, Any], memory: float) -> Line:
+    """Returns the line of what the whole process takes on a CPU, beside this machine's memory."""
+    size = found["process_bytes"]
+    text = f"The process grows by about {size_in_words(size)}, with what compiling leaves in it"
+    if size <= memory:
+        return Line("ok", f"{text}.")
+    return Line("warning", f"{text}, and this machine has {size_in_words(memory)}.", "use a machine with more memory")
+
+
 def _speed_lines(
-    config: RunConfig, found: Mapping[str, Any], wanted: Topology, calibrate: str | None
+    config: RunConfig, found: Mapping[str, Any], wanted: Topology, measured: speed.Estimate | None
 ) -> tuple[Sequence[Line], dict[str, Any]]:
     lengths = speed.sides_of(config)
-    estimate = speed.estimate(config, found, lengths, wanted)
+    estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
-    is_unrolled = not config.model.scan_layers and wanted.platform == "tpu"
-    if is_unrolled:
+    if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
         estimate = dataclasses.replace(
             estimate,
             fastest=estimate.fastest * UNROLLED[0],
             made=f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers",
         )
-    if calibrate is not None:
-        try:
-            estimate = speed.calibrated(config, lengths, wanted, calibrate, _run_in(calibrate))
-        except InputError as error:
-            lines.append(Line("warning", str(error)))
     figures = estimate.figures(config, lengths, wanted)
     (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
-    text = f"Estimate, not a promise: {_span(low, high)} tokens a second, {fast:.3g} to {slow:.3g} s a step"
+    kind = "Estimate" if measured is None else "By a measured run"
+    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {fast:.3g} to {slow:.3g} s a step"
     if figures["mfu"]:
         text += f", MFU {figures['mfu'][0]:.0%} to {figures['mfu'][1]:.0%}"
     if figures["days"]:
@@ -229,6 +228,11 @@ def _speed_lines(
     if figures["mfu"] and figures["mfu"][1] > 1:
         lines.append(Line("warning", "The estimate's fast end is above the chips' peak: do not trust it."))
     return [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}."), *lines], figures | {"made": estimate.made}
+
+
+def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Estimate:
+    """Returns the estimate by a run on the same chips; InputError if its directory holds none, or one on others."""
+    return speed.calibrated(config, speed.sides_of(config), wanted, model_dir, _run_in(model_dir))
 
 
 def _span(low: float, high: float) -> str:

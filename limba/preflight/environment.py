@@ -63,6 +63,16 @@ def environment(config: RunConfig | None = None) -> Section:
     return Section("Environment", lines, data)
 
 
+def wrong_for_a_start(own: int | None = None) -> list[Line]:
+    """Returns what is wrong with this machine for a run's next start, and nothing else; asks no server.
+
+    `own` is the process of a run that trains here, which may well hold the devices.
+    """
+    data: dict[str, Any] = {}
+    lines = [*_versions(data), *_devices(data), *_holders(own), *_room(data)]
+    return [line for line in lines if line.level != "ok"]
+
+
 def _versions(data: dict[str, Any]) -> Iterator[Line]:
     versions = installed()
     lock = chip_of(versions)
@@ -172,11 +182,11 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
     yield Line("error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", mend)
 
 
-def _holders() -> Iterator[Line]:
+def _holders(own: int | None = None) -> Iterator[Line]:
     of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), processes.holder_of_lock()])
-    for holder in filter(None, of_tpu):
+    for holder in [each for each in of_tpu if each is not None and each.pid != own]:
         yield Line("error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}")
-    for holder in processes.holders(processes.GPU_DEVICES):
+    for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
         text = f"A GPU is also used by {holder}, whose memory a run cannot have."
         yield Line("warning", text, f"kill {holder.pid}")
 

@@ -24,6 +24,7 @@ PROGRAM = """HloModule jit_step, is_scheduled=true
   %fusion.1 = bf16[8,128] fusion(%x), calls=%fused, backend_config={"estimated_cycles":"100"}
   %all-reduce.1 = (f32[4,256]{1,0}, bf16[128]{0}) all-reduce(%y, %z), to_apply=%sum
   %left.1 = f32[4,256]{1,0} get-tuple-element(%arg), index=1
+  %w = f32[256,8]{1,0} constant({...})
   %dot.1 = f32[4,8]{1,0} dot(%left.1, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   %try.1 = bf16[8,128] custom-call(%x), custom_call_target="tpu_custom_call", metadata={op_name="f/a/pallas_call"}
   %triton.1 = bf16[8] custom-call(%x), custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="f/b/pallas_call"}
@@ -77,6 +78,9 @@ def test_costs_multiply_loops_and_leave_out_what_is_inside_a_fusion() -> None:
     assert costs.fusion_cycles == 5 * 100 + 7
     assert costs.kernels == {"a": 5, "b": 5}
     assert costs.product_flops == 5 * 2 * 4 * 256 * 8
+    assert costs.packed_bytes == 256 * 8 * 4  # once, and of one of a batch
+    batched = PROGRAM.replace("f32[256,8]", "f32[16,256,8]").replace("rhs_contr", "rhs_batch_dims={0}, rhs_contr")
+    assert costs_of_program(batched).packed_bytes == 256 * 8 * 4
     assert costs.collective_bytes["all-reduce"] == 5 * (4 * 256 * 4 + 128 * 2)
     assert costs.collective_bytes["all-gather"] == 16 * 256 * 4
     assert costs.collective_bytes["reduce-scatter"] == 4 * 256 * 4 + 64 * 128 * 2 + (4 * 4 + 8 * 2)

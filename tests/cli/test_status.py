@@ -1,7 +1,9 @@
 """`limba status` on directories as runs leave them, by heartbeats whose ages are known."""
 
+import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +13,11 @@ import pytest
 from etils import epath
 
 from limba.cli.main import main
+from limba.evaluation import status as status_module
 from limba.evaluation.status import Status, curve
-from limba.storage.lease import held
+from limba.preflight import environment, processes
+from limba.storage import manifest
+from limba.storage.lease import Owner, held
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,3 +143,48 @@ def test_a_curve_of_nothing_is_empty(points: list[tuple[int, float]]) -> None:
 
 def test_a_curve_of_equal_losses_is_a_line() -> None:
     assert sum("*" in line for line in curve([(step, 2.0) for step in range(1, 300)])) == 1
+
+
+def test_what_would_keep_the_next_start_from_working(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the module that preflight and doctor have: who holds the TPU, packages, and room for a checkpoint."""
+    locked = environment.pins(ROOT / "requirements", "cpu")
+    monkeypatch.setattr(environment, "installed", lambda: {**locked, "flax": "0.0.1"})
+    monkeypatch.setattr(environment, "LEAST_FREE", 0)
+    step, device = directory / "checkpoints" / "40", tmp_path / "accel0"
+    (step / "state").write_bytes(bytes(20_000_000))
+    (step / "manifest.json").unlink()
+    manifest.write(step)
+    device.write_text("")
+    monkeypatch.setattr(processes, "TPU_DEVICES", (str(tmp_path / "accel*"),))
+    program = "import sys; kept = open(sys.argv[1]); print('ready', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(device)]
+
+    def told() -> str:
+        assert main(["status", str(directory)]) == 0
+        return capsys.readouterr().out
+
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "ready\n"
+            text = told()
+            assert f"error        The TPU is held by process {other.pid} of " in text
+            assert f"To mend it: kill {other.pid}" in text
+            # The run's own process may hold it; and a run on another machine has nothing to do with this one.
+            owner = Owner("a", "trains in", socket.gethostname(), "b", other.pid, "today")
+            (directory / "lease.json").write_bytes(owner.content(1))
+            assert "The TPU is held" not in (text := told()) and "flax 0.0.1 (lock: " in text
+            (directory / "lease.json").write_bytes(dataclasses.replace(owner, host="another").content(2))
+            assert "To mend it" not in told()
+        finally:
+            other.communicate()
+    (directory / "lease.json").unlink()
+    text = told()
+    assert (
+        f"warning      Other versions than those of requirements/lock-cpu.txt: flax 0.0.1 (lock: {locked['flax']})"
+        in text
+    )
+    assert "The TPU is held" not in text and "room         a checkpoint takes 0.02 GB, and " in text
+    monkeypatch.setattr(status_module, "free_bytes", lambda _: 1_000_000)
+    assert "room         NONE for the next checkpoint: a checkpoint takes 0.02 GB, and 0.00 GB are free" in told()

@@ -105,7 +105,10 @@ def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[s
     for argv, says in (
         (["--topology=v4-9"], "The topology v4-9 is not known; did you mean v4-8?"),
         (["--advise=soon"], "--advise=soon is not a number of minutes"),
-        (["--advise"], "--advise compiles for chips, and none are named"),
+        (["--advise"], "--advise is about the step that is compiled for chips; add --topology=v4-8."),
+        (["--calibrate=run"], "--calibrate is about the step that is compiled for chips"),
+        (["--topology=v4-8", "--no-compile", "--advise=3"], "--no-compile makes none; leave one of them out."),
+        (["--html=tests"], "--html=tests cannot be written; give the path of a file."),
         (["--html=nowhere/a.html"], "is in a folder that does not exist"),
         (["--html=gs://bucket/a.html"], "gs://bucket/a.html"),
         (["--no-compil"], "did you mean --no-compile"),

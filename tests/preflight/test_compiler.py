@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import jax
 import pytest
 
-from limba.config import MeshConfig
+from limba.config import MeshConfig, RunConfig, plain
 from limba.preflight import compiler
+from limba.preflight.compiled import mends, step
 from tests.preflight import runs
 
 
@@ -65,6 +70,44 @@ def test_a_run_that_does_not_fit_gets_a_mend_that_was_compiled_and_fits(
     assert fitting[0]["live_bytes"] <= share * needed
     assert any(line.mend == "\n".join(fitting[0]["mend"]) for line in section.lines)
     assert any("Not tried" in line.text for line in section.lines) or section.data["mends"][-1]["tried"]
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Compiles in this process, whose libraries are loaded, and not in a new one; each step once."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    kept: dict[str, dict] = {}
+
+    def compiled(config: RunConfig, shapes: dict, topology: str) -> dict:
+        asked = f"{topology} {plain.to_text(config)}"
+        if asked not in kept:
+            kept[asked] = step.figures(config, shapes, topology, str(tmp_path))
+        return kept[asked]
+
+    monkeypatch.setattr(compiler, "compiled_step", compiled)
+    monkeypatch.setattr(mends, "compiled_step", compiled)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # a topology of CPUs sets it
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+
+
+@pytest.mark.slow
+def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_mend_that_was_compiled_and_fits(
+    compiled_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = {"num_encoder_layers": 4, "num_decoder_layers": 4}  # scanned: their arrays are kept, or computed again
+    config = runs.changed(runs.run(runs.TINY, rows=32, lengths=(128, 64)), remat="none", **layers)
+    changed = runs.changed(config, remat="minimal")
+    sizes = [compiler.compiled(run, "cpu-1").data["live_bytes"] for run in (config, changed)]
+    assert sizes[1] < 0.9 * sizes[0]
+    monkeypatch.setattr(compiler, "limit_bytes", lambda wanted: sum(sizes) / 2)
+    line = compiler.compiled(config, "cpu-1").lines[0]
+    assert line.level == "error" and line.mend, line
+    section = compiler.advice(config, "cpu-1", None)
+    (fitting,) = [each for each in section.data["mends"] if each.get("fits")]
+    assert fitting["mend"] == ["ModelConfig.remat = 'minimal'"] and fitting["live_bytes"] == sizes[1]
+    assert any(line.mend == "ModelConfig.remat = 'minimal'" for line in section.lines)
 
 
 def test_the_documented_commands_of_the_figures_are_known() -> None:

@@ -116,9 +116,19 @@ def test_too_few_sentinels_for_long_rows(config: RunConfig) -> None:
 
 
 def test_a_run_with_nothing_wrong_begins_quietly_and_quickly(config: RunConfig) -> None:
-    began = time.monotonic()
+    began = time.process_time()  # of all threads, so other work on this machine does not count
     assert start.found_wrong(config) == []
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize("name", ["ro_t5x_base", "ro_t5x_large", "ro_mt5x_large"])
+def test_the_checks_of_every_start_take_no_time_for_real_runs(name: str, tmp_path: Path) -> None:
+    run = read_gin(f"gin/{name}.gin", MODEL_DIR=str(tmp_path / "run"), VOCABULARY="byte")
+    began = time.process_time()
+    mends = [line.mend for line in start.found_wrong(run)]
+    assert time.process_time() - began < 2.0
+    # Bytes in place of the run's own vocabulary; a run that begins from a checkpoint has that one's rows.
+    assert mends == ([] if run.initial_checkpoint_path else ["ModelConfig.vocab_size = 384"])
 
 
 def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:

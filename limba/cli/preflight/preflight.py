@@ -27,7 +27,8 @@ is.
     limba preflight gin/demo.gin --gin.CORPUS='data/*.jsonl' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \\
       --gin.MODEL_DIR=runs/first
 
-Ends with 0 (go), 1 (will fail) or 2 (works, but wasteful). Each line that is wrong names the gin line that mends it.
+Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
+is a run that goes. Each line that is wrong names the gin line that mends it.
 --json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
 CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
@@ -72,8 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     given = parser.parse(own)
     if given.html is not None:
         kinds.check_local(given.html, "--html")
-        if not Path(given.html).expanduser().absolute().parent.is_dir():
-            raise InputError(f"--html={given.html} is in a folder that does not exist; give another path.")
+        _check_page(given.html)
     minutes = _minutes(given.advise)
     for client in CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
@@ -87,8 +87,11 @@ def _run(argv: Sequence[str]) -> int:
         print("\n".join(each.name for each in _topologies()))
         return 0
     chips = None if given.topology is None else _topology(given.topology)
-    if chips is None and given.advise is not None and not given.no_compile:
-        raise InputError("--advise compiles for chips, and none are named; add --topology=v4-8.")
+    for name, value in (("--advise", given.advise), ("--calibrate", given.calibrate)):
+        if value is not None and given.no_compile:
+            raise InputError(f"{name} is about the compiled step, and --no-compile makes none; leave one of them out.")
+        if value is not None and chips is None:
+            raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
 
     made: list[Section] = []
     for section in _sections(others, given, chips, minutes, as_given):
@@ -104,6 +107,16 @@ def _run(argv: Sequence[str]) -> int:
     if given.html is not None:
         Path(given.html).expanduser().write_text(page.html_of(made, about), encoding="utf-8")
     return sections.exit_status(made)
+
+
+def _check_page(path: str) -> None:
+    """Raises InputError for a path that the page cannot be written to, before time is spent."""
+    kinds.check_local(path, "--html")
+    place = Path(path).expanduser().absolute()
+    if not place.parent.is_dir():
+        raise InputError(f"--html={path} is in a folder that does not exist; give another path.")
+    if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise InputError(f"--html={path} cannot be written; give the path of a file.")
 
 
 def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
+if TYPE_CHECKING:
+    from limba.storage.lease import Owner
+
 ABOUT = """Prints a run's step, loss, speed, ETA and last checkpoint, and which of its processes are alive and slow. The
-run may be in a bucket, on other machines, or over; nothing in its directory is changed.
+run may be in a bucket, on other machines, or over; nothing in its directory is changed. Of a run on this machine, or of
+one in a directory here where nothing trains now, it also says what would keep the next start from working: packages,
+room, and who holds the TPU.
 
     limba status MODEL_DIR
     limba status gs://my-bucket/runs/ro --watch
@@ -38,6 +45,7 @@ def run(argv: Sequence[str]) -> None:
     status = Status(resolved(given.model))
     while True:
         lines = status.lines()
+        lines += _of_this_machine(status.owner, "://" not in str(given.model))
         if given.watch and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")  # an empty screen
         print("\n".join(lines), flush=True)
@@ -46,3 +54,14 @@ def run(argv: Sequence[str]) -> None:
         time.sleep(given.seconds)
         if not sys.stdout.isatty():
             print()
+
+
+def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
+    """Returns what `limba preflight` would say against the run's next start here; [] if it runs elsewhere."""
+    from limba.cli.preflight.words import mended
+    from limba.preflight.environment import wrong_for_a_start
+
+    if not is_local or (owner is not None and owner.host != socket.gethostname()):
+        return []
+    found = wrong_for_a_start(None if owner is None else owner.pid)
+    return [f"{line.level:<12} {line.text} To mend it: {mended(line.mend, {})}" for line in found]

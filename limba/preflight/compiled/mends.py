@@ -9,7 +9,7 @@ from typing import Any
 
 from limba.config import ConfigError, InputError, MeshConfig, RunConfig
 from limba.preflight.compiled import speed
-from limba.preflight.compiled.memory import size_in_words
+from limba.preflight.compiled.memory import device_bytes, size_in_words
 from limba.preflight.compiled.process import compiled_step
 from limba.preflight.compiled.topologies import Topology
 from limba.preflight.verdict import Line
@@ -73,7 +73,7 @@ def tried(
         found = None if done else compile_one(mend)
         record: dict[str, Any] = {"mend": list(mend.lines), "name": mend.name, "tried": found is not None}
         if found is not None and "failed" not in found:
-            record |= {"fits": fits(found), "live_bytes": found["live_bytes"], "seconds": found["seconds"]}
+            record |= {"fits": fits(found), "live_bytes": device_bytes(found), "seconds": found["seconds"]}
             record["time"] = _time_beside(mend.config, config, found, own, wanted) if fits(found) and it_fits else None
             lines.append(_line(mend, record, own, limit, it_fits))
         elif found is not None:
@@ -85,12 +85,12 @@ def tried(
     if not it_fits and not any(record.get("fits") for record in records):
         lines.append(Line("error", "None of the mends that were compiled fits; use more chips, or a smaller model."))
     lines += _of_data(config)
-    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": own["live_bytes"], "mends": records}
+    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "mends": records}
 
 
 def _line(mend: Mend, record: Mapping[str, Any], own: Mapping[str, Any], limit: float, run_fits: bool) -> Line:
     size = f"{size_in_words(record['live_bytes'])} a device of {size_in_words(limit)}"
-    before = f"{size_in_words(own['live_bytes'])} before"
+    before = f"{size_in_words(device_bytes(own))} before"
     verdict = "fits" if record["fits"] else "does not fit"
     text = f"{mend.name}: {verdict}, {size} ({before})"
     if record.get("time") is not None:
@@ -126,7 +126,7 @@ def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: f
 
     Those that cannot suffice by the sizes of the state and of the step are left out.
     """
-    state, live = own["state_bytes"], own["live_bytes"]
+    state, live = own["state_bytes"], device_bytes(own)
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False, memory_gib=None))
     lines: tuple[str, ...] = ()
     for mend in _exact_lengths(config):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, RunConfig, environment, plain
 from limba.preflight.compiled.topologies import check_installed
 from limba.preflight.compiled.topologies import topology as find_topology
 
@@ -62,6 +62,8 @@ def _answer(
         (place / "request.json").write_text(json.dumps(asked))
         variables = {name: value for name, value in os.environ.items() if name not in WITHOUT} | VARIABLES
         variables["XLA_FLAGS"] = DUMP_FLAGS.format(asked["dump"])
+        if find_topology(topology).platform == "cpu":  # where memory is this process's own: as a run's process has it
+            variables.setdefault(*environment.LARGE_PAGES)
         command = [sys.executable, "-m", "limba.preflight.compiled.step", str(place / "request.json")]
         with (place / "output.txt").open("wb") as output:
             try:

@@ -25,8 +25,10 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
     "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
-    device. Times are of this process: "seconds" of the clock and "cpu_seconds" of all threads. With `MeshConfig.auto`
-    the meshes are tried in their order, and at most MOST_MESHES of them compiled; "tried" has those that did not fit.
+    device: "live_bytes" as jax's analysis has them, by which `MeshConfig.auto` chooses, and "reported_bytes" as a TPU's
+    compiler counts them, which is less. Times are of this process: "seconds" of the clock and "cpu_seconds" of all
+    threads. With `MeshConfig.auto` the meshes are tried in their order, and at most MOST_MESHES of them compiled;
+    "tried" has those that did not fit.
     """
     from limba.preflight.compiled import topologies
 
@@ -63,19 +65,19 @@ def _of_mesh(
     import jax
     from jax.sharding import AxisType
 
-    from limba.preflight.compiled import memory, program
+    from limba.preflight.compiled import host_memory, memory, program
     from limba.training.auto_mesh import abstract_step, bytes_of, live_bytes
 
     axes, names = (AxisType.Auto,) * 3, ("data", "fsdp", "model")
     mesh = jax.make_mesh(sizes.sizes(devices.size), names, axis_types=axes, devices=list(devices.flat))
+    start = host_memory.seen()
     step, arguments = abstract_step(config, mesh, feature_shapes)
     state_bytes = bytes_of(arguments[0])
     found: dict[str, Any] = {"mesh": list(mesh.shape.values()), "state_bytes": state_bytes, "compiled": True}
     if limit is not None and state_bytes > limit:
         return found | {"fits": False, "live_bytes": state_bytes, "compiled": False, "largest": []}
-    before = resident_bytes()
-    if platform == "cpu":  # whose memory is the process's own
-        _compile_init(config, mesh)
+    init_bytes = live_bytes(_compiled_init(config, mesh)) if platform == "cpu" else 0
+    after_init = host_memory.seen()
     traced = step.trace(*arguments)
     kernels = kernel_flops(traced.jaxpr)
     try:
@@ -86,13 +88,16 @@ def _of_mesh(
         needed = max(needed_bytes(str(error)), memory.peak_bytes(dump), state_bytes)
         largest = memory.largest(dump, "")
         return found | {"fits": False, "live_bytes": needed, "said": str(error)[:2000], "largest": largest}
-    compiling = resident_bytes() - before
+    after_step, each = host_memory.seen(), devices.size if platform == "cpu" else 0
     text = compiled.as_text() or ""
     analysis, costs = compiled.memory_analysis(), program.costs_of_program(text)
+    arrays = (each * init_bytes, each * state_bytes, each * (live_bytes(compiled) + costs.packed_bytes))
+    process = host_memory.process_bytes(start, after_init, after_step, *arrays)
     return found | {
         "fits": True if platform == "tpu" else None,
         "live_bytes": live_bytes(compiled),
-        "compiling_bytes": compiling,
+        "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
+        "process_bytes": process if platform == "cpu" else None,
         "argument_bytes": analysis.argument_size_in_bytes,
         "temporary_bytes": analysis.temp_size_in_bytes,
         "collective_bytes": dict(costs.collective_bytes),
@@ -104,8 +109,8 @@ def _of_mesh(
     }
 
 
-def _compile_init(config: RunConfig, mesh: Any) -> None:
-    """Compiles what makes a new state, as a run does before its step."""
+def _compiled_init(config: RunConfig, mesh: Any) -> Any:
+    """Returns the compiled program that makes a new state, which a run compiles before its step."""
     import jax
 
     from limba.model import Network
@@ -116,19 +121,7 @@ def _compile_init(config: RunConfig, mesh: Any) -> None:
     optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
     shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
-    make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile()
-
-
-def resident_bytes() -> int:
-    """Returns the memory that this process has now; 0 where Linux's /proc is not.
-
-    What compiling has taken from the system mostly stays with a process: on a CPU it adds to what the step needs.
-    """
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+    return make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile()
 
 
 def needed_bytes(said: str) -> int:

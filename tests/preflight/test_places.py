@@ -1,0 +1,67 @@
+"""Where a bucket is, and where this machine: a server of Google's protocol for each, over real sockets."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from limba.preflight import storage
+from tests.bucket_server import emulated
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """Answers as the metadata server of a machine of Google's does."""
+
+    zone = ""
+
+    def do_GET(self) -> None:
+        is_asked = self.path == "/computeMetadata/v1/instance/zone" and self.headers["Metadata-Flavor"] == "Google"
+        text = f"projects/1234/zones/{self.zone}".encode()
+        self.send_response(200 if is_asked else 403)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Metadata]]:
+    """A machine whose zone a test chooses."""
+    handler = type("Chosen", (Metadata,), {})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        yield handler
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("zone", "level", "mend"),
+    [
+        ("us-central2-b", "ok", ""),
+        ("europe-west4-a", "warning", "RunConfig.model_dir = 'gs://…'  # of a bucket in europe-west4"),
+    ],
+)
+def test_the_region_of_a_bucket_stands_beside_the_zone(
+    zone: str, level: str, mend: str, machine: type[Metadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.zone = zone
+    data: dict = {}
+    with emulated(monkeypatch):
+        (line,) = storage._place("gs://bucket/runs/ro", data)
+    assert (line.level, line.mend) == (level, mend)
+    assert f"gs://bucket is in US-CENTRAL2, this machine in {zone}" in line.text
+    assert data == {"bucket_location": "US-CENTRAL2", "zone": zone}
+
+
+def test_a_machine_that_is_not_googles_has_no_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+    monkeypatch.setattr(storage, "is_tpu_vm", lambda: False)
+    monkeypatch.setattr(storage, "_is_googles", lambda: False)
+    with emulated(monkeypatch):
+        (line,) = storage._place("gs://bucket/run", {})
+    assert line.level == "ok" and "US-CENTRAL2; this machine is in no zone of Google's" in line.text
+    assert list(storage._place("/a/directory", {})) == []
