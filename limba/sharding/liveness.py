@@ -220,9 +220,19 @@ class Others:
             what = f"{self._name(0)} gave no sign of life for {now - self._answered:.0f} s"
         elif self.index and not _keeps_answering(self.address):
             what = f"{self._name(0)} has ended or was killed"
+        elif late := self._latest(now):
+            what = f"{self._name(late)} gave no sign of life for {now - self._seen[late][1]:.0f} s"
         else:
             what = f"One of the {self.count} processes was lost, or was started again while the others still ran"
         return RestartError.exit_status, f"{what}; {self._advice()}"
+
+    def _latest(self, now: float) -> int:
+        """Returns the process that is silent for the longest, as process 0 sees it; 0 if all have just been heard.
+
+        jax may notice a loss within half of `timeout`, as its own heartbeats are further apart than these numbers.
+        """
+        late = {since: index for index, (_, since) in self._seen.items() if now - since > 1.5 * self._interval}
+        return late[min(late)] if late else 0
 
     def _standing(self) -> float:
         """Returns the seconds for which this process has not run, as after SIGSTOP; 0 if they are few."""

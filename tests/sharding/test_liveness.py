@@ -4,11 +4,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from limba.sharding.liveness import LOST, answers, resumes_from
+from limba.sharding.liveness import LOST, Others, answers, resumes_from
 from tests.sharding.processes import Processes
 
 SECONDS = 6.0
@@ -40,6 +41,17 @@ def test_a_killed_process_is_named(victim: int, words: str, directory: Path) -> 
         expected = words % socket.gethostname(), "the run resumes from step 40", "start all 2 processes", str(output)
         assert_one_sentence(*processes.end(1 - victim, SECONDS + 4), *expected)
         assert output.exists()  # the stack of C++, not on the console
+
+
+@pytest.mark.fast
+def test_a_loss_that_jax_notices_early_has_the_name_of_the_longest_silent_process() -> None:
+    them, now = Others(), time.monotonic()
+    them.count, them.timeout, them._awake = 4, 10.0, now
+    them._seen = {1: ("7", now - 2.0), 2: ("7", now - 3.0), 3: ("6", now - 4.0)}
+    status, sentence = them._verdict()
+    assert status == 75 and sentence.startswith("Process 3 of 4 (host unknown) gave no sign of life for 4 s;")
+    them._seen = dict.fromkeys((1, 2, 3), ("7", now - 1.0))
+    assert them._verdict()[1].startswith("One of the 4 processes was lost")
 
 
 THROWS = """

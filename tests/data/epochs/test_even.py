@@ -181,6 +181,17 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
         assert 0 < stream.epochs()["demo_span_corruption"] - found[-1] < 1
 
 
+def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text("".join(f"{number} " + "long words " * 4000 + "\n" for number in range(40)))
+    text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 256}, "column": "text"}
+    with opened(str(path), range(2), num_data_shards=2, num_epochs=1, **text) as stream:
+        found = []
+        for _ in stream:
+            found += stream.epochs().values()
+    assert found == sorted(found) and 0 < found[0] < 0.5 < found[len(found) * 3 // 4] <= found[-1] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [50, 96])
 def test_a_stream_resumes_in_any_epoch_on_any_number_of_hosts(pairs: Path, stop: int) -> None:

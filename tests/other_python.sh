@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs the fast tests on the other Python: 3.12 with its newer jax where .venv has 3.11, else 3.11.
+#
+#   bash tests/other_python.sh              of all parts, a test or two
+#   bash tests/other_python.sh -k config    arguments go to pytest, in place of -m fast
+#
+# They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
+# out, as PyPI has no wheel of it for CPUs. Without such a Python this fails.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+case "$(.venv/bin/python --version)" in *" 3.11."*) version=3.12 ;; *) version=3.11 ;; esac
+python=''
+for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python \
+  "$(uv python find "$version" 2>/dev/null || :)"; do
+  if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then python=$candidate && break; fi
+done
+[ -n "$python" ] || { echo "tests/other_python.sh: there is no Python $version here; install it, with venv." >&2; exit 1; }
+
+copy=$PWD/.pytest_cache/python$version
+mkdir -p "$copy"
+find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name .pytest_cache -exec rm -rf {} +
+git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
+cd "$copy"
+git init -q && git add -A # some tests ask which files belong to the project
+PYTHON=$python bash launch/setup.sh
+grep -v '^torch==' requirements-test.txt >.venv/tests.txt
+if ! cmp -s .venv/tests.txt .venv/installed.txt; then
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt
+  cp .venv/tests.txt .venv/installed.txt
+fi
+mapfile -t torch < <(grep -rlE '^ *(import|from) torch' tests --include='test_*.py' | sed 's/^/--ignore=/')
+echo "Python $version: the fast tests, without ${#torch[@]} files that need torch"
+[ $# -gt 0 ] || set -- -m fast
+exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"
