@@ -29,7 +29,12 @@ if ! cmp -s .venv/tests.txt .venv/installed.txt; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt
   cp .venv/tests.txt .venv/installed.txt
 fi
-mapfile -t torch < <(grep -rlE '^ *(import|from) torch' tests --include='test_*.py' | sed 's/^/--ignore=/')
+modules=torch # and those of tests that import it when they are imported
+for _ in 1 2 3; do
+  found=$(grep -rlE "^(import|from) ($modules)\\b" tests --include='*.py' | sort)
+  modules=torch$(sed 's/\.py$//; s|/|.|g; s/^/|/' <<<"$found" | tr -d '\n')
+done
+mapfile -t torch < <(grep -rlE "^ *(import|from) ($modules)\\b" tests --include='test_*.py' | sort | sed 's/^/--ignore=/')
 echo "Python $version: the fast tests, without ${#torch[@]} files that need torch"
 [ $# -gt 0 ] || set -- -m fast
 exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"
