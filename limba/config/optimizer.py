@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass, field
 
 from limba.config import kinds
-from limba.config.errors import ConfigError, one_of, positive, require
+from limba.config.errors import ConfigError, above_zero, one_of, positive, require
 
 LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
-OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
+OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon")
+ORTHOGONALIZED_IN = ("bfloat16", "float32")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 SCHEDULE_FACTORS = (
     "constant",
@@ -96,13 +97,13 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), or AdamW.
+    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, or Muon with AdamW.
 
     >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100)).schedule.base_learning_rate
     0.001
     """
 
-    name: str = "adafactor"  # adafactor, adamw or adamw_rms
+    name: str = "adafactor"  # adafactor, adamw, adamw_rms or muon
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
     weight_decay: float = 0.0  # of parameters, times the learning rate
     clip_global_norm: float | None = None  # of the gradient, before the optimizer
@@ -120,6 +121,11 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999  # AdamW: of the second moment
     epsilon: float = 1e-8  # AdamW: added to the root of the second moment
+    # Muon, for the layers' matrices; the other parameters have AdamW's rule
+    muon_beta: float = 0.95  # of the momentum (Nesterov's)
+    muon_rms: float = 0.2  # root mean square of a matrix's update, before the learning rate; Adam's is about as large
+    muon_steps: int = 5  # Newton-Schulz iterations that make the momentum orthogonal
+    muon_dtype: str = "bfloat16"  # of these iterations; or float32
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -129,12 +135,15 @@ class OptimizerConfig:
         for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon", "min_dim_size_to_factor", "step_offset"):
             value = getattr(self, name)
             require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
+        positive(self, "muon_steps")
+        above_zero(self, "muon_rms")
+        one_of(self, "muon_dtype", ORTHOGONALIZED_IN)
         for name in ("clip_global_norm", "clipping_threshold"):
             value = getattr(self, name)
             require(
                 value is None or value > 0, f"OptimizerConfig.{name}", f"is {value!r}; give a number above 0, or None."
             )
-        for name in ("beta1", "beta2", "momentum"):
+        for name in ("beta1", "beta2", "momentum", "muon_beta"):
             value = getattr(self, name)
             require(
                 value is None or 0 <= value < 1,

@@ -1,7 +1,7 @@
 """The optimizers as optax chains; each treats the layers of a stack as separate parameters.
 
 Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) by T5X's rule; AdamW whose steps are scaled by the parameter's
-root mean square (nanoT5, arXiv:2309.02373); and AdamW (arXiv:1711.05101).
+root mean square (nanoT5, arXiv:2309.02373); AdamW (arXiv:1711.05101); and Muon, in `limba/training/muon.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import optax
 
 from limba.config import ConfigError, OptimizerConfig
 from limba.sharding.tree import named_leaves
+from limba.training.muon import matrices_by_muon
 from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
 
@@ -69,7 +70,8 @@ def _unfrozen(config: OptimizerConfig, train_steps: int | None) -> optax.Gradien
         if config.weight_decay:  # in T5X not multiplied by the learning rate
             steps.append(optax.add_decayed_weights(-config.weight_decay, mask=_is_decayed))
         return optax.chain(*steps)
-    steps.append(optax.scale_by_adam(config.beta1, config.beta2, config.epsilon))
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    steps.append(matrices_by_muon(config, adam) if config.name == "muon" else adam)
     if config.name == "adamw_rms":
         steps.append(per_layer(scale_by_parameter_rms(config.epsilon2)))
     if config.weight_decay:

@@ -12,7 +12,7 @@ from limba.model import Network
 from limba.training.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
 from tests import tiny
 
-ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw")
+ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon")
 
 
 @pytest.mark.parametrize("name", ALL_OPTIMIZERS)
