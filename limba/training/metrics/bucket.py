@@ -23,13 +23,15 @@ LOCAL = "file://"
 class Uploads:
     """Bytes that are collected and appended to a file, local or at gs://…; what fails delays them and ends nothing.
 
-    The three methods are what tensorboardX asks of the file behind its writer.
+    The three methods are what tensorboardX asks of the file behind its writer. A file fails with one warning while the
+    run goes on, and one at the end if its last lines are lost; a copy (TensorBoard's, of metrics.jsonl) with one.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, is_copy: bool = False):
+        self._is_copy, self._reason = is_copy, ""
         self._file = GrowingFile(address) if "://" in address else LocalFile(address)
         self._pending, self._lock = [], threading.Lock()
-        self._sending, self._has_complained = threading.Lock(), False
+        self._sending, self._has_complained, self._is_closing = threading.Lock(), False, False
 
     def write(self, data: bytes) -> None:
         """Keeps the bytes for the next `flush`."""
@@ -46,19 +48,22 @@ class Uploads:
             except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
                 with self._lock:
                     self._pending.insert(0, taken)
-                if not self._has_complained:
+                self._reason = reason_of(error)
+                if not self._has_complained and not self._is_closing:
                     self._has_complained = True
                     logger.warning(
                         "%s cannot be written at the moment (%s); it is tried again, and the run goes on.",
-                        self._file.address, reason_of(error),
+                        self._file.address, self._reason,
                     )  # fmt: skip
                 return False
             return True
 
     def close(self) -> None:
         """Appends what is left; warns if it is not taken."""
+        self._is_closing = True
         if not any(self.flush() for _ in range(LAST_ATTEMPTS)):
-            logger.warning("The last lines of %s could not be written.", self._file.address)
+            if not (self._is_copy and self._has_complained):
+                logger.warning("The last lines of %s could not be written (%s).", self._file.address, self._reason)
             self._pending = []
         if isinstance(self._file, LocalFile):
             self._file.close()
@@ -122,7 +127,7 @@ class EventFiles:
     """
 
     def open(self, path: str) -> Uploads:
-        return Uploads(path.removeprefix(LOCAL))
+        return Uploads(path.removeprefix(LOCAL), is_copy=True)
 
     def directory_check(self, path: str) -> None:
         """Makes the folder; a bucket has none."""

@@ -68,6 +68,25 @@ def test_a_full_disk_holds_up_no_step_and_loses_no_line(tmp_path: Path) -> None:
     assert events.stat().st_size > 20_000  # each figure of each step
 
 
+@pytest.mark.parametrize(
+    ("is_copy", "is_written_before", "lines"), [(False, True, 2), (False, False, 1), (True, True, 1), (True, False, 1)]
+)
+def test_a_disk_that_stays_full_is_said_in_few_lines(
+    is_copy: bool, is_written_before: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    file = Uploads(str(tmp_path / "a"), is_copy)
+    monkeypatch.setattr(os, "write", full)
+    for number in range(3 if is_written_before else 0):
+        file.write(b"%d\n" % number)
+        assert not file.flush()
+    file.write(b"last\n")
+    file.close()
+    assert len(caplog.messages) == lines and all("No space left on device" in line for line in caplog.messages)
+
+
 def test_a_console_that_is_gone_ends_no_run(tmp_path: Path) -> None:
     with started(WITHOUT_CONSOLE, tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
