@@ -71,6 +71,7 @@ class Checkpoints:
         self._memory: Callable[[], Sequence[np.ndarray]] = tuple  # gives the memory of the next snapshot
         self._current: int | None = None  # the step that was saved or restored last
         self._found: dict[int, epath.Path] = {}  # the steps, as this process last saw or wrote them
+        self._written: dict[int, epath.Path] = {}  # those that it wrote, also when they are removed again
         self._look()
 
     def __enter__(self) -> Checkpoints:
@@ -91,8 +92,8 @@ class Checkpoints:
         return sorted(self._found)
 
     def place(self, step: int) -> epath.Path:
-        """Returns the directory `checkpoints` that holds a step."""
-        return self._found[step].parent
+        """Returns the directory `checkpoints` that holds a step, or held it before newer ones took its place."""
+        return (self._written.get(step) or self._found[step]).parent
 
     def save(self, step: int, state: TrainState, positions: Positions, notes: Mapping[str, Any] | None = None) -> None:
         """Starts saving: copies the state to the host, and returns. `poll` reports the commit.
@@ -130,7 +131,7 @@ class Checkpoints:
     def _note(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             raise outcome.error
-        self._found[outcome.step] = outcome.directory / str(outcome.step)
+        self._found[outcome.step] = self._written[outcome.step] = outcome.directory / str(outcome.step)
         beside = sorted(step for step, path in self._found.items() if path.parent == outcome.directory)
         for step in beside[: -self._config.keep if self._config.keep else 0]:
             del self._found[step]

@@ -61,6 +61,16 @@ def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, m
 
 
 @pytest.mark.fast
+def test_a_step_that_is_removed_before_it_is_reported_has_a_place(tmp_path: Path) -> None:
+    with opened(tmp_path, keep=1) as checkpoints:
+        for step in (5, 6):
+            start(checkpoints, step)
+        checkpoints.wait()
+        assert polled(checkpoints) == [5, 6] and checkpoints.steps() == [6]
+        assert [checkpoints.place(step) for step in (5, 6)] == [tmp_path / "checkpoints"] * 2
+
+
+@pytest.mark.fast
 def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later steps reuse the memory of the arrays that they are given."""
     may_write, write = threading.Event(), arrays.write_arrays
