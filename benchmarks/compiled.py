@@ -38,6 +38,7 @@ from typing import Any
 
 from limba.cli import program
 from limba.config import InputError, ModelConfig, environment
+from limba.config.optimizer import OPTIMIZERS
 from limba.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
@@ -53,7 +54,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
-    parser.add_argument("--optimizer", default="adafactor")
+    parser.add_argument("--optimizer", default="adafactor", choices=OPTIMIZERS)
+    parser.add_argument("--average", type=float, help="decay of EvaluationConfig.average")
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
@@ -104,7 +106,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from limba.sharding.mesh import batch_sharding
     from limba.training.optimizer import make_optimizer
     from limba.training.schedule import make_schedule
-    from limba.training.state import abstract_state, state_shardings
+    from limba.training.state import abstract_state, state_shardings, trained_shardings
     from limba.training.step import jit_train_step
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
@@ -116,7 +118,9 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
         )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
     model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
-    optimizer, schedule = make_optimizer(choice, 1), make_schedule(choice.schedule, 1)
+    parameters = trained_shardings(model, mesh, args.shard_update)
+    optimizer = make_optimizer(choice, 1, shardings=parameters, average=args.average)
+    schedule = make_schedule(choice.schedule, 1)
     shardings = state_shardings(model, optimizer, mesh, args.shard_update)
     state = abstract_state(model, optimizer, mesh, args.shard_update)
     decoder = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights", "decoder_segment_ids")

@@ -45,7 +45,7 @@ from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop, Stream
 from limba.training.metrics.figures import RecentSteps, facts, introduction
 from limba.training.metrics.logging import Metrics
-from limba.training.optimizer import make_optimizer
+from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
 from limba.training.start import as_begun, first_state, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
@@ -93,7 +93,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
 
     # The network, and what updates it.
     model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, plan.planned.train_steps, config.model.dtype)
+    optimizer = optimizer_of(plan.planned, model)
     schedule = make_schedule(config.optimizer.schedule, plan.planned.train_steps)
     abstract = abstract_state(model, optimizer, mesh, shard_update)
 

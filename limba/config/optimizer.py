@@ -10,9 +10,10 @@ from limba.config.errors import ConfigError, above_zero, one_of, positive, requi
 
 LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
-OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon")
+OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
 ORTHOGONALIZED_IN = ("bfloat16", "float32")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
+BRANCH_SHAPES = ("linear", "1-sqrt", "cosine", "constant")
 SCHEDULE_FACTORS = (
     "constant",
     "linear_warmup",
@@ -68,6 +69,11 @@ class ScheduleConfig:
     steps_per_cycle: int = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
     min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
+    # Of a branch: from this step on the rate falls to 0, from what it is there.
+    branch_step: int | None = None
+    branch_steps: int | None = None  # the number of steps in which it falls
+    branch_shape: str = "1-sqrt"  # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
+    planned_steps: int | None = None  # the length of the run that the rate before the branch goes by; None: this run's
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -81,6 +87,7 @@ class ScheduleConfig:
         positive(self, "steps_per_decay", "steps_per_cycle")
         if self.decay_steps is not None:
             positive(self, "decay_steps")
+        self._check_branch()
         for name in ("final_learning_rate", "min_learning_rate", "decay_factor"):
             require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
         for factor in self.factor_names:
@@ -90,6 +97,18 @@ class ScheduleConfig:
                 f"holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
             )
 
+    def _check_branch(self) -> None:
+        one_of(self, "branch_shape", BRANCH_SHAPES)
+        for name in ("branch_steps", "planned_steps"):
+            if getattr(self, name) is not None:
+                positive(self, name)
+        require(
+            (self.branch_step is None) == (self.branch_steps is None),
+            "ScheduleConfig.branch_steps",
+            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
+        )
+        require((self.branch_step or 0) >= 0, "ScheduleConfig.branch_step", f"is {self.branch_step!r}; give 0 or more.")
+
     @property
     def factor_names(self) -> tuple[str, ...]:
         return tuple(factor.strip() for factor in self.factors.split("*"))
@@ -97,13 +116,13 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, or Muon with AdamW.
+    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, Muon with AdamW, or AdEMAMix.
 
     >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100)).schedule.base_learning_rate
     0.001
     """
 
-    name: str = "adafactor"  # adafactor, adamw, adamw_rms or muon
+    name: str = "adafactor"  # adafactor, adamw, adamw_rms, muon or ademamix
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
     weight_decay: float = 0.0  # of parameters, times the learning rate
     clip_global_norm: float | None = None  # of the gradient, before the optimizer
@@ -126,13 +145,26 @@ class OptimizerConfig:
     muon_rms: float = 0.2  # root mean square of a matrix's update, before the learning rate; Adam's is about as large
     muon_steps: int = 5  # Newton-Schulz iterations that make the momentum orthogonal
     muon_dtype: str = "bfloat16"  # of these iterations; or float32
+    muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
+    # AdEMAMix: AdamW whose update also holds a slow average of the gradient, times alpha
+    ademamix_alpha: float = 5.0
+    beta3: float = 0.9999  # of the slow average
+    ademamix_warmup_steps: int | None = None  # over which alpha and beta3 rise; None: the whole run
 
     def __post_init__(self) -> None:
         kinds.check(self)
         object.__setattr__(self, "frozen", tuple(self.frozen))
         self._check_frozen()
         one_of(self, "name", OPTIMIZERS)
-        for name in ("weight_decay", "epsilon1", "epsilon2", "epsilon", "min_dim_size_to_factor", "step_offset"):
+        for name in (
+            "weight_decay",
+            "epsilon1",
+            "epsilon2",
+            "epsilon",
+            "min_dim_size_to_factor",
+            "step_offset",
+            "ademamix_alpha",
+        ):
             value = getattr(self, name)
             require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
         positive(self, "muon_steps")
@@ -143,6 +175,9 @@ class OptimizerConfig:
             require(
                 value is None or value > 0, f"OptimizerConfig.{name}", f"is {value!r}; give a number above 0, or None."
             )
+        if self.ademamix_warmup_steps is not None:
+            positive(self, "ademamix_warmup_steps")
+        require(0 < self.beta3 < 1, "OptimizerConfig.beta3", f"is {self.beta3!r}; give a number above 0 and below 1.")
         for name in ("beta1", "beta2", "momentum", "muon_beta"):
             value = getattr(self, name)
             require(

@@ -68,6 +68,8 @@ class EvaluationConfig:
     num_batches: int | None = 20  # maximum number of validation batches; None: the whole split
     batch_size: int | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: int = 0  # validation examples to generate text for, for the task's metrics; 0: none
+    # Decay of the average of the weights that is evaluated in their place, such as 0.999; None: no average
+    average: float | None = None
     patience: int | None = None  # evaluations without a better best_metric, after which the run ends; None: no limit
     # texts that a decoder-only model continues, or whose gaps (<extra_id_0> …) a T5 fills, at each evaluation
     prompts: tuple[str, ...] = ()
@@ -92,6 +94,11 @@ class EvaluationConfig:
         )
         if self.patience is not None:
             positive(self, "patience")
+        require(
+            self.average is None or 0 < self.average < 1,
+            "EvaluationConfig.average",
+            f"is {self.average!r}; give a number above 0 and below 1, such as 0.999, or None for no average.",
+        )
 
 
 @dataclass(frozen=True)

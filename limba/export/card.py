@@ -144,6 +144,7 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
     entries: dict[str, Any] = {"steps": f"{step:,}", "hardware": hardware}
     if run is not None:
         data, lengths = run.data, run.data.task_feature_lengths
+        average = run.evaluation.average if source.averages else None
         records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
         validation = [record for record in records if record["kind"] == "validation"]
         entries |= {
@@ -154,6 +155,7 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
             "examples per step": data.batch_size,
             "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
             "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
+            "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
             "validation loss": f"{validation[-1]['loss']:.3f} at step {validation[-1]['step']:,}"
             if validation
             else None,

@@ -41,6 +41,7 @@ class Choices:
     checks: bool = True
     card: CardConfig = dataclasses.field(default_factory=CardConfig)  # what it leaves out is as in the run's own
     dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
+    average: bool = True  # of a run that evaluates an average of its weights: that average, and not the weights
     transformers: int = 5  # the version that reads the folder: it matters for an untied umT5 alone
 
 
@@ -68,7 +69,7 @@ def export(source: Source, out: Path, steps: Sequence[int], choices: Choices) ->
     Finished folders of an earlier call are kept.
     """
     check_out(out)
-    choices = possible(source.model, choices)
+    choices, source = possible(source.model, choices), dataclasses.replace(source, average=choices.average)
     folders = {step: out / f"step_{step}" for step in steps}
     wanted = [step for step in steps if not _is_done(folders[step], source.directory.name, choices)]
     for step in steps:
@@ -116,6 +117,7 @@ def is_made_of(record: Mapping[str, Any], name: str, choices: Choices, folder: o
         source, same = record["source"], record["dtype"] == choices.dtype
         same = same and set(record["formats"]) >= set(choices.formats)
         same = same and record.get("transformers", choices.transformers) == choices.transformers
+        same = same and record.get("average", True) == choices.average
         same = same and (record["checked"] or not choices.checks)
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{folder} has a {RECORD} that is no export's; give another directory.") from None
@@ -170,6 +172,7 @@ def _convert(
         )
     record = {"step": step, "source": source.directory.name, "kind": source.kind, "dtype": choices.dtype}
     record |= {"formats": choices.formats, "checked": choices.checks, "findings": findings}
+    record |= {} if choices.average else {"average": False}
     record |= {"transformers": choices.transformers} if head_scale(source.model) != 1 else {}
     write_whole(writing / RECORD, json.dumps(record, indent=2) + "\n")
     if final.exists():

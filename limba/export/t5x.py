@@ -119,7 +119,8 @@ def export(path: str, out: str, step: int | None, dtype: str) -> str:
         if tree.has_optimizer
         else "without optimizer state: the optimizer is not plain Adafactor"
     )
-    return f"{written}: {len(checkpoint)} arrays, {state}"
+    weights = "; the weights as they were trained, not their average" if checkpoint.has_average else ""
+    return f"{written}: {len(checkpoint)} arrays, {state}{weights}"
 
 
 def write_npz(tree: Mapping[str, np.ndarray], file: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved
 
 _PARAMETERS = "params/"
+AVERAGE = re.compile(
+    r"^opt_state/\d+/average/(.+)$"
+)  # an array of the average of the weights, and the parameter's name
 COMMITTED = "commit_success.txt"  # by which earlier versions know a finished checkpoint in a bucket
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being written or removed
 logger = logging.getLogger(__name__)
@@ -128,11 +132,12 @@ def damage_sentence(path: epath.Path, found: list[str]) -> str:
 class LimbaCheckpoint(Mapping[str, np.ndarray]):
     """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `stored` has all arrays by Limba's names.
 
+    With `average` their average stands in place of the parameters, where the checkpoint has one (`has_average`).
     All files are compared with the manifest first: `verify` is 'checksums', 'sizes', or None if that is done already.
     Raises InputError for a damaged file, if the store cannot be read, and for an array with missing pieces.
     """
 
-    def __init__(self, path: str | epath.Path, verify: str | None = "checksums"):
+    def __init__(self, path: str | epath.Path, verify: str | None = "checksums", average: bool = False):
         self.path = epath.Path(path)
         if verify is not None:
             check_whole(self.path, verify)
@@ -140,13 +145,16 @@ class LimbaCheckpoint(Mapping[str, np.ndarray]):
         self.stored = StoredTree(self.path, orbax_leaves(self.path / "state"))
         self._places: dict[str, tuple[str, int | None]] = {}
         self._held: tuple[str, np.ndarray] = ("", np.zeros(0))
-        for name in self.stored:
-            if not name.startswith(_PARAMETERS):
+        averages = {match[1]: name for name in self.stored if (match := AVERAGE.match(name))}
+        self.has_average = bool(averages)
+        for parameter in self.stored:
+            if not parameter.startswith(_PARAMETERS):
                 continue
+            short = parameter.removeprefix(_PARAMETERS)
+            name = averages.get(short, parameter) if average else parameter
             there, wanted = self.stored.pieces(name)
             if there < wanted:
                 raise InputError(f"{self.path} is truncated: {name} has {there} of its {wanted} pieces; copy it again.")
-            short = name.removeprefix(_PARAMETERS)
             if "/layers/" not in short:
                 self._places[short] = (name, None)
                 continue

@@ -27,6 +27,7 @@ from limba.training.checkpoints.initial import unscanned
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
+OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
 BYTE_SENTINELS = 125  # of the published ByT5
 OTHER_NETWORK = "give the model's own configuration"
 
@@ -52,6 +53,7 @@ class Source:
     vocabulary: VocabularyName | None = None
     best: epath.Path | None = None  # the best checkpoint, in a directory of its own
     imports: tuple[str, ...] = ()  # modules that may be imported beside Limba's and those of tasks/
+    average: bool = True  # False: the weights as they were trained, also where the run evaluates their average
 
     def step_of(self, step: int | None) -> int:
         """Returns the step, or the newest one for None; InputError if the source has no such checkpoint."""
@@ -65,12 +67,17 @@ class Source:
         Raises InputError for a file that is not as it was saved, and for an array that is missing, truncated, or not
         in the network.
         """
-        return _checked(self.kind, self.steps[step], self.model, self.verify)
+        return _checked(self.kind, self.steps[step], self.model, self.verify, self.averages)
 
     def best_arrays(self) -> Mapping[str, np.ndarray]:
         """Returns `arrays` of `best`."""
         assert self.best is not None
-        return _checked(LIMBA, self.best, self.model, self.verify)
+        return _checked(LIMBA, self.best, self.model, self.verify, self.averages)
+
+    @property
+    def averages(self) -> bool:
+        """Whether the model is the average of the weights, where a checkpoint has one: what its run evaluates."""
+        return self.average and (self.run is None or self.run.evaluation.average is not None)
 
     @property
     def verify(self) -> str:
@@ -78,11 +85,11 @@ class Source:
         return "checksums" if self.run is None else self.run.checkpoint.verify
 
 
-def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str) -> Mapping[str, np.ndarray]:
+def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str, average: bool) -> Mapping[str, np.ndarray]:
     arrays: Any
     if kind == LIMBA:
         check_together(path, verify)
-        arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None)
+        arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None, average=average)
         shapes = {name: arrays.describe(name)[0] for name in arrays}
     elif kind == T5X:
         arrays = Targets(t5x.open_checkpoint(path), model)
@@ -221,12 +228,25 @@ def local_folder(path: str) -> Path:
         folder = hub.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
     if folder is not None and huggingface.is_huggingface(folder):
         return folder.resolve()
-    what = "is not a model" if resolved(path).exists() else "does not exist"
     raise InputError(
-        f"{path} {what}: looked there for a Limba run (checkpoints/<step>), a T5X checkpoint"
+        f"{path} {_instead(path)}: looked there for a Limba run (checkpoints/<step>), a T5X checkpoint"
         " (checkpoint_<step>) and a Hugging Face folder (config.json with model.safetensors, flax_model.msgpack or"
         " pytorch_model.bin); give one of these, or a hub id as user/name."
     )
+
+
+def _instead(path: str) -> str:
+    """Returns what is at a path without a model; InputError for a run that has no checkpoint yet, or is a newer one."""
+    place = resolved(path)
+    if any((place / name).exists() for name in OF_A_RUN):
+        if (place / plain.FILE).exists():
+            read_config(place)
+        raise InputError(
+            f"{path} is a run that holds no checkpoint yet; wait until it has saved its first one, or give another run."
+        )
+    if place.is_dir() and not any(place.iterdir()):
+        return "is an empty folder"
+    return "is not a model" if place.exists() else "does not exist"
 
 
 def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> VocabularyName | None:

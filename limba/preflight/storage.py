@@ -139,12 +139,12 @@ def abstract_of(config: RunConfig) -> Any:
     """Returns the shapes of the run's state; nothing is computed."""
     from limba.model import Network
     from limba.sharding.mesh import make_mesh
-    from limba.training.optimizer import make_optimizer
+    from limba.training.optimizer import optimizer_of
     from limba.training.state import abstract_state
 
     mesh = make_mesh(MeshConfig())  # shapes do not depend on it
-    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
-    return abstract_state(Network(config.model, mesh), optimizer, mesh, shard_update=False)
+    model = Network(config.model, mesh)
+    return abstract_state(model, optimizer_of(config, model), mesh, shard_update=False)
 
 
 def _room(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:

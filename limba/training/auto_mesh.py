@@ -22,7 +22,7 @@ from limba.model import Network
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.multihost import gather
 from limba.storage.files import read_text, write_whole
-from limba.training.optimizer import make_optimizer
+from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
 from limba.training.step import jit_train_step
@@ -89,7 +89,7 @@ def abstract_step(
     The mesh's devices need not be on this machine.
     """
     model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
+    optimizer = optimizer_of(config, model)
     schedule = make_schedule(config.optimizer.schedule, config.train_steps)
     state, rows = abstract_state(model, optimizer, mesh, config.mesh.shard_update), batch_sharding(mesh)
     shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
@@ -106,6 +106,19 @@ def live_bytes(compiled: Any) -> int:
     memory = compiled.memory_analysis()
     size = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return size - memory.alias_size_in_bytes
+
+
+def step_bytes(compiled: Any, mesh: Mesh) -> int:
+    """Returns the bytes of a device that a compiled step needs, by which the mesh is chosen.
+
+    A TPU's compiler lets arrays share places that jax's analysis adds up; its peak, with the program itself, is at
+    least what its own report names. Elsewhere, and where the analysis has no peak, as `live_bytes`.
+    """
+    memory = compiled.memory_analysis()
+    peak = getattr(memory, "peak_memory_in_bytes", 0)
+    if mesh.devices.flat[0].platform != "tpu" or not peak:
+        return live_bytes(compiled)
+    return peak + memory.generated_code_size_in_bytes
 
 
 def _compiled(
@@ -126,7 +139,7 @@ def _compiled(
             raise
         compiled, size = None, math.inf
     else:
-        size = live_bytes(compiled)
+        size = step_bytes(compiled, mesh)
     return compiled, _over_processes(size, max)
 
 
@@ -163,6 +176,7 @@ def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], lim
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
     trained += (config.guard.action,) if config.guard.action == "skip" else ()  # other actions compile the same step
+    trained += () if config.evaluation.average is None else (config.evaluation.average,)
     digest = hashlib.blake2b(repr(trained).encode(), digest_size=8).hexdigest()
     kind = jax.devices()[0].device_kind
     return {"devices": jax.device_count(), "kind": kind, "limit_gib": round(limit / 2**30, 3), "trained": digest}

@@ -32,6 +32,7 @@ from limba.training.metrics.tracing import Trace
 from limba.training.reading import RowReader
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import without_update
+from limba.training.updates.average import evaluated_weights
 
 Figures = Mapping[str, float]
 Stream = TrainStream | ReaderProcesses
@@ -209,7 +210,7 @@ class Loop:
 
     def _evaluated(self, step: int, state: TrainState) -> str:
         """Evaluates, and saves the best step; returns the reason to end the run, or ""."""
-        params = gather_parameters(self.model, state.params)
+        params = gather_parameters(self.model, evaluated_weights(state.params, state.opt_state))
         evaluations, metrics, found = self.evaluations, self.metrics, self.figures
         if evaluations.loss is not None:
             found["validation"] = evaluations.loss(params)

@@ -1,12 +1,14 @@
 """The optimizers as optax chains; each treats the layers of a stack as separate parameters.
 
 Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) by T5X's rule; AdamW whose steps are scaled by the parameter's
-root mean square (nanoT5, arXiv:2309.02373); AdamW (arXiv:1711.05101); and Muon, in `limba/training/muon.py`.
+root mean square (nanoT5, arXiv:2309.02373); AdamW (arXiv:1711.05101); AdEMAMix (arXiv:2409.03137); and Muon, in
+`limba/training/updates/muon.py`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,27 +16,45 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
-from limba.config import ConfigError, OptimizerConfig
+from limba.config import ConfigError, OptimizerConfig, RunConfig
+from limba.model import Network
 from limba.sharding.tree import named_leaves
-from limba.training.muon import matrices_by_muon
 from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
+from limba.training.state import trained_shardings
+from limba.training.updates.average import with_average
+from limba.training.updates.muon import matrices_by_muon
 
 Tree = Any
 
 
+def optimizer_of(run: RunConfig, model: Network) -> optax.GradientTransformation:
+    """Returns the optimizer of a run, for the parameters of its network as its mesh shards them in training."""
+    shardings = None if model.mesh is None else trained_shardings(model, model.mesh, run.mesh.shard_update)
+    average = run.evaluation.average
+    return make_optimizer(run.optimizer, run.train_steps, run.model.dtype, shardings=shardings, average=average)
+
+
 def make_optimizer(
-    config: OptimizerConfig, train_steps: int | None, dtype: str = "float32"
+    config: OptimizerConfig,
+    train_steps: int | None,
+    dtype: str = "float32",
+    *,
+    shardings: Tree = None,
+    average: float | None = None,
 ) -> optax.GradientTransformation:
     """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters.
 
-    `dtype` is that of the activations: for float16 the state also holds the loss's scale.
+    `dtype` is that of the activations: for float16 the state also holds the loss's scale. `shardings` are those of the
+    parameters in training, by which Muon shares its work; None: there is one device. With the decay `average` the state
+    also holds the average of the weights.
     """
-    chain = _unfrozen(config, train_steps)
+    chain = _unfrozen(config, train_steps, shardings)
     if config.frozen:
         chain = optax.chain(chain, optax.masked(optax.set_to_zero(), functools.partial(_is_frozen, config.frozen)))
-    return with_loss_scale(chain, dtype)
+    return with_loss_scale(with_average(chain, average), dtype)
 
 
 def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
@@ -60,7 +80,7 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
     return jax.tree.structure(params).unflatten(marks)
 
 
-def _unfrozen(config: OptimizerConfig, train_steps: int | None) -> optax.GradientTransformation:
+def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
     schedule = make_schedule(config.schedule, train_steps)
     steps = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     if config.name == "adafactor":
@@ -70,13 +90,37 @@ def _unfrozen(config: OptimizerConfig, train_steps: int | None) -> optax.Gradien
         if config.weight_decay:  # in T5X not multiplied by the learning rate
             steps.append(optax.add_decayed_weights(-config.weight_decay, mask=_is_decayed))
         return optax.chain(*steps)
-    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-    steps.append(matrices_by_muon(config, adam) if config.name == "muon" else adam)
-    if config.name == "adamw_rms":
+    steps.append(_adam_direction(config, train_steps, shardings))
+    if config.name == "adamw_rms" or (config.name == "muon" and config.muon_by_parameter_scale):
         steps.append(per_layer(scale_by_parameter_rms(config.epsilon2)))
     if config.weight_decay:
         steps.append(optax.add_decayed_weights(config.weight_decay, mask=_is_decayed))
     return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+
+
+def _adam_direction(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
+    """Returns the rule of Adam, of AdEMAMix, or of Muon with Adam."""
+    if config.name == "ademamix":
+        alpha, beta3 = _slow_average(config, train_steps)
+        return contrib.scale_by_ademamix(config.beta1, config.beta2, beta3, alpha, config.epsilon)
+    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    return matrices_by_muon(config, adam, shardings) if config.name == "muon" else adam
+
+
+def _slow_average(config: OptimizerConfig, train_steps: int | None) -> tuple[optax.Schedule, optax.Schedule]:
+    """Returns AdEMAMix's alpha and beta3 by step: they rise over the run (section 3 and appendix A.1 of its paper).
+
+    alpha rises linearly from 0. beta3 rises from beta1 so that the average's half-life, ln 0.5 / ln beta3 - 1, does so
+    linearly.
+    """
+    over = config.ademamix_warmup_steps or config.schedule.planned_steps or train_steps or 1  # a branch keeps its run's
+    first, last = math.log(config.beta1 or 1e-8), math.log(config.beta3)
+
+    def beta3(count: Any) -> Any:
+        share = jnp.minimum(count / over, 1.0)
+        return jnp.exp(first * last / ((1 - share) * last + share * first))
+
+    return optax.linear_schedule(0.0, config.ademamix_alpha, over), beta3
 
 
 def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformation:

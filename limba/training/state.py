@@ -36,6 +36,14 @@ def init_state(model: Network, optimizer: optax.GradientTransformation, key: Arr
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
+def trained_shardings(model: Network, mesh: Mesh, shard_update: bool = True) -> Tree:
+    """Returns a NamedSharding per parameter, as training keeps them; `shard_update` is `MeshConfig.shard_update`."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    if shard_update and is_pure_data_parallel(mesh):
+        return update_shardings(mesh, shapes)
+    return parameter_shardings(mesh, model.logical_axes(), shapes)
+
+
 def state_shardings(
     model: Network, optimizer: optax.GradientTransformation, mesh: Mesh, shard_update: bool = True
 ) -> TrainState:
@@ -46,10 +54,7 @@ def state_shardings(
     sharded for the update: each device then computes its part of them.
     """
     shapes = jax.eval_shape(lambda key: init_state(model, optimizer, key), jax.random.key(0))
-    if shard_update and is_pure_data_parallel(mesh):
-        params = update_shardings(mesh, shapes.params)
-    else:
-        params = parameter_shardings(mesh, model.logical_axes(), shapes.params)
+    params = trained_shardings(model, mesh, shard_update)
     by_name = {
         name: (shape.shape, sharding)
         for (name, shape), sharding in zip(named_leaves(shapes.params).items(), jax.tree.leaves(params), strict=True)

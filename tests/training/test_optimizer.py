@@ -12,12 +12,13 @@ from limba.model import Network
 from limba.training.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
 from tests import tiny
 
-ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon")
+ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
 
 
 @pytest.mark.parametrize("name", ALL_OPTIMIZERS)
 def test_stacked_layers_update_like_single_ones(name: str) -> None:
-    config = OptimizerConfig(name=name, weight_decay=0.01, schedule=ScheduleConfig(base_learning_rate=0.5))
+    schedule = ScheduleConfig(base_learning_rate=0.5)
+    config = OptimizerConfig(name, schedule, weight_decay=0.01, muon_dtype="float32", muon_by_parameter_scale=True)
     params = tiny.parameters(tiny.MODEL)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
@@ -44,6 +45,25 @@ def test_adafactor_factors_matrices_from_128_on() -> None:
     (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
     (whole,) = [s for n, s in shapes.items() if n.split("/")[-1] == "scale" and "/v/" in n and "encoder_norm" in n]
     assert rows == (2, 128) and whole == (128,)
+
+
+def test_ademamix_is_its_paper_s() -> None:
+    """Equations 1 to 3, and the schedules of alpha and beta3 of appendix A.1, in float64."""
+    config = OptimizerConfig("ademamix", ScheduleConfig("factors", 1.0, "constant", 0), beta3=0.99, ademamix_alpha=4.0)
+    rule, random = make_optimizer(config, 8), np.random.default_rng(0)
+    params = {"kernel": jnp.zeros((3, 5))}
+    state, step = rule.init(params), jax.jit(rule.update)
+    fast, slow, squares = np.zeros((3, 3, 5))
+    for t in range(12):  # the first update has the number 1, and the schedules' step 0
+        gradient = random.standard_normal((3, 5)).astype(np.float32)
+        updates, state = step({"kernel": gradient}, state, params)
+        share = min(t / 8, 1.0)
+        decay = np.exp(np.log(0.9) * np.log(0.99) / ((1 - share) * np.log(0.99) + share * np.log(0.9)))
+        fast, slow = 0.9 * fast + 0.1 * gradient, decay * slow + (1 - decay) * gradient
+        squares = 0.999 * squares + 0.001 * np.float64(gradient) ** 2
+        root = np.sqrt(squares / (1 - 0.999 ** (t + 1))) + 1e-8
+        wanted = -(fast / (1 - 0.9 ** (t + 1)) + 4.0 * share * slow) / root
+        np.testing.assert_allclose(updates["kernel"], wanted, rtol=2e-4, atol=1e-5)
 
 
 def test_parameter_scale_is_optax_s() -> None:

@@ -52,6 +52,10 @@ def add_export_flags(parser: Parser) -> None:
         "--dropout", type=float, default=0.1, help="dropout in config.json, which fine-tuning uses (default 0.1)"
     )
     parser.add_argument(
+        "--trained_weights", action="store_true",
+        help="of a run that evaluates an average of its weights: the weights as they were trained",
+    )  # fmt: skip
+    parser.add_argument(
         "--transformers", type=int, choices=(4, 5), default=5,
         help="version that will load the folder (default 5); only for an untied umT5 they differ",
     )  # fmt: skip
@@ -86,7 +90,7 @@ def export(given: argparse.Namespace) -> None:
     out = given.out_dir or f"{source.directory}/huggingface"
     choices = huggingface.Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
-        given.transformers,
+        not given.trained_weights, given.transformers,
     )  # fmt: skip
     with names_said(names):
         steps = huggingface.chosen_steps(given.steps, source.steps)

@@ -25,10 +25,10 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
     "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
-    device: "live_bytes" as jax's analysis has them, by which `MeshConfig.auto` chooses, and "reported_bytes" as a TPU's
-    compiler counts them, which is less. Times are of this process: "seconds" of the clock and "cpu_seconds" of all
-    threads. With `MeshConfig.auto` the meshes are tried in their order, and at most MOST_MESHES of them compiled;
-    "tried" has those that did not fit.
+    device: "live_bytes" as jax's analysis has them, "reported_bytes" as a TPU's compiler counts them, which is less,
+    and "step_bytes" by which `MeshConfig.auto` chooses. Times are of this process: "seconds" of the clock and
+    "cpu_seconds" of all threads. With `MeshConfig.auto` the meshes are tried in their order, and at most MOST_MESHES of
+    them compiled; "tried" has those that did not fit.
     """
     from limba.preflight.compiled import topologies
 
@@ -45,9 +45,10 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
         found = _of_mesh(config, feature_shapes, mesh, devices, topology.platform, dump, limit if meshes[1:] else None)
         num_compiled += found["compiled"]
         is_last = number == len(meshes) - 1 or num_compiled == MOST_MESHES
-        if is_last or (found["fits"] is not False and found["live_bytes"] <= limit):
+        size = found.get("step_bytes", found["live_bytes"])
+        if is_last or (found["fits"] is not False and size <= limit):
             break
-        tried.append({"mesh": found["mesh"], "live_bytes": found["live_bytes"], "compiled": found["compiled"]})
+        tried.append({"mesh": found["mesh"], "live_bytes": size, "compiled": found["compiled"]})
     seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
     return found | {"tried": tried, "num_compiled": num_compiled} | seconds
 
@@ -66,7 +67,7 @@ def _of_mesh(
     from jax.sharding import AxisType
 
     from limba.preflight.compiled import host_memory, memory, program
-    from limba.training.auto_mesh import abstract_step, bytes_of, live_bytes
+    from limba.training.auto_mesh import abstract_step, bytes_of, live_bytes, step_bytes
 
     axes, names = (AxisType.Auto,) * 3, ("data", "fsdp", "model")
     mesh = jax.make_mesh(sizes.sizes(devices.size), names, axis_types=axes, devices=list(devices.flat))
@@ -96,6 +97,7 @@ def _of_mesh(
     return found | {
         "fits": True if platform == "tpu" else None,
         "live_bytes": live_bytes(compiled),
+        "step_bytes": step_bytes(compiled, mesh),
         "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
         "process_bytes": process if platform == "cpu" else None,
         "argument_bytes": analysis.argument_size_in_bytes,
@@ -114,11 +116,11 @@ def _compiled_init(config: RunConfig, mesh: Any) -> Any:
     import jax
 
     from limba.model import Network
-    from limba.training.optimizer import make_optimizer
+    from limba.training.optimizer import optimizer_of
     from limba.training.state import init_state, state_shardings
 
     model = Network(config.model, mesh)
-    optimizer = make_optimizer(config.optimizer, config.train_steps, config.model.dtype)
+    optimizer = optimizer_of(config, model)
     shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
     make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
     return make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile()

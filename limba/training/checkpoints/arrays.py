@@ -8,10 +8,12 @@ failed, and a thread that waits can be left. Orbax, and versions of Limba that s
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,12 +26,15 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from limba.config import InputError
+from limba.formats.limba_checkpoint import AVERAGE
 from limba.formats.t5x import key_value_store, orbax_leaves
 from limba.sharding.tree import leaf_name, named_leaves
 
 Index = tuple[slice, ...]
+logger = logging.getLogger(__name__)
 
-OPTIONAL = re.compile(r"/loss_scale_\w+$")  # numbers that only a run in float16 has: the dtype may change
+# What only a run in float16 has, or one that averages its weights: the dtype and the average may change.
+OPTIONAL = re.compile(r"(?:^|/)(?:loss_scale_\w+$|average_updates$|average/)")
 
 CHUNK_BYTES = 1 << 26  # a larger shard is written as several chunks, which are compressed side by side
 BATCH_BYTES = 1 << 30  # of the arrays that are written, or read, at one time
@@ -290,18 +295,44 @@ def _leaves(directory: epath.Path) -> dict[str, Any]:
 def read_arrays(directory: epath.Path, abstract: Any) -> Any:
     """Returns the tree of arrays in a checkpoint's `state`, of the dtypes and with the shardings of `abstract`.
 
-    Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error; one of
-    OPTIONAL is then zero.
+    Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error. A number of
+    OPTIONAL is then zero, and an average of the weights begins as the weights, with a sentence.
     """
     specs, wanted = _leaves(directory), named_leaves(abstract)
-    absent = [name for name in wanted if name not in specs and OPTIONAL.search(name)]
+    places = {name: _place(name, specs) for name in wanted}
+    absent = [name for name, place in places.items() if place is None]
     read = {name: jax.device_put(np.zeros((), wanted[name].dtype), wanted[name].sharding) for name in absent}
+    if sentence := _about_average(directory.parent, set(wanted), set(specs)):
+        logger.warning("%s", sentence)
     context = ts.Context()
     for batch in _batches([name for name in wanted if name not in read], lambda name: num_bytes(wanted[name])):
-        started = {name: _started(specs[name], wanted[name], context) for name in batch}
+        started = {name: _started(specs[places[name] or name], wanted[name], context) for name in batch}
         for name, pieces in started.items():
             read[name] = _placed(wanted[name], {key: piece.result() for key, piece in pieces.items()})
     return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
+
+
+def _place(name: str, specs: Mapping[str, Any]) -> str | None:
+    """Returns the stored array that an array of the state is read from; None for a number of OPTIONAL that is absent.
+
+    Numbers of OPTIONAL are found by their last name, as what stands before them in the optimizer's chain may differ.
+    """
+    if name in specs or not OPTIONAL.search(name):
+        return name
+    if match := AVERAGE.match(name):
+        return f"params/{match[1]}"
+    last = name.rpartition("/")[2]
+    return next((stored for stored in specs if stored.rpartition("/")[2] == last), None)
+
+
+def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: AbstractSet[str]) -> str:
+    """Returns what is said if the run or the checkpoint has an average of the weights, and not both; else ""."""
+    has, had = (any(AVERAGE.match(name) for name in names) for names in (wanted, stored))
+    if has == had or jax.process_index() != 0:
+        return ""
+    if had:
+        return f"{checkpoint} holds an average of the weights, which is dropped: EvaluationConfig.average is None."
+    return f"{checkpoint} holds no average of the weights: it begins here, as the weights of step {checkpoint.name}."
 
 
 def _started(spec: Mapping[str, Any], leaf: Any, context: ts.Context) -> dict[Key, Any]:

@@ -20,6 +20,7 @@ from limba.sharding.tree import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
 from limba.training.state import TrainState
+from limba.training.updates.average import restarted
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ def load_initial(
     `fresh` is a new state. Its optimizer state is used if the path has none (Hugging Face, an imported model), or
     if a T5X checkpoint has another optimizer. The step is the checkpoint's, 0 for Hugging Face. With `reset_step` the
     step is 0 and the optimizer state is new. `check_step` gets the checkpoint's step before its arrays are read, and
-    may raise an error. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
+    may raise an error. An average of the weights begins as them; at step 0 a Limba checkpoint's own average, if it has
+    one, gives the parameters. Raises InputError if there is no checkpoint, if it has another network, and if a Limba
     checkpoint after step 0 has another optimizer.
     """
     root = _root(path)
@@ -65,7 +67,7 @@ def load_initial(
         check_step(int(place.name))
         return load_limba_checkpoint(place, abstract)
     # At step 0 the optimizer state is new anyway, so another optimizer may start there.
-    stored = limba_checkpoint.LimbaCheckpoint(place, verify=None)
+    stored = limba_checkpoint.LimbaCheckpoint(place, verify=None, average=True)
     return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
@@ -139,7 +141,7 @@ def _filled(
     params = jax.tree.map_with_path(
         lambda place, leaf: _placed(leaf, stacked(leaf_name(place), leaf.shape[0], read)), abstract.params
     )
-    return TrainState(fresh.step, params, fresh.opt_state)
+    return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
 
 
 def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str, np.ndarray], step: int) -> TrainState:

@@ -1,0 +1,67 @@
+"""A whole run by Muon whose average of the weights is evaluated, resumed, and used."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import tasks.demo  # noqa: F401  registers the task
+from limba.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+from limba.evaluation.text import evaluate
+from limba.inference import load
+from limba.run import train
+from limba.training.metrics.logging import read_metrics
+from tests import tiny
+
+
+@pytest.mark.slow
+def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
+    config = RunConfig(
+        tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=48, num_decoder_layers=2),
+        DataConfig(
+            "demo_span_corruption",
+            {"inputs": 48},
+            batch_size=16,
+            vocabulary=str(vocabulary),
+            data_files=str(corpus),
+            validation_percent=5.0,
+            num_data_shards=4,
+        ),
+        str(tmp_path / "whole"),
+        train_steps=12,
+        optimizer=OptimizerConfig("muon", ScheduleConfig("linear", 0.02, warmup_steps=0, decay_steps=100)),
+        mesh=MeshConfig(8),
+        checkpoint=CheckpointConfig(every_steps=6, best_metric="loss", best_mode="min"),
+        evaluation=EvaluationConfig(every_steps=6, num_batches=2, average=0.8),
+        log_every_steps=1,
+    )
+    result = train(config)
+    stopped = dataclasses.replace(config, model_dir=str(tmp_path / "stopped"))
+    for steps in (5, 12):
+        train(dataclasses.replace(stopped, train_steps=steps))
+    whole, resumed = (
+        {
+            (each["kind"], each["step"]): {name: each[name] for name in ("loss", "accuracy")}
+            for each in read_metrics(run.model_dir)
+            if each["kind"] in ("train", "validation") and each["step"] in (1, 2, 6, 7, 11, 12)
+        }
+        for run in (config, stopped)
+    )
+    assert resumed == whole  # bit for bit
+    assert whole["train", 12]["loss"] < whole["train", 1]["loss"] - 0.3
+
+    split = config.data.validation_split
+    for place in (config.model_dir, f"{config.model_dir}/best"):
+        used, _ = evaluate(load.load(place), num_examples=0, split=split)
+        assert used["loss"] == pytest.approx(result["validation"]["loss"], rel=1e-4)
+    plain = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, average=None))
+    as_trained, _ = evaluate(load.load(config.model_dir, config=plain), num_examples=0, split=split)
+    assert abs(as_trained["loss"] - used["loss"]) > 1e-3
