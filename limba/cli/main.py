@@ -14,6 +14,7 @@ from limba.config import InputError, environment, launchers
 COMMANDS = {  # name: (module, what it does)
     "new": ("limba.cli.start.new", "look at your text, and write the files of a run for your hardware"),
     "train": ("limba.cli.train.train", "train the run that a gin file describes"),
+    "branch": ("limba.cli.train.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
     "preflight": ("limba.cli.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
     "generate": ("limba.cli.use.generate", "generate text with a trained model"),
     "infer": ("limba.cli.use.infer", "the same as generate"),
@@ -23,6 +24,7 @@ COMMANDS = {  # name: (module, what it does)
     "status": ("limba.cli.runs.status", "show how a run is getting on, and which of its hosts are alive"),
     "report": ("limba.cli.runs.report", "summarize runs, and show them on a page"),
     "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
+    "merge": ("limba.cli.runs.merge", "average the checkpoints of a run"),
     "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.cli.data.inspect", "show the documents and examples of a task"),
     "prepare": ("limba.cli.data.prepare", "write a corpus as shards for fast reading"),
@@ -34,9 +36,9 @@ COMMANDS = {  # name: (module, what it does)
     "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
-BY_ONE = ("prepare", "report")  # commands that the first of several processes does alone
-TRAIN = ("train", "demo")  # those that never use the CPU silently where there is an accelerator
+ON_DEVICES = ("train", "branch", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
+BY_ONE = ("prepare", "report", "merge")  # commands that the first of several processes does alone
+TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte

@@ -133,6 +133,8 @@ def schedule_warnings(config: RunConfig) -> Iterator[Line]:
     if config.train_steps is None:
         return
     schedule = config.optimizer.schedule
+    if schedule.branch_step is not None:  # it was looked at when the run before it began
+        return
     offset = schedule.step_offset if schedule.name == "factors" else 0
     steps = max(1, config.train_steps - offset)
     yield from _of_warmup(schedule, steps)

@@ -7,7 +7,7 @@ at about 20 GB/s; files are read by a few threads.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,9 +33,9 @@ def exists(directory: str | epath.Path) -> bool:
 def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Entry]:
     """Returns relative path -> (size, checksum) of a directory's files whose path is `wanted`, read now."""
     root = epath.Path(directory)
-    names = [name for name in sorted(_names(root)) if name != FILE and wanted(name)]
+    found = [name for name in sorted(names(root)) if name != FILE and wanted(name)]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return dict(zip(names, pool.map(lambda name: entry(root / name), names), strict=True))
+        return dict(zip(found, pool.map(lambda name: entry(root / name), found), strict=True))
 
 
 def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None) -> None:
@@ -126,11 +126,11 @@ def _hex(checksum: int) -> str:
     return f"{checksum:08x}"
 
 
-def _names(folder: epath.Path, inside: str = "") -> Iterable[str]:
+def names(folder: epath.Path, inside: str = "") -> Iterator[str]:
     """Yields the relative paths of all files."""
     for child in folder.iterdir():
         if child.is_dir():
-            yield from _names(child, f"{inside}{child.name}/")
+            yield from names(child, f"{inside}{child.name}/")
         else:
             yield f"{inside}{child.name}"
 

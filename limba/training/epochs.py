@@ -19,7 +19,7 @@ from limba.data.positions import opened
 from limba.data.tasks import Provider
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import is_first, of_first, together
-from limba.storage.files import write_whole
+from limba.storage.files import read_text, resolved, write_whole
 
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
 COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
@@ -114,6 +114,14 @@ def _dealing(config: RunConfig) -> tuple[bool, Mapping[str, Any] | None]:
         except Exception:
             logger.debug("The data position of %s cannot be read:", found[step], exc_info=True)
     return False, None
+
+
+def known_end(config: RunConfig) -> int | None:
+    """Returns the step at which a run that has begun ends, as far as its directory says it; see `Plan.planned`."""
+    path, deal = resolved(config.model_dir) / FILE, Deal()
+    if config.data.num_epochs is not None and path.exists():
+        deal = Deal.of_text(json.dumps(json.loads(read_text(path))["deal"]))
+    return config.train_steps if deal.rows is None else _end(config, deal)[0]
 
 
 def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 from limba.cli import task_modules
 from limba.cli.gin import old_names
-from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Tree
+from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Node, Tree
 from limba.cli.gin.statements import (
     OWN_FILE,
     REQUIRED,
     Binding,
+    Reference,
     Source,
     read,
     read_override,
@@ -88,15 +89,52 @@ def read_own(text: str, file: str, overrides: Sequence[str], allowed: Sequence[s
     The text is data: it includes no files, and imports only the modules of `allowed`, of Limba and of tasks/. Raises
     UntrustedModuleError for others, and InputError as `read_run`.
     """
+    return read_changed(text, file, overrides, allowed).config
+
+
+def read_changed(
+    text: str,
+    file: str,
+    overrides: Sequence[str],
+    allowed: Sequence[str],
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> GinRun:
+    """As `read_own`, with fields that are set `before` the overrides, and `after` them; these cannot be overridden.
+
+    They are the fields of the run and of its schedule, by their names: "ScheduleConfig.decay_steps".
+    """
     source = Source()
     read_text(source, text, file)
+    _set_fields(source, before or {})
     for override in overrides:
         read_override(source, override, "--gin.")
+    _set_fields(source, after or {})
     _check_imports(source, file, allowed, os.path.dirname(file))
     for module, place in source.modules:
         task_modules.check(module, f"{place} imports")
     _check_imports(source, file, allowed, os.path.dirname(file))  # again: the folders of tasks/ are known now
-    return _checked_run(source, "--gin.").config
+    return _checked_run(source, "--gin.")
+
+
+def _set_fields(source: Source, values: Mapping[str, Any]) -> None:
+    """Adds bindings of fields of the run and of its schedule, in the scopes in which the run's objects are made."""
+    if not values:
+        return
+    scopes, scope, owner = {}, "", RUN
+    node: Node | None = Tree(source, RUN).top
+    for name in (RUN, "config.OptimizerConfig", "config.ScheduleConfig"):
+        if name != RUN:
+            field = {"config.OptimizerConfig": "optimizer", "config.ScheduleConfig": "schedule"}[name]
+            found = node.values.get(field) if node is not None else None
+            node = found if isinstance(found, Node) else None
+            if node is None:  # it has its defaults, and no name yet
+                source.bindings.append(Binding(scope, owner, field, Reference(scope, name, True), "a branch", ""))
+        scope, owner = (scope if node is None else node.scope), name
+        scopes[name] = scope
+    for name, value in values.items():
+        owner, _, field = f"config.{name}".rpartition(".")
+        source.bindings.append(Binding(scopes[owner], owner, field, value, "a branch", ""))
 
 
 def read_gin(file: str | os.PathLike[str], **overrides: Any) -> RunConfig:

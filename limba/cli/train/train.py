@@ -22,15 +22,21 @@ def run(argv: Sequence[str]) -> None:
 
                 evaluate.run(given.evaluation)
                 return
-            from limba.run import train  # imports JAX and TensorFlow
-        from limba.sharding import joining, liveness
+            import limba.run  # noqa: F401  imports JAX and TensorFlow
+        to_end(given)
 
-        with liveness.ending_together(), names_said(given.names):
-            joining.join_hosts(given.config)
-            say_what_is_wrong(given)
-            result = train(given.config, given.text)
-            if not result["interrupted"]:
-                joining.say_ended()
+
+def to_end(given: GinRun) -> None:
+    """Joins the processes and trains a run; raises RestartError if it was asked to stop, and what `run` raises."""
+    from limba.run import train
+    from limba.sharding import joining, liveness
+
+    with liveness.ending_together(), names_said(given.names):
+        joining.join_hosts(given.config)
+        say_what_is_wrong(given)
+        result = train(given.config, given.text)
+        if not result["interrupted"]:
+            joining.say_ended()
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
     if result["failed_exports"]:

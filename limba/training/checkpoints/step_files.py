@@ -13,11 +13,13 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from etils import epath
 
 from limba.config.errors import reason_of
+from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import COMMITTED, UNFINISHED, is_finished, steps_in
 from limba.storage import manifest
 from limba.storage.files import free_bytes
@@ -65,9 +67,17 @@ def commit_step(
 
     `known` has the entries of all arrays' files. The first process calls it when all have written theirs.
     """
-    work, started = working_directory(directory, step), time.time_ns()
+    work = working_directory(directory, step)
     arrays.merge(work / "state")
     arrays.write_tree_metadata(work / "state", snapshot)
+    commit_files(directory, step, data, known)
+
+
+def commit_files(
+    directory: epath.Path, step: int, data: Mapping[str, Any], known: Mapping[str, manifest.Entry] | None = None
+) -> None:
+    """Writes the data position and the manifest of a step whose arrays are there, and gives the directory its name."""
+    work, started = working_directory(directory, step), time.time_ns()
     (work / "data" / "metadata").write_text(json.dumps(data))
     about = {
         "item_handlers": HANDLERS,
@@ -80,6 +90,31 @@ def commit_step(
     (work / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
     manifest.write(work, known)
     (work / COMMITTED).write_text(f"Checkpoint commit was successful to {directory / str(step)}")
+    _name_step(directory, step)
+
+
+def copy_step(path: epath.Path, directory: epath.Path) -> None:
+    """Copies a step into another folder `checkpoints`, where it is there when all of it is."""
+    last = [name for name in (manifest.FILE, COMMITTED) if (path / name).exists()]
+    names = [name for name in manifest.names(path) if name not in last]
+    with waiting(f"copying {path}"):
+        open_step(directory, int(path.name), sum((path / name).stat().length for name in names))
+        work = working_directory(directory, int(path.name))
+
+        def copy(name: str) -> None:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).copy(work / name)
+
+        with ThreadPoolExecutor(manifest.NUM_THREADS) as pool:
+            list(pool.map(copy, names))
+        for name in last:
+            copy(name)
+        _name_step(directory, int(path.name))
+
+
+def _name_step(directory: epath.Path, step: int) -> None:
+    """Gives the finished directory of a step its name; in a bucket it has it."""
+    work = working_directory(directory, step)
     if _is_bucket(directory):
         return
     _to_disk(work)

@@ -1,0 +1,147 @@
+"""`limba branch`: decays the learning rate from a checkpoint of a run, in a directory of its own."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from limba.cli.arguments import Parser
+from limba.cli.gin.statements import OWN_FILE
+from limba.cli.program import names_said
+from limba.cli.train import train
+from limba.cli.use import model
+from limba.config import InputError, environment, plain
+from limba.sharding import preemption
+
+if TYPE_CHECKING:
+    from limba.cli.gin import GinRun
+    from limba.inference.source import Source
+    from limba.training.checkpoints.branches import Branch
+
+ABOUT = """Trains on from a checkpoint of a run with a learning rate that falls to 0, in a directory of its own
+(docs/decay_and_merge.md). The branch has the parameters, the optimizer state and the data position of that step, and
+ends STEPS steps later. The run is not changed, and may go on training.
+
+    limba branch MODEL_DIR --decay=8000
+    limba branch MODEL_DIR --decay=8000 --step=80000 --shape=linear --output=DIR --gin.EVAL_PERIOD=500
+
+The same command resumes a branch that was interrupted: without --step the one that has begun, and where all have ended
+a new one from the newest checkpoint. On several hosts all start the same command.
+
+NAME in --gin.NAME=VALUE is a name of MODEL_DIR/config.gin or a field of limba/config/. A branch is exported and
+uploaded nowhere unless these flags say so (--gin.EXPORT_TO, --gin.HUB_MODEL_ID)."""
+NAMES = {"CheckpointConfig.keep": "CHECKPOINTS_KEPT"}
+OWN = {"MODEL_DIR": "--output", "TRAIN_STEPS": "--decay", "config.RunConfig.model_dir": "--output"}
+OWN |= {"config.RunConfig.train_steps": "--decay"}
+NOWHERE = {"RunConfig.export_to": None, "RunConfig.hub_model_id": None}
+
+
+def run(argv: Sequence[str]) -> None:
+    """Begins or resumes the branch that the flags describe, and trains it to its end."""
+    parser = Parser("branch", ABOUT)
+    parser.add_object("model", "MODEL_DIR", "a run directory, a path or gs://…")
+    parser.add_argument("--decay", type=model.whole_number, metavar="STEPS", help="number of steps of the decay")
+    parser.add_argument("--step", type=model.whole_number, help="the checkpoint to begin at; default: the newest")
+    parser.add_argument(
+        "--shape", choices=("linear", "1-sqrt", "cosine", "constant"), default="1-sqrt",
+        help="how the rate falls (default 1-sqrt); constant: not at all, to compare with",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="DIR", help="its directory; default: MODEL_DIR-decay-STEP-STEPS-SHAPE")
+    parser.add_argument("--gin.NAME", metavar="VALUE", help="set NAME; replaces the value of the run")
+    model.add_import_flag(parser)
+    given = parser.parse(argv)
+    if given.model is None:
+        raise InputError("No run is given; write limba branch MODEL_DIR --decay=STEPS.")
+    if not given.decay:
+        raise InputError(f"No --decay is given, the number of steps; write limba branch {given.model} --decay=STEPS.")
+    for name in (each.partition("=")[0] for each in given.gin):
+        if name in OWN or name.startswith("config.ScheduleConfig."):
+            advice = OWN.get(name, "--decay, --step and --shape")
+            raise InputError(f"--gin.{name} is what {advice} of a branch says; leave it out.")
+    with preemption.listening():
+        with environment.quiet_imports():
+            import limba.run  # noqa: F401  imports JAX and TensorFlow
+        from limba.sharding import joining, liveness
+
+        with liveness.ending_together(), names_said(NAMES):
+            joining.join_hosts()
+            described = _begun(given)
+        train.to_end(described)
+
+
+def _begun(given: argparse.Namespace) -> GinRun:
+    """Returns the run of the branch, whose directory then has a checkpoint; all processes call it."""
+    from limba.formats.limba_checkpoint import checkpoints_of
+    from limba.sharding import multihost
+    from limba.sharding.agreement import is_first, of_first, together
+    from limba.storage.files import resolved
+    from limba.training.checkpoints import branches
+
+    text = ""
+    with together():
+        if is_first():
+            branch = _chosen(given)
+            out = str(resolved(given.output or branch.name()))
+            has_begun = branches.found_at(out) is not None and bool(checkpoints_of(resolved(out)))
+            text = json.dumps([dataclasses.asdict(branch), out, has_begun])
+    fields, out, has_begun = json.loads(of_first(text))
+    branch = branches.Branch(**fields)
+    if has_begun:
+        return _read(model.find(out, imports=given.imports), given, {}, {"RunConfig.model_dir": out})
+    source = model.find(branch.run, imports=given.imports)
+    if source.run is None:
+        raise InputError(f"{branch.run} is an imported model and no run; start a run from it with limba train.")
+    schedule = branches.schedule_of(source.run, branch)
+    names = ("branch_step", "branch_steps", "branch_shape", "planned_steps")
+    fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
+    fixed |= {f"ScheduleConfig.{name}": getattr(schedule, name) for name in names}
+    described = _read(source, given, NOWHERE, fixed)
+    with names_said(described.names):
+        branches.check_data(described.config, branch)
+        texts = {"config.gin": described.text} if described.text else {}
+        with multihost.entered_by_first(branches.begun(branch, described.config, texts)):
+            pass
+    return described
+
+
+def _chosen(given: argparse.Namespace) -> Branch:
+    from limba.formats.limba_checkpoint import checkpoints_of, is_own
+    from limba.storage.files import resolved
+    from limba.training.checkpoints import branches
+
+    place, step = resolved(given.model), given.step
+    if is_own(place):  # MODEL_DIR/checkpoints/<step>
+        place, step = place.parent.parent, step or int(place.name)
+    there = list(checkpoints_of(place))
+    return branches.chosen(str(place), there, given.decay, given.shape, step, given.output)
+
+
+def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> GinRun:
+    """Returns the run of a directory with the overrides of the flags, between the fields `before` and the `fixed`."""
+    from limba.cli import task_modules
+    from limba.cli.gin import GinRun
+    from limba.cli.gin.read import read_changed
+    from limba.inference import imports
+    from limba.storage.files import read_text
+    from limba.training.checkpoints.branches import changed
+
+    run, file = source.run, source.directory / OWN_FILE
+    assert run is not None
+    config_file = source.directory / plain.FILE
+    begun = read_text(config_file) if config_file.exists() else None
+    if file.exists():
+        found = read_changed(read_text(file), str(file), given.gin, given.imports, before, fixed)
+        return found._replace(config=plain.as_begun(found.config, begun))
+    if given.gin:
+        raise InputError(
+            f"--gin.{given.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"
+            " out."
+        )
+    for module in run.data.task_modules:
+        imports.check([module], source.path, given.imports, str(source.directory))
+        task_modules.check(module, f"{source.path} imports")
+    task_modules.import_all(run.data.task_modules)
+    return GinRun(changed(run, {**before, **fixed}), "", {})

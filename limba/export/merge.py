@@ -1,0 +1,336 @@
+"""Averages of checkpoints: the parameters of several steps, weighted, as one checkpoint in a directory of its own.
+
+Averaging steps of a stable learning rate does what a decay of the rate does (WSM, arXiv:2507.17634; PMA,
+arXiv:2505.12082). The parameters are added up in float64 and written in float32, a block of one array at a time, so
+that no host holds a whole model. All else of the checkpoint (optimizer state, data position) is the newest part's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+from etils import epath
+
+from limba.config import InputError, ModelConfig, StorageError, plain
+from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
+from limba.config.waiting import waiting
+from limba.formats import limba_checkpoint
+from limba.formats.t5x import orbax_leaves
+from limba.inference.progress import Progress
+from limba.inference.source import LIMBA, Source
+from limba.storage import lease, manifest
+from limba.storage.failures import is_passing, short_reason
+from limba.storage.files import resolved, write_whole
+from limba.training.checkpoints import arrays, step_files
+
+WEIGHTS = ("uniform", "ema", "wsm")
+SHAPES = ("linear", "1-sqrt", "cosine")
+FILE = "merge.json"  # in the merged directory: which steps, with which weights
+COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newest part's run
+IGNORED = (FILE, plain.FILE, "config.gin", lease.FILE, *COPIED, "checkpoints")  # of a merge that was interrupted
+BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
+FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
+PARAMETERS = "params/"
+# What is averaged: the parameters, and an online average of them where a run has it, which is what it evaluates.
+AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """How much each part counts: all the same, an exponential moving average, or as after a decay of the rate."""
+
+    name: str = "uniform"  # one of WEIGHTS
+    ema_decay: float = 0.8  # ema: what is kept of the average at each part, from the oldest to the newest
+    shape: str = "1-sqrt"  # wsm: the form of the decay, one of SHAPES
+
+    def __post_init__(self) -> None:
+        if self.name not in WEIGHTS:
+            raise InputError(f"`weights` is {self.name!r}; choose from {', '.join(WEIGHTS)}.")
+        if self.shape not in SHAPES:
+            raise InputError(f"`shape` is {self.shape!r}; choose from {', '.join(SHAPES)}.")
+        if not 0 < self.ema_decay < 1:
+            raise InputError(f"`ema_decay` is {self.ema_decay!r}; give a number between 0 and 1.")
+
+    def weights(self, steps: Sequence[int]) -> list[float]:
+        """Returns the weight of each part, the oldest first; their sum is 1.
+
+        `wsm` has the weights with which the average of checkpoints of a stable rate equals, to first order, a run
+        whose rate is multiplied by w_i between parts i - 1 and i: c_0 = 1 - w_1, c_i = w_i - w_(i+1), c_k = w_k
+        (arXiv:2507.17634, section 3). w_i is the decay's value at `(s_i - s_0) / (s_k - s_0)`, stretched by one
+        more interval, so that for equal intervals a linear decay is the uniform average.
+
+        >>> Weighting("wsm", shape="linear").weights([10, 20, 30, 40])
+        [0.25, 0.25, 0.25, 0.25]
+        >>> [round(each, 3) for each in Weighting("wsm", shape="1-sqrt").weights([10, 20, 30, 40])]
+        [0.5, 0.207, 0.159, 0.134]
+        >>> Weighting("ema", ema_decay=0.5).weights([1, 2, 3])
+        [0.25, 0.25, 0.5]
+        """
+        k = len(steps) - 1
+        if self.name == "ema":
+            decay = self.ema_decay
+            return [decay**k] + [(1 - decay) * decay ** (k - i) for i in range(1, k + 1)]
+        if self.name == "uniform":
+            return [1 / (k + 1)] * (k + 1)
+        whole = (steps[-1] - steps[0]) * (k + 1) / k
+        rates = [1.0, *(decayed(self.shape, (step - steps[0]) / whole) for step in steps[1:]), 0.0]
+        return [rates[i] - rates[i + 1] for i in range(k + 1)]
+
+
+def decayed(shape: str, part: float) -> float:
+    """Returns what a decay to 0 leaves of the learning rate after a part of it, from 0 to 1.
+
+    >>> [decayed(shape, 0.25) for shape in ("linear", "1-sqrt")], round(decayed("cosine", 0.25), 3)
+    ([0.75, 0.5], 0.854)
+    """
+    if shape == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * part))
+    return 1 - (part if shape == "linear" else math.sqrt(part))
+
+
+class Part(NamedTuple):
+    """A checkpoint that goes into the average."""
+
+    source: Source
+    step: int
+
+    @property
+    def path(self) -> epath.Path:
+        return self.source.steps[self.step]
+
+
+def parts_of(sources: Sequence[Source], last: int | None = None, steps: Sequence[int] = ()) -> list[Part]:
+    """Returns what is merged, the oldest first: of one run the last steps, the named ones, or all that it keeps.
+
+    Of several runs it is the newest step of each, in their order. Raises InputError if that is one checkpoint only, and
+    for steps that are not there.
+    """
+    for source in sources:
+        if source.kind != LIMBA:
+            raise InputError(
+                f"{source.path} is a checkpoint of {source.kind}, and only those of Limba's runs are merged; start a"
+                " run from it, or convert it first."
+            )
+    if len(sources) > 1:
+        if last is not None or steps:
+            raise InputError("Several runs are named, of which the newest steps are merged; leave out `last`, `steps`.")
+        return [Part(source, max(source.steps)) for source in sources]
+    (source,) = sources
+    there = sorted(source.steps)
+    keeps = "" if source.run is None else f" (it keeps {source.run.checkpoint.keep or 'all'}: CheckpointConfig.keep)"
+    if missing := sorted(set(steps) - set(there)):
+        raise InputError(
+            f"There is no checkpoint at step {missing[0]} in {source.path}; it has {_listed(there)}{keeps}."
+        )
+    if last is not None and (steps or last < 2):
+        advice = "leave one of them out" if steps else "give 2 or more"
+        raise InputError(f"`last` is {last}{', and `steps` is given too' if steps else ''}; {advice}.")
+    if len(there) < 2 or (steps and len(set(steps)) < 2):
+        raise InputError(
+            f"An average needs two checkpoints or more, and {'only one is named of' if steps else 'there is one in'}"
+            f" {source.path}: {_listed(there)}{keeps}."
+        )
+    if last is not None and last > len(there):
+        raise InputError(f"`last` is {last}, and {source.path} has {len(there)} checkpoints: {_listed(there)}{keeps}.")
+    return [Part(source, step) for step in (sorted(set(steps)) if steps else there[-(last or len(there)) :])]
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[str, str] | None = None) -> str:
+    """Writes OUT/checkpoints/<step of the last part> and what describes it; returns a sentence about it.
+
+    `texts` are further files of OUT. Everything is checked before anything is written: the files of the parts against
+    their manifests, their shapes against each other, and that OUT is free. An interrupted merge is repeated; where
+    the same merge is complete already, nothing is done. Raises InputError for what does not fit, StorageError if the
+    storage fails.
+    """
+    if len(parts) < 2:
+        raise InputError("An average needs two checkpoints or more.")
+    if weighting.name != "uniform" and len({part.source.directory for part in parts}) > 1:
+        raise InputError(f"`weights` is {weighting.name!r}, which needs the steps of one run; give uniform.")
+    weights = weighting.weights([part.step for part in parts])
+    try:
+        record = _record(parts, weighting, weights)
+        directory = resolved(out)
+        if _is_there(directory, record):
+            return f"{directory} has this average already."
+        for part in parts:
+            with waiting(f"checking the files of {part.path}"):
+                limba_checkpoint.check_whole(part.path, part.source.verify)
+        stores = [_opened(part.path) for part in parts]
+        _check_same(parts, stores)
+        directory.mkdir(parents=True, exist_ok=True)
+        with lease.held(str(directory), "merges into"):
+            if _is_there(directory, record):  # by another process, in the meantime
+                return f"{directory} has this average already."
+            return _written(parts, stores, weights if weighting.name != "uniform" else None, directory, record, texts)
+    except (InputError, StorageError):
+        raise
+    except Exception as error:
+        if is_passing(error) or isinstance(error, OSError):
+            raise StorageError(
+                f"No average can be made now ({short_reason(error)}); mend that, and try again."
+            ) from error
+        raise InputError(
+            f"A checkpoint cannot be read ({reason_of(error)}): the run may have removed it meanwhile; name the steps."
+        ) from error
+
+
+def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float]) -> dict[str, Any]:
+    def described(part: Part, weight: float) -> dict[str, Any]:
+        has_manifest = manifest.exists(part.path)
+        digest = manifest.entry(part.path / manifest.FILE)[1] if has_manifest else None
+        run = without_credentials(str(part.source.directory))
+        return {"run": run, "step": part.step, "weight": weight, "manifest_crc32c": digest}
+
+    chosen = asdict(weighting)
+    used = {"uniform": ("name",), "ema": ("name", "ema_decay"), "wsm": ("name", "shape")}[weighting.name]
+    return {
+        "format": 1,
+        "weights": {name: chosen[name] for name in used},
+        "parts": [described(part, weight) for part, weight in zip(parts, weights, strict=True)],
+    }
+
+
+def _is_there(directory: epath.Path, record: Mapping[str, Any]) -> bool:
+    """Returns whether a directory has this average; InputError if it has anything else."""
+    names = {child.name for child in directory.iterdir()} if directory.exists() else set()
+    if not names - {lease.FILE}:
+        return False
+    same = False
+    if FILE in names:
+        try:
+            same = json.loads((directory / FILE).read_text()) == record
+        except ValueError:
+            same = False
+    if same and limba_checkpoint.checkpoints_of(directory):
+        return True
+    if not same or names - set(IGNORED):
+        raise InputError(f"{directory} is not empty, and nothing is overwritten; name a new directory.")
+    return False  # a merge that was interrupted
+
+
+def _opened(path: epath.Path) -> dict[str, Any]:
+    """Returns the arrays of a checkpoint by Limba's names, opened and not read."""
+    context = ts.Context()
+    specs = orbax_leaves(path / "state")
+    started = {
+        name: ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context)
+        for name, spec in specs.items()
+    }
+    return {name: store.result() for name, store in started.items()}
+
+
+def _check_same(parts: Sequence[Part], stores: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError that names the first parameter, or field of the network, in which a part differs."""
+
+    def shapes_of(opened: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(store.shape) for name, store in opened.items() if name.startswith(PARAMETERS)}
+
+    first, wanted = parts[0], shapes_of(stores[0])
+    for part, opened in zip(parts[1:], stores[1:], strict=True):
+        shapes = shapes_of(opened)
+        for name in sorted(wanted.keys() | shapes.keys()):
+            if wanted.get(name) != shapes.get(name):
+                raise InputError(
+                    f"Only checkpoints of one network can be merged: {name.removeprefix(PARAMETERS)} is"
+                    f" {wanted.get(name, 'absent')} in {first.path} and {shapes.get(name, 'absent')} in {part.path}."
+                )
+        for name in vars(first.source.model):
+            one, other = (getattr(each.source.model, name) for each in (first, part))
+            if one != other and name not in FREE_FIELDS:
+                raise InputError(
+                    f"Only checkpoints of one network can be merged: ModelConfig.{name} is {one!r} in"
+                    f" {first.source.path} and {other!r} in {part.source.path}."
+                )
+
+
+def _written(
+    parts: Sequence[Part],
+    stores: Sequence[Mapping[str, Any]],
+    weights: Sequence[float] | None,
+    directory: epath.Path,
+    record: Mapping[str, Any],
+    texts: Mapping[str, str] | None,
+) -> str:
+    newest, step = parts[-1], parts[-1].step
+    write_whole(directory / FILE, json.dumps(record, indent=1) + "\n")
+    for name in COPIED:
+        if (newest.source.directory / name).exists():
+            write_whole(directory / name, (newest.source.directory / name).read_bytes())
+    config = newest.source.run or newest.source.model
+    config = config if isinstance(config, ModelConfig) else plain.moved(config, str(directory))
+    for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
+        write_whole(directory / name, text)
+    place = directory / "checkpoints"
+    needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
+    step_files.open_step(place, step, needed)
+    state = step_files.working_directory(place, step) / "state"
+    _write_blocks(state, stores, weights)
+    arrays.merge(state)
+    (state / "_METADATA").write_text((newest.path / "state" / "_METADATA").read_text())
+    data = limba_checkpoint.read_data(newest.path)
+    step_files.commit_files(place, step, {**data, "manifest": manifest.FORMAT})
+    counts = ", ".join(f"{each['step']:,} ({each['weight']:.3g})" for each in record["parts"])
+    return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
+
+
+def _write_blocks(state: epath.Path, stores: Sequence[Mapping[str, Any]], weights: Sequence[float] | None) -> None:
+    """Writes all arrays of the newest part, the parameters averaged, block by block."""
+    blocks = [(name, block) for name, store in stores[-1].items() for block in _blocks(store)]
+    held: list[arrays.HostArray] = []
+    with Progress(len(blocks), 0, unit="block", what="merging") as progress:
+        for name, block in blocks:
+            if AVERAGED.match(name) and all(name in opened for opened in stores):
+                part = average([opened[name][block].read().result() for opened in stores], weights)
+            else:
+                part = np.asarray(stores[-1][name][block].read().result())
+            held.append(_described(stores[-1][name], part, block))
+            if sum(each.parts[0][1].nbytes for each in held) >= BLOCK_BYTES:
+                arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+                held = []
+            progress.update()
+        arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+
+
+def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np.ndarray:
+    """Returns the weighted mean in float32, computed in float64; `weights` None: all count the same.
+
+    >>> average([np.float32([1, 2]), np.float32([2, 4])], None).tolist(), average([np.ones(1)] * 2, [0.5, 0.5]).dtype
+    ([1.5, 3.0], dtype('float32'))
+    """
+    total = np.zeros(np.shape(blocks[0]), np.float64)
+    for i, block in enumerate(blocks):
+        total += np.asarray(block).astype(np.float64) * (1.0 if weights is None else weights[i])
+    return np.asarray(total / len(blocks) if weights is None else total, np.float32)
+
+
+def _described(store: Any, part: np.ndarray, block: tuple[slice, ...]) -> arrays.HostArray:
+    name = store.spec().to_json()["kvstore"]["path"].rstrip("/")
+    return arrays.HostArray(name, tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
+
+
+def _chunk(store: Any) -> tuple[int, ...]:
+    return tuple(store.chunk_layout.read_chunk.shape or ())
+
+
+def _blocks(store: Any) -> Iterator[tuple[slice, ...]]:
+    """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
+    shape, chunk = tuple(store.shape), _chunk(store)
+    if not shape or not math.prod(shape):
+        yield ()
+        return
+    rows = max(1, BLOCK_BYTES // (4 * math.prod(shape[1:]))) // chunk[0] * chunk[0] or chunk[0]
+    for start in range(0, shape[0], rows):
+        yield (slice(start, min(start + rows, shape[0])),)

@@ -1,0 +1,245 @@
+"""Averages of checkpoints: right to the last bit, in blocks, from sharded and bfloat16 arrays; nothing overwritten."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from limba.cli import main
+from limba.config import DataConfig, InputError, RunConfig, StorageError, plain
+from limba.export import merge
+from limba.export.merge import Part, Weighting, parts_of
+from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
+from limba.inference.source import LIMBA, Source
+from limba.storage import manifest
+from limba.training.checkpoints.directory import Checkpoints
+from limba.training.state import TrainState
+from tests import tiny
+from tests.training.checkpoints import states
+
+pytestmark = pytest.mark.fast
+
+
+def source(run: Path, **changes: object) -> Source:
+    place = epath.Path(run)
+    return Source(str(run), place, checkpoints_of(place), LIMBA, dataclasses.replace(tiny.MODEL, **changes))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with four checkpoints; each has arrays in pieces, of two devices."""
+    run = tmp_path_factory.mktemp("saved") / "run"
+    states.save(run, 10, 20, 30, 40)
+    config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 8}, batch_size=1), str(run), train_steps=40)
+    (run / plain.FILE).write_text(plain.to_text(config))
+    (run / "config.gin").write_text(f"MODEL_DIR = {str(run)!r}\nconfig.RunConfig.model_dir = %MODEL_DIR\n")
+    return run
+
+
+def parameters(step: int) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(states.state(step).params)]
+
+
+def merged(run: Path, out: Path, steps: tuple[int, ...], *weighting: object) -> Checkpoints:
+    merge.merge(parts_of([source(run)], steps=steps), Weighting(*weighting), str(out))  # type: ignore[arg-type]
+    assert manifest.check(str(out / "checkpoints" / str(max(steps)))) == []
+    return Checkpoints(str(out), states.CONFIG, states.DATA)
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 26, 1500], ids=["whole", "in-blocks"])
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [
+        (("uniform",), [1 / 3, 1 / 3, 1 / 3]),
+        (("ema", 0.75), [0.5625, 0.1875, 0.25]),
+        (("wsm", 0.8, "1-sqrt"), [3**-0.5, (2 / 3) ** 0.5 - 3**-0.5, 1 - (2 / 3) ** 0.5]),
+    ],
+    ids=["uniform", "ema", "wsm"],
+)
+def test_the_average_is_that_of_float64(
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weighting: tuple,
+    weights: list[float],
+    block_bytes: int,
+) -> None:
+    monkeypatch.setattr(merge, "BLOCK_BYTES", block_bytes)
+    with merged(saved, tmp_path / "out", (20, 30, 40), *weighting) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+    assert restored is not None and restored.notes == {"step": 40} and restored.positions == {0: b"position 40"}
+    jax.tree.map(np.testing.assert_array_equal, restored.state.opt_state, states.state(40).opt_state)
+    parts = [parameters(step) for step in (20, 30, 40)]
+    for found, *several in zip(jax.tree.leaves(restored.state.params), *parts, strict=True):
+        wanted = sum(weight * array for weight, array in zip(weights, several, strict=True))
+        assert found.dtype == np.float32
+        assert (np.abs(np.asarray(found, np.float64) - wanted) <= np.spacing(np.abs(np.asarray(found)))).all()
+    record = json.loads((tmp_path / "out" / merge.FILE).read_text())
+    assert [each["step"] for each in record["parts"]] == [20, 30, 40]
+    assert [each["weight"] for each in record["parts"]] == pytest.approx(weights)
+
+
+def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "BLOCK_BYTES", 1500)
+    stores = merge._opened(epath.Path(saved) / "checkpoints" / "40")
+    blocks = list(merge._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
+    assert blocks == [(slice(0, 2),), (slice(2, 4),)]
+    assert sum(each[0].stop - each[0].start for each in merge._blocks(stores["params/embedding"])) == 64
+    assert list(merge._blocks(stores["step"])) == [()]
+
+
+def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
+    def narrow(step: int) -> object:
+        state = states.state(step)
+        return state.replace(params=jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state.params))
+
+    with Checkpoints(str(tmp_path / "run"), states.CONFIG, states.DATA) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, narrow(step), {0: b"p"})  # type: ignore[arg-type]
+            checkpoints.wait()
+    with merged(tmp_path / "run", tmp_path / "out", (1, 2)) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+    assert restored is not None
+    one, two = (jax.tree.leaves(narrow(step).params) for step in (1, 2))  # type: ignore[attr-defined]
+    for found, *several in zip(jax.tree.leaves(restored.state.params), one, two, strict=True):
+        wanted = np.mean([np.asarray(each, np.float64) for each in several], axis=0)
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+    assert not all(  # which bfloat16 could not hold
+        np.array_equal(np.asarray(leaf), np.asarray(leaf.astype("bfloat16"), np.float32))
+        for leaf in jax.tree.leaves(restored.state.params)
+    )
+
+
+def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
+    def averaging(step: int) -> TrainState:
+        """A state that also holds an average of the weights: here, twice the weights."""
+        state = states.state(step)
+        return state.replace(opt_state=({"average": jax.tree.map(lambda leaf: 2 * leaf, state.params)},))
+
+    with Checkpoints(str(tmp_path / "run"), states.CONFIG, states.DATA) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, averaging(step), {0: b"p"})
+            checkpoints.wait()
+    merge.merge(parts_of([source(tmp_path / "run")]), Weighting(), str(tmp_path / "out"))
+    stored = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "2").stored
+    names = [name for name in stored if name.startswith("params/")]
+    assert len(names) == 3
+    for name in names:
+        online = stored[name.replace("params/", "opt_state/0/average/")]
+        np.testing.assert_array_equal(online, 2 * stored[name])
+
+
+def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
+    steps = [100, 200, 300, 400, 500]
+    for shape in merge.SHAPES:
+        weights = Weighting("wsm", shape=shape).weights(steps)
+        assert sum(weights) == pytest.approx(1, abs=1e-12) and min(weights) >= 0
+        # A gradient between parts i - 1 and i is in the parts from i on: its multiplier is the decayed rate.
+        rates = [sum(weights[i:]) for i in range(1, 5)]
+        assert rates == pytest.approx([merge.decayed(shape, i / 5) for i in range(1, 5)])
+    assert Weighting("wsm", shape="linear").weights(steps) == pytest.approx(Weighting().weights(steps))
+    uneven = Weighting("wsm", shape="linear").weights([0, 300, 400])
+    assert uneven == pytest.approx([0.5, 1 / 6, 1 / 3])  # 0.5 and 1/3 of the rate, at 300 and 400 of 600
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    status = main.main(["merge", *map(str, words)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_the_command_writes_a_run_directory_of_its_own(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    before = sorted(path for path in run.rglob("*") if path.is_file())
+    status, printed, errors = run_command(capsys, run, "--last=3", "--weights=wsm")
+    out = tmp_path / "run-merge-40-wsm-3"
+    assert status == 0, errors
+    assert f"{out}/checkpoints/40: the average of steps 20 (0.577), 30 (0.239), 40 (0.184)" in printed
+    assert sorted(path for path in run.rglob("*") if path.is_file()) == before
+    config = plain.from_text((out / plain.FILE).read_text(), "")
+    assert isinstance(config, RunConfig) and config.model_dir == str(out)
+    assert (out / "config.gin").read_text().startswith(f"MODEL_DIR = {str(out)!r}\n")
+    assert len(LimbaCheckpoint(out / "checkpoints" / "40")) == 6  # four layers and two arrays
+    status, printed, _ = run_command(capsys, run, "--last=3", "--weights=wsm")
+    assert status == 0 and "has this average already" in printed
+    status, _, errors = run_command(capsys, run, "--last=2", "--weights=wsm", f"--output={out}")
+    assert status == 2 and f"{out} is not empty, and nothing is overwritten" in errors
+    assert not (out / "lease.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--last=1"], "--last is 1; give 2 or more."),
+        (["--last=5"], "--last is 5, and {run} has 4 checkpoints: 10, 20, 30, 40 (it keeps 5: CheckpointConfig.keep)."),
+        (["--steps=10,15"], "There is no checkpoint at step 15 in {run}; it has 10, 20, 30, 40 (it keeps 5: "),
+        (["--steps=10"], "An average needs two checkpoints or more, and only one is named of {run}"),
+        (["--steps=10;20"], "--steps is 10;20; give numbers with commas"),
+        (["--steps=10,20", "--last=2"], "--last is 2, and --steps is given too; leave one of them out."),
+        (["--weights=ema", "--ema_decay=1"], "--ema_decay is 1.0; give a number between 0 and 1."),
+        (["--weights=median"], "--weights: invalid choice"),
+        (["{run}", "--last=2"], "Several runs are named, of which the newest steps are merged; leave out --last"),
+        (["{run}"], "Several runs are named, so the result has no name; give --output=DIR."),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_work(
+    flags: list[str], sentence: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = sorted(saved.parent.iterdir())
+    status, printed, errors = run_command(capsys, saved, *(flag.format(run=saved) for flag in flags))
+    assert status == 2 and printed == "" and sentence.format(run=saved) in errors and len(errors.splitlines()) == 1
+    assert sorted(saved.parent.iterdir()) == there
+
+
+def test_damaged_and_other_checkpoints_are_refused_before_anything_is_written(saved: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    file = next((run / "checkpoints" / "30" / "state" / "ocdbt.process_0" / "d").iterdir())
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"checkpoints/30 is damaged: state/ocdbt\.process_0/d/\w+ has other bytes"):
+        merge.merge(parts_of([source(run)]), Weighting(), str(out))
+    wide = tmp_path / "wide"
+    with Checkpoints(str(wide), states.CONFIG, states.DATA) as checkpoints:
+        state = states.state(40)
+        embedding = jax.numpy.ones((64, 48))
+        checkpoints.save(40, state.replace(params={**state.params, "embedding": embedding}), {0: b"p"})
+    with pytest.raises(InputError, match=r"embedding is \(64, 32\) in .*run/checkpoints/40 and \(64, 48\) in .*wide"):
+        merge.merge(parts_of([source(run), source(wide)]), Weighting(), str(out))
+    with pytest.raises(InputError, match=r"ModelConfig.mlp_activations is \('gelu', 'linear'\) in"):
+        other = source(saved, mlp_activations=("silu", "linear"))
+        merge.merge(parts_of([source(run), other]), Weighting(), str(out))
+    with pytest.raises(InputError, match="is 'ema', which needs the steps of one run"):
+        merge.merge(parts_of([source(run), source(saved)]), Weighting("ema"), str(out))
+    assert not out.exists()
+
+
+def test_an_interrupted_merge_is_repeated(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, parts = tmp_path / "out", parts_of([source(saved)], last=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(merge.step_files, "commit_files", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
+        with pytest.raises(StorageError, match="No average can be made now"):
+            merge.merge(parts, Weighting(), str(out))
+    assert checkpoints_of(epath.Path(out)) == {}
+    with pytest.raises(InputError, match="is not empty"):  # of other steps
+        merge.merge(parts_of([source(saved)], last=3), Weighting(), str(out))
+    merge.merge(parts, Weighting(), str(out))
+    assert list(checkpoints_of(epath.Path(out))) == [40]
+
+
+def test_several_runs_give_the_newest_step_of_each(saved: Path, tmp_path: Path) -> None:
+    states.save(tmp_path / "other", 30)
+    parts = parts_of([source(saved), source(tmp_path / "other")])
+    assert parts == [Part(parts[0].source, 40), Part(parts[1].source, 30)]
+    merge.merge(parts, Weighting(), str(tmp_path / "out"))
+    with Checkpoints(str(tmp_path / "out"), states.CONFIG, states.DATA) as checkpoints:
+        restored = checkpoints.restore_latest(states.abstract())
+    assert restored is not None
+    for found, *several in zip(jax.tree.leaves(restored.state.params), parameters(40), parameters(30), strict=True):
+        np.testing.assert_array_equal(found, np.mean(several, axis=0).astype(np.float32))
