@@ -1,0 +1,134 @@
+"""The recipes that the board compares: an optimizer, its schedule, and what the search may change."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.board.dial import Size
+from limba.cli.arguments import did_you_mean
+from limba.config import InputError, OptimizerConfig, ScheduleConfig
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer with its schedule. Lengths of the schedule are shares of the run's steps.
+
+    Results name what differs from a recipe: one whose values change needs a new name.
+    """
+
+    about: str
+    optimizer: Settings  # fields of OptimizerConfig
+    schedule: str  # ScheduleConfig.name
+    learning_rate: float  # at dial.REFERENCE_DEPTH
+    exponent: float  # of the learning rate's fall with depth: 1 for steps of one size, 0 for relative ones
+    warmup: float = 0.05  # share of the steps; T5X's rule: the steps themselves
+    decay: float = 0.2  # share of the steps at the end, by warmup_stable_decay
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the search tries, in this order
+
+
+SHAPE = {"warmup": (0.02, 0.05, 0.1), "decay": (0.2, 0.4, 0.7)}
+RATES_RELATIVE = (0.0125, 0.025, 0.05, 0.1, 0.2)
+RATES_ADAM = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # also Muon's, whose updates have about Adam's size
+RECIPES: Mapping[str, Recipe] = {
+    "adafactor": Recipe(
+        "Adafactor at 1/sqrt(step): T5X's rule, with its 10,000 steps of a constant rate first",
+        {"name": "adafactor"}, "factors", 1.0, 0.0, warmup=10_000,
+        grid={"learning_rate": (0.5, 1.0, 2.0, 4.0, 8.0), "warmup": (100, 1_000, 10_000), "decay_rate": (0.8, 0.9)},
+    ),
+    "adafactor_wsd": Recipe(
+        "Adafactor, warm-up, constant, linear decay",
+        {"name": "adafactor"}, "warmup_stable_decay", 0.05, 0.0,
+        grid={"learning_rate": RATES_RELATIVE, **SHAPE, "decay_rate": (0.8, 0.9)},
+    ),
+    "adamw_rms_wsd": Recipe(
+        "AdamW, steps relative to the parameter's RMS; warm-up, constant, linear decay",
+        {"name": "adamw_rms"}, "warmup_stable_decay", 0.05, 0.0,
+        grid={"learning_rate": RATES_RELATIVE, **SHAPE, "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "adamw_rms_cosine": Recipe(
+        "AdamW, steps relative to the parameter's RMS; warm-up, cosine to 0",
+        {"name": "adamw_rms"}, "cosine", 0.05, 0.0,
+        grid={"learning_rate": RATES_RELATIVE, "warmup": SHAPE["warmup"], "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "adamw_wsd": Recipe(
+        "AdamW; warm-up, constant, linear decay",
+        {"name": "adamw"}, "warmup_stable_decay", 0.005, 1.0,
+        grid={"learning_rate": RATES_ADAM, **SHAPE, "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "muon_wsd": Recipe(
+        "Muon for the layers' matrices, AdamW for the rest; warm-up, constant, linear decay",
+        {"name": "muon"}, "warmup_stable_decay", 0.02, 1.0,
+        grid={"learning_rate": RATES_ADAM, **SHAPE, "muon_beta": (0.9, 0.95), "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "muon_cosine": Recipe(
+        "Muon for the layers' matrices, AdamW for the rest; warm-up, cosine to 0",
+        {"name": "muon"}, "cosine", 0.02, 1.0,
+        grid={"learning_rate": RATES_ADAM, "warmup": SHAPE["warmup"], "muon_beta": (0.9, 0.95),
+              "beta2": (0.95, 0.99, 0.999)},
+    ),
+    "muon_rms_wsd": Recipe(
+        "Muon for the layers' matrices, AdamW for the rest, steps relative to the parameter's RMS; warm-up, constant,"
+        " linear decay",
+        {"name": "muon", "muon_by_parameter_scale": True}, "warmup_stable_decay", 0.1, 0.0,
+        grid={"learning_rate": (0.025, 0.05, 0.1, 0.2, 0.4), **SHAPE, "muon_beta": (0.9, 0.95),
+              "beta2": (0.95, 0.99, 0.999)},
+    ),
+}  # fmt: skip
+OWN = ("learning_rate", "warmup", "decay")  # fields of a recipe that may be set; the others are OptimizerConfig's
+OF_OPTIMIZER = tuple(each.name for each in dataclasses.fields(OptimizerConfig) if each.name not in ("name", "schedule"))
+
+
+def recipe_of(name: str) -> Recipe:
+    """Returns a recipe; InputError for a name that no recipe has."""
+    if name not in RECIPES:
+        raise InputError(f"--recipe is {name}{did_you_mean(name, RECIPES)[:-1]}; the recipes are {', '.join(RECIPES)}.")
+    return RECIPES[name]
+
+
+def settings_of(given: Sequence[str]) -> dict[str, Any]:
+    """Returns what FIELD=VALUE flags set; InputError for a field that does not exist or a value that is none.
+
+    >>> settings_of(["learning_rate=0.1", "beta2=0.95", "multiply_by_parameter_scale=False"])
+    {'beta2': 0.95, 'learning_rate': 0.1, 'multiply_by_parameter_scale': False}
+    """
+    found = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if name not in (*OWN, *OF_OPTIMIZER):
+            raise InputError(
+                f"--set={each} names no field{did_you_mean(name, (*OWN, *OF_OPTIMIZER))[:-1]}; write"
+                f" --set=FIELD=VALUE with {', '.join(OWN)} or a field of OptimizerConfig."
+            )
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+        if name in OWN and (isinstance(found[name], bool) or not isinstance(found[name], int | float)):
+            raise InputError(f"--set={each} gives no number; write --set={name}=0.1.")
+    return dict(sorted(found.items()))
+
+
+def optimizer_of(recipe: Recipe, settings: Settings, size: Size, steps: int) -> OptimizerConfig:
+    """Returns the optimizer of a run; raises ConfigError for values that it refuses, InputError for shares above 1."""
+    own = {name: settings.get(name, getattr(recipe, name)) for name in OWN}
+    rate = size.rate(own["learning_rate"], recipe.exponent)
+    if recipe.schedule == "factors":
+        schedule = ScheduleConfig("factors", rate, "constant * rsqrt_decay", warmup_steps=int(own["warmup"]))
+    else:
+        if not (0 <= own["warmup"] < 1 and 0 < own["decay"] <= 1 and own["warmup"] + own["decay"] <= 1):
+            raise InputError(
+                f"warmup is {own['warmup']:g} and decay {own['decay']:g}; give shares of the steps, together at most 1."
+            )
+        warmup, decay = round(own["warmup"] * steps), max(1, round(own["decay"] * steps))
+        is_stable = recipe.schedule == "warmup_stable_decay"
+        schedule = ScheduleConfig(
+            recipe.schedule, rate, warmup_steps=warmup, decay_steps=min(decay, steps - warmup) if is_stable else None
+        )
+    others = {name: value for name, value in settings.items() if name not in OWN}
+    return OptimizerConfig(**{**recipe.optimizer, **others}, schedule=schedule)

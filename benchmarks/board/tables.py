@@ -1,0 +1,181 @@
+"""The board's table and pictures: validation loss, bits per byte, and steps to the baseline's final loss."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Result = Mapping[str, Any]
+BASELINE = "adafactor"
+HEAD = (
+    "recipe", "set", "seeds", "steps", "loss", "bits per byte", "steps to the baseline's loss", "share",
+    "s/step", "TFLOP", "passes", "date",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Board:
+    """Results that may be compared: of one corpus, size and part of the text."""
+
+    corpus: str
+    depth: int
+    final: bool
+
+    @property
+    def name(self) -> str:
+        """The name of its picture.
+
+        >>> Board("de", 2, True).name
+        'de-d2-final'
+        """
+        return f"{self.corpus}-d{self.depth}{'-final' if self.final else ''}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one recipe that differ in their seeds only."""
+
+    recipe: str
+    settings: str
+    steps: int
+    runs: tuple[Result, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean of the last validation losses; infinite if a run diverged."""
+        return statistics.fmean(last(run, "loss") for run in self.runs)
+
+
+def last(run: Result, figure: str) -> float:
+    """Returns a run's last validation figure; infinity if it diverged."""
+    values = run["curve"][figure]
+    return values[-1] if run["status"] == "finished" and values else float("inf")
+
+
+def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> float | None:
+    """Returns the step at which the loss first reaches the target, linear between evaluations; None if it never does.
+
+    A target that the first evaluation already reaches gives that evaluation's step, the most it can be.
+
+    >>> steps_to([100, 200, 300], [5.0, 4.0, 3.0], 3.5), steps_to([100, 200], [5.0, 4.0], 3.5)
+    (250.0, None)
+    """
+    for place, loss in enumerate(losses):
+        if loss <= target:
+            if place == 0:
+                return float(steps[0])
+            before, step = losses[place - 1], steps[place - 1]
+            return float(step + (steps[place] - step) * (before - target) / (before - loss))
+    return None
+
+
+def boards(results: Iterable[Result]) -> dict[Board, list[Group]]:
+    """Returns the groups of each board, the best first."""
+    gathered: dict[Board, dict[tuple[str, str, int], list[Result]]] = {}
+    for result in results:
+        board = Board(result["corpus"], result["depth"], result["final"])
+        settings = " ".join(f"{name}={value}" for name, value in result["settings"].items())
+        key = (result["recipe"], settings, result["steps"])
+        gathered.setdefault(board, {}).setdefault(key, []).append(result)
+    return {
+        board: sorted(
+            (Group(recipe, settings, steps, tuple(runs)) for (recipe, settings, steps), runs in groups.items()),
+            key=lambda group: group.loss,
+        )
+        for board, groups in sorted(gathered.items(), key=lambda item: item[0].name)
+    }
+
+
+def baseline_of(groups: Sequence[Group], name: str = BASELINE) -> Group | None:
+    """Returns the baseline's group: of those with the most steps and seeds, the best. None if there is no run of it."""
+    own = [group for group in groups if group.recipe == name]
+    return max(own, key=lambda group: (group.steps, len(group.runs), -group.loss), default=None)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """Returns mean and sample standard deviation.
+
+    >>> _spread([4.0, 4.5], 2), _spread([4.0], 2), _spread([float("inf")], 2)
+    ('4.25 ± 0.35', '4.00', 'diverged')
+    """
+    if not np.all(np.isfinite(values)):
+        return "diverged"
+    mean = f"{statistics.fmean(values):,.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
+
+
+def _row(group: Group, baseline: Group | None) -> list[str]:
+    runs = group.runs
+    reached = share = ""
+    if baseline is not None:
+        found = [steps_to(run["curve"]["steps"], run["curve"]["loss"], baseline.loss) for run in runs]
+        known = [step for step in found if step is not None]
+        if len(known) == len(runs):
+            reached = _spread(known, 0)
+            share = f"{statistics.fmean(known) / baseline.steps:.0%}".replace("%", " %")
+        else:
+            reached = f"not reached by {len(runs) - len(known)} of {len(runs)}"
+    finished = all(run["status"] == "finished" for run in runs)
+    flop = statistics.fmean(run["flops_per_step"] for run in runs) * group.steps / 1e12
+    return [
+        group.recipe, group.settings, str(len(runs)), f"{group.steps:,}",
+        _spread([last(run, "loss") for run in runs], 3),
+        _spread([last(run, "bits_per_byte") for run in runs], 3) if finished else "",
+        reached, share,
+        f"{statistics.median(run['seconds_per_step'] for run in runs):.2f}", f"{flop:,.0f}",
+        f"{max(run['passes'] for run in runs):.2f}", max(run["date"] for run in runs)[:10],
+    ]  # fmt: skip
+
+
+def markdown(board: Board, groups: Sequence[Group], name: str = BASELINE) -> str:
+    """Returns the board's table in Markdown, with every group, the losing ones too."""
+    baseline, first = baseline_of(groups, name), groups[0].runs[0]
+    part = "final-evaluation" if board.final else "search-evaluation"
+    about = f"`{board.corpus}`, depth {board.depth}: {first['parameters']:,} parameters, {first['rows']} rows a step"
+    target = "" if baseline is None else f"; the baseline's loss is {baseline.loss:.3f} after {baseline.steps:,} steps"
+    lines = [HEAD, ["---"] * len(HEAD), *(_row(group, baseline) for group in groups)]
+    command = (
+        f"python -m benchmarks.speedrun --recipe=RECIPE --set=SET --steps=STEPS --seeds=SEEDS --depth={board.depth}"
+        f" --corpus={board.corpus}.jsonl{' --final' if board.final else ''}"
+    )
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{about}, {part} part{target}. On {first['devices']}; each row is `{command}`\n\n{table}"
+
+
+def best_of_each(groups: Sequence[Group]) -> list[Group]:
+    """Returns the best group of each recipe and number of steps, of those with the most seeds."""
+    found: dict[tuple[str, int], Group] = {}
+    for group in groups:
+        known = found.get((group.recipe, group.steps))
+        if known is None or len(group.runs) > len(known.runs):  # the groups come best first
+            found[group.recipe, group.steps] = group
+    return list(found.values())
+
+
+def draw(board: Board, groups: Sequence[Group], folder: Path) -> Path:
+    """Draws bits per byte over steps, FLOPs and seconds, a colour for each recipe and steps; returns the path."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), dpi=110, layout="constrained")
+    axes = figure.subplots(1, 3, sharey=True)
+    for number, group in enumerate(best_of_each(groups)):
+        for place, run in enumerate(group.runs):
+            curve = run["curve"]
+            steps = np.array(curve["steps"], float)
+            label = f"{group.recipe}, {group.steps:,} steps" if place == 0 else None
+            for plot, x in zip(axes, (steps, steps * run["flops_per_step"] / 1e12, curve["seconds"]), strict=True):
+                style = ("-", "--", "-.", ":")[number // 10 % 4]
+                plot.plot(x, curve["bits_per_byte"], style, color=f"C{number % 10}", lw=1.2, alpha=0.8, label=label)
+    for plot, words in zip(axes, ("step", "TFLOP of matrix products", "seconds of steps"), strict=True):
+        plot.set(xlabel=words)
+        plot.grid(alpha=0.3)
+    axes[0].set(ylabel="bits per byte of the validation targets", title=board.name)
+    axes[2].legend(fontsize="small")
+    path = folder / f"curves-{board.name}.png"
+    figure.savefig(path)
+    return path

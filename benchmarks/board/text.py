@@ -1,0 +1,131 @@
+"""The board's text: documents divided by their hash into training, search-evaluation and final-evaluation parts."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.board.dial import VOCABULARY
+from limba.config import InputError
+
+PERMILLE = {"final": 20, "search": 20}  # of the documents; the others are trained on
+SENTINELS = 100
+VOCABULARY_LETTERS = 5_000_000  # of the training part, that the vocabulary is trained on
+ABOUT = "division.json"  # written last: a division without it is made again
+
+
+@dataclass(frozen=True)
+class Text:
+    """A corpus's divided text in a folder of its own. Only `final` gives the path of the final part."""
+
+    name: str
+    folder: Path
+
+    @property
+    def train(self) -> Path:
+        """The documents that are trained on."""
+        return self.folder / "train.jsonl"
+
+    @property
+    def vocabulary(self) -> Path:
+        """The SentencePiece model, trained on the training part."""
+        return self.folder / "vocabulary.model"
+
+    def evaluated(self, final: bool) -> Path:
+        """Returns the part that a run is evaluated on: the search's, or the final one."""
+        return self.folder / ("final.jsonl" if final else "search.jsonl")
+
+
+def part_of(text: str) -> tuple[int, str]:
+    """Returns a document's place, by which the parts are ordered, and its part. The same text is in the same part.
+
+    >>> part_of("Ein Text."), part_of("Ein Text.") == part_of("Ein Text!")
+    ((12549177246098319625, 'train'), False)
+    """
+    place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    left = place % 1_000
+    for part, size in PERMILLE.items():
+        if left < size:
+            return place, part
+        left -= size
+    return place, "train"
+
+
+def _files(patterns: str) -> list[str]:
+    found = [sorted(glob.glob(os.path.expanduser(each.strip()))) for each in patterns.split(",")]
+    for pattern, files in zip(patterns.split(","), found, strict=True):
+        if not files:
+            raise InputError(f"--corpus is {patterns}, and no file is named {pattern.strip()}; correct the path.")
+    return [path for files in found for path in files]
+
+
+def divided(patterns: str, board: Path) -> Text:
+    """Returns the divided text of a corpus, which is divided, and its vocabulary trained, at the first call.
+
+    Later calls read neither the corpus nor the parts. Raises InputError for files that do not exist, that have too few
+    documents, or that are not those of the first call.
+    """
+    files = _files(patterns)
+    name = re.sub(r"[^\w-]+", "_", Path(files[0]).name.split(".")[0])
+    text = Text(name, board / "text" / name)
+    facts = {"files": {os.path.abspath(path): os.path.getsize(path) for path in files}}
+    about = text.folder / ABOUT
+    if about.exists():
+        known = json.loads(about.read_text(encoding="utf-8"))
+        if known["files"] != facts["files"]:
+            raise InputError(
+                f"{about} was made of other files, or these have changed since; give another --board, whose runs are"
+                " then compared with each other."
+            )
+        return text
+    text.folder.mkdir(parents=True, exist_ok=True)
+    facts["documents"] = _divide(files, text)
+    _train_vocabulary(text)
+    part = about.with_suffix(".part")
+    part.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    part.replace(about)
+    return text
+
+
+def _divide(files: list[str], text: Text) -> dict[str, int]:
+    """Writes the parts, each in the order of its documents' hashes; returns the number of documents of each."""
+    from limba.data.tasks import source_of_files
+
+    parts: dict[str, dict[int, str]] = {part: {} for part in ("train", *PERMILLE)}
+    for document in source_of_files(files, "text", 0.0).texts("train"):
+        place, part = part_of(document)
+        parts[part][place] = document
+    empty = [part for part, documents in parts.items() if not documents]
+    if empty:
+        raise InputError(
+            f"--corpus is {', '.join(files)}, and its {sum(map(len, parts.values())):,} documents leave none for"
+            f" {' and '.join(empty)}; give a corpus of some hundred documents."
+        )
+    for part, documents in parts.items():
+        with open(text.folder / f"{part}.jsonl", "w", encoding="utf-8") as file:
+            for _, document in sorted(documents.items()):
+                file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+    return {part: len(documents) for part, documents in parts.items()}
+
+
+def _train_vocabulary(text: Text) -> None:
+    """Trains the vocabulary on the first documents of the training part."""
+    from limba.data.vocabulary.train import train_vocabulary
+
+    def texts():
+        letters = 0
+        with open(text.train, encoding="utf-8") as file:
+            for line in file:
+                document = json.loads(line)["text"]
+                letters += len(document)
+                yield document
+                if letters > VOCABULARY_LETTERS:
+                    return
+
+    text.vocabulary.unlink(missing_ok=True)
+    train_vocabulary(texts(), VOCABULARY - SENTINELS, str(text.vocabulary))

@@ -1,0 +1,176 @@
+"""Compares recipes for training: the steps that each needs to the same validation loss.
+
+    python -m benchmarks.speedrun --recipe=muon_wsd --corpus=de.jsonl --seeds=3 --steps=600 --depth=2
+    python -m benchmarks.speedrun search --recipe=adafactor,muon_wsd --corpus=de.jsonl --budget=12 --minutes=150
+    python -m benchmarks.speedrun table
+    python -m benchmarks.speedrun corpus --language=de
+
+A board is a folder: the divided text, a Limba run for each trial, and results.jsonl. A run that is known is not run
+again; one that was stopped is resumed. `search` tries a recipe's grid with one seed, on the search-evaluation part of
+the text. The final-evaluation part is read with --final only. `table` prints every result as Markdown and draws the
+curves. `corpus` makes a corpus of a language from Debian's documentation packages. docs/board.md has the rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.board import corpora, recipes, search, tables
+from benchmarks.board.dial import size_of
+from benchmarks.board.runs import Trial, results, run
+from benchmarks.board.text import Text, divided
+from limba.cli import program
+from limba.cli.arguments import Parser, did_you_mean
+from limba.config import InputError, environment
+
+HOME = Path("~/.cache/limba").expanduser()
+
+
+def _folder(given: str) -> Path:
+    return Path(given).expanduser()
+
+
+def _parser(command: str) -> Parser:
+    return Parser(f"-m benchmarks.speedrun {command}".strip(), __doc__ or "", "python")
+
+
+def _add_run_flags(parser: Parser) -> None:
+    parser.add_argument("--recipe", required=True, help=f"names, separated by commas: {', '.join(recipes.RECIPES)}")
+    parser.add_argument("--corpus", required=True, metavar="FILES", help="paths or patterns of .jsonl, .txt, .parquet")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--depth", type=float, default=2, help="layers of a stack, from which the other sizes follow")
+    parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE",
+        help="learning_rate, warmup, decay (shares of the steps; adafactor: warm-up steps), a field of OptimizerConfig;"
+        " a search begins there",
+    )  # fmt: skip
+
+
+def _checked(given: argparse.Namespace, **counts: int | None) -> tuple[list[str], int, dict[str, Any]]:
+    """Returns the recipes, the depth and the settings; InputError for what cannot be, before anything is read."""
+    for name, count in {"steps": given.steps, **counts}.items():
+        if count is not None and count < 1:
+            raise InputError(f"--{name} is {count}; give a whole number above 0.")
+    names, settings, size = given.recipe.split(","), recipes.settings_of(given.set), size_of(given.depth)
+    for name in names:
+        recipes.optimizer_of(recipes.recipe_of(name), settings, size, given.steps)
+    return names, size.depth, settings
+
+
+def _said(result: Mapping[str, Any]) -> str:
+    loss, bits = tables.last(result, "loss"), tables.last(result, "bits_per_byte")
+    figures = f"loss {loss:.4f}, {bits:.4f} bits per byte" if result["status"] == "finished" else "diverged"
+    return f"{result['key']}: {figures}, {result['seconds_per_step']:.3f} s/step {dict(result['settings']) or ''}"
+
+
+def _run(argv: Sequence[str]) -> None:
+    parser = _parser("")
+    _add_run_flags(parser)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe, with the seeds 0, 1, …")
+    parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
+    given = parser.parse(argv)
+    names, depth, settings = _checked(given, seeds=given.seeds)
+    with environment.quiet_imports():
+        text = divided(given.corpus, given.board)
+    for name in names:
+        own = search.own(recipes.recipe_of(name), settings)
+        for seed in range(given.seeds):
+            trial = Trial(name, text.name, depth, given.steps, seed, own, given.final)
+            print(_said(run(trial, text, given.board)), flush=True)
+    _show(given.board, tables.BASELINE)
+
+
+def _searched(name: str, given: argparse.Namespace, text: Text, ends: Callable[[float], bool]) -> bool:
+    """Runs a recipe's trials; returns whether all are done, and not ended by the time."""
+    recipe, depth = recipes.recipe_of(name), size_of(given.depth).depth
+    start = search.around(recipe, recipes.settings_of(given.set))
+    while True:
+        trials = {
+            search.form(search.beside(recipe, start, result["settings"])): result
+            for result in results(given.board).values()
+            if result["key"] == Trial(name, text.name, depth, given.steps, 0, result["settings"]).key
+        }
+        known = {settings: tables.last(result, "loss") for settings, result in trials.items()}
+        settings, tried = search.next_trial(start, known, given.budget)
+        if settings is None:
+            best = trials[min(tried, key=lambda each: tried[each])]
+            print(f"{name}: {len(tried)} of {given.budget} trials; the best: {_said(best)}", flush=True)
+            return True
+        if ends(1.4 * given.steps * max((trials[each]["seconds_per_step"] for each in tried), default=0.0)):
+            return False
+        own = search.beside(start, recipe, settings)
+        print(_said(run(Trial(name, text.name, depth, given.steps, 0, own), text, given.board)), flush=True)
+
+
+def _search(argv: Sequence[str]) -> None:
+    parser = _parser("search")
+    _add_run_flags(parser)
+    parser.add_argument("--budget", type=int, default=12, help="trials for each recipe")
+    parser.add_argument("--minutes", type=int, default=150, help="no run is begun that would not end within these")
+    given = parser.parse(argv)
+    names, _, _ = _checked(given, budget=given.budget, minutes=given.minutes)
+    if given.set and len(names) > 1:
+        raise InputError(f"--set={given.set[0]} is where one recipe's search begins, and --recipe names {len(names)}.")
+    began = time.monotonic()
+
+    def ends(seconds: float) -> bool:
+        return time.monotonic() - began + seconds > 60 * given.minutes
+
+    with environment.quiet_imports():
+        text = divided(given.corpus, given.board)
+    done = [_searched(name, given, text, ends) for name in names]
+    if not all(done):
+        print(f"The {given.minutes} minutes are over; the same command goes on with the search.")
+    _show(given.board, tables.BASELINE)
+
+
+def _show(board: Path, baseline: str) -> None:
+    for each, groups in tables.boards(results(board).values()).items():
+        print(f"\n{tables.markdown(each, groups, baseline)}\n\npicture: {tables.draw(each, groups, board)}")
+
+
+def _table(argv: Sequence[str]) -> None:
+    parser = _parser("table")
+    parser.add_argument("--board", type=_folder, default=HOME / "board", help="the board's folder")
+    parser.add_argument("--baseline", default=tables.BASELINE, help="the recipe whose final loss is the target")
+    given = parser.parse(argv)
+    recipes.recipe_of(given.baseline)
+    if not results(given.board):
+        raise InputError(f"{given.board} has no results; give the --board of some runs.")
+    _show(given.board, given.baseline)
+
+
+def _corpus(argv: Sequence[str]) -> None:
+    parser = _parser("corpus")
+    parser.add_argument("--language", required=True, help=", ".join(corpora.LANGUAGES))
+    parser.add_argument("--to", type=_folder, default=HOME / "corpora", help="folder for the corpus")
+    given = parser.parse(argv)
+    said = corpora.make(given.language, given.to)
+    for each in said["packages"]:
+        print(f"{each['package']} {each['version']}: {each['letters']:,} letters")
+    name = given.to / f"{given.language}.jsonl"
+    print(f"{name}: {said['documents']:,} documents, {said['bytes']:,} bytes, sha256 {said['sha256']}")
+
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], None]] = {"search": _search, "table": _table, "corpus": _corpus}
+
+
+def main(argv: Sequence[str]) -> None:
+    if argv and not argv[0].startswith("-"):
+        if argv[0] not in COMMANDS:
+            raise InputError(f"{argv[0]} is none of {', '.join(COMMANDS)}{did_you_mean(argv[0], COMMANDS)}")
+        COMMANDS[argv[0]](argv[1:])
+    else:
+        _run(argv)
+
+
+if __name__ == "__main__":
+    environment.use_large_pages()
+    environment.set_variables()
+    sys.exit(program.exit_code(main, sys.argv[1:]))

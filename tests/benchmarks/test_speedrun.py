@@ -1,0 +1,312 @@
+"""The board of recipes: sizes, division of text, the search's order, tables, corpora, and a run of some steps."""
+
+import gzip
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from benchmarks import speedrun
+from benchmarks.board import corpora, documents, search, tables
+from benchmarks.board.dial import size_of
+from benchmarks.board.recipes import RECIPES, optimizer_of, recipe_of
+from benchmarks.board.runs import Trial, config_of, results
+from benchmarks.board.text import divided, part_of
+from limba.config import InputError
+from limba.model import Network
+
+ROOT = Path(__file__).parents[2]
+LINES = [f"Satz {number} von vielen." for number in range(600)]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(("depth", "least", "most"), [(2, 1.5e6, 2.5e6), (4, 8e6, 15e6)])
+def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None:
+    config = size_of(depth).model()
+    shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
+    assert least <= sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) <= most
+    assert config.num_heads * config.head_dim == config.emb_dim
+    assert config.num_encoder_layers == config.num_decoder_layers == depth
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--recipe=muon --corpus=/nope", "--recipe is muon; did you mean"),
+        ("--recipe=adafactor --corpus=/nope", "no file is named /nope"),
+        ("--recipe=adafactor --corpus=/nope --depth=0", "--depth is 0, which gives 0 heads"),
+        ("--recipe=adafactor --corpus=/nope --depth=2.5", "--depth is 2.5, which gives 2.5 heads of 64"),
+        ("--recipe=adafactor --corpus=/nope --depth=nan", "--depth is nan"),
+        ("--recipe=adafactor --corpus=/nope --steps=0", "--steps is 0"),
+        ("--recipe=adafactor --corpus=/nope --seeds=0", "--seeds is 0"),
+        ("--recipe=adafactor --corpus=/nope --set=beta=1", "--set=beta=1 names no field; did you mean beta"),
+        ("--recipe=adafactor --corpus=/nope --set=warmup=x", "--set=warmup=x gives no number"),
+        ("--recipe=muon_wsd --corpus=/nope --set=decay=0.99", "give shares of the steps, together at most 1"),
+        ("--recipe=muon_wsd --corpus=/nope --set=muon_steps=0", "OptimizerConfig.muon_steps is 0"),
+        ("search --recipe=adafactor --corpus=/nope --budget=0", "--budget is 0"),
+        ("search --recipe=muon_wsd,adamw_wsd --corpus=/nope --set=beta2=0.9", "and --recipe names 2"),
+        ("serch", "serch is none of search, table, corpus; did you mean search?"),
+        ("table --board=/nope", "/nope has no results"),
+        ("corpus --language=xx", "--language is xx; choose from"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        speedrun.main(flags.split())
+    assert message in str(caught.value)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_value_of_a_grid_makes_an_optimizer(name: str) -> None:
+    recipe = recipe_of(name)
+    for settings in (
+        dict(zip(recipe.grid, values, strict=True)) for values in itertools.product(*recipe.grid.values())
+    ):
+        assert optimizer_of(recipe, settings, size_of(2), 600).name == recipe.optimizer["name"]
+    smaller, larger = (optimizer_of(recipe, {}, size_of(depth), 600).schedule for depth in (2, 4))
+    assert smaller.base_learning_rate == larger.base_learning_rate * 2**recipe.exponent
+
+
+def test_text_is_divided_by_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    (tmp_path / "b.txt").write_text("\n".join(reversed(LINES)))
+    parts = []
+    for name in ("a.txt", "b.txt"):
+        text = divided(str(tmp_path / name), tmp_path / "board")
+        files = text.train, text.evaluated(final=False), text.evaluated(final=True)
+        parts.append([path.read_text() for path in files])
+        texts = [[json.loads(line)["text"] for line in part.splitlines()] for part in parts[-1]]
+        assert sorted(itertools.chain(*texts)) == sorted(LINES) and all(texts)
+        assert [part_of(part[0])[1] for part in texts] == ["train", "search", "final"]
+        assert text.vocabulary.exists()
+    assert parts[0] == parts[1]  # whatever the order of the documents
+    (tmp_path / "a.txt").write_text("\n".join(LINES[1:]))
+    with pytest.raises(InputError, match="these have changed since"):
+        divided(str(tmp_path / "a.txt"), tmp_path / "board")
+    (tmp_path / "c.txt").write_text("\n".join(LINES[:3]))
+    with pytest.raises(InputError, match="3 documents leave none for"):
+        divided(str(tmp_path / "c.txt"), tmp_path / "board")
+
+
+@pytest.mark.fast
+def test_steps_to_a_loss_are_interpolated() -> None:
+    steps, losses = [30, 60, 90, 120], [6.0, 5.0, 4.5, 4.7]
+    assert tables.steps_to(steps, losses, 5.25) == pytest.approx(52.5)
+    assert tables.steps_to(steps, losses, 4.5) == 90
+    assert tables.steps_to(steps, losses, 7.0) == 30  # the most it can be
+    assert tables.steps_to(steps, losses, 4.4) is None
+    assert tables.steps_to([], [], 4.4) is None
+
+
+def result(recipe: str, seed: int, losses: list[float], steps: int = 40, status: str = "finished") -> dict:
+    at = [steps * (number + 1) // len(losses) for number in range(len(losses))]
+    curve = {"steps": at, "loss": losses, "bits_per_byte": [loss / 2 for loss in losses], "seconds": at}
+    trial = Trial(recipe, "de", 2, steps, seed)
+    return {
+        "key": trial.key, "status": status, "recipe": recipe, "corpus": "de", "depth": 2, "steps": steps, "seed": seed,
+        "settings": {}, "final": False, "date": "2026-11-22 20:00", "parameters": 1_840_000, "rows": 32,
+        "flops_per_step": 1e12, "seconds_per_step": 0.25, "passes": 0.5, "devices": "1 x cpu", "curve": curve,
+    }  # fmt: skip
+
+
+@pytest.mark.fast
+def test_the_table_has_every_recipe_with_its_spread(tmp_path: Path) -> None:
+    known = [result("adafactor", seed, [6.0, 5.0, 4.5, 4.0 + seed / 10]) for seed in (0, 1)]
+    known += [result("muon_wsd", seed, [5.0, 4.05, 3.8, 3.7]) for seed in (0, 1)]
+    known += [result("adamw_wsd", 0, [7.0, 6.0, 5.5, 5.0]), result("muon_cosine", 0, [7.0], status="diverged")]
+    ((board, groups),) = tables.boards(known).items()
+    lines = tables.markdown(board, groups).splitlines()
+    assert "the baseline's loss is 4.050 after 40 steps" in lines[0]
+    assert "--steps=STEPS --seeds=SEEDS --depth=2 --corpus=de.jsonl`" in lines[0]
+    cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines[4:]}
+    assert list(cells) == ["muon_wsd", "adafactor", "adamw_wsd", "muon_cosine"]  # the best first, the losing ones too
+    assert cells["muon_wsd"][4:8] == ["3.700 ± 0.000", "1.850 ± 0.000", "20 ± 0", "50 %"]
+    assert cells["adafactor"][4] == "4.050 ± 0.071" and cells["adafactor"][6] == "not reached by 1 of 2"
+    assert cells["adamw_wsd"][6] == "not reached by 1 of 1" and cells["muon_cosine"][4] == "diverged"
+    assert tables.draw(board, groups, tmp_path).stat().st_size > 10_000
+
+
+@pytest.mark.fast
+def test_the_search_finds_the_best_within_its_budget_and_goes_on() -> None:
+    recipe = recipe_of("muon_wsd")
+
+    def loss(settings: dict) -> float:
+        rate, beta2 = settings.get("learning_rate", 0.02), settings.get("beta2", 0.999)
+        if rate > 0.5:
+            return math.inf  # diverges
+        return 4 + math.log2(rate / 0.16) ** 2 + 10 * abs(beta2 - 0.95) + settings.get("decay", 0.2)
+
+    known: dict[str, float] = {}
+    order = []
+    while (settings := search.next_trial(recipe, known, 16)[0]) is not None:
+        assert search.form(settings) not in known
+        known[search.form(settings)] = loss(settings)
+        order.append(settings)
+    assert len(order) == 16
+    best = json.loads(min(known, key=lambda each: known[each]))
+    assert best == {"beta2": 0.95, "learning_rate": 0.16}  # beyond the grid, whose highest rate is 0.02
+    # Killed after any trial, it goes on with the same next one; what else was run does not count.
+    for done in range(16):
+        part = {search.form(each): loss(each) for each in order[:done]} | {search.form({"epsilon": 1.0}): 0.0}
+        assert search.next_trial(recipe, part, 16)[0] == order[done]
+
+
+@pytest.mark.fast
+def test_a_search_begins_where_it_is_told() -> None:
+    recipe = recipe_of("muon_wsd")
+    start = search.around(recipe, {"beta2": 0.9, "learning_rate": 0.03})
+    tried, scores = [], {}
+    for score in (2.0, 1.0, 3.0):
+        settings, _ = search.next_trial(start, scores, 3)
+        assert settings is not None
+        tried.append(search.beside(start, recipe, settings))
+        assert search.beside(recipe, start, tried[-1]) == settings  # as a result on the board is found again
+        scores[search.form(settings)] = score
+    assert tried == [{"beta2": 0.9, "learning_rate": rate} for rate in (0.03, 0.015, 0.06)]
+    assert search.next_trial(start, scores, 3) == (None, scores)
+    assert search.beside(recipe, start, {}) == {"beta2": 0.999, "learning_rate": 0.02}  # the recipe itself
+
+
+PAGE = """<html><head><title>Handbuch</title></head><body><p>Das Programm ist auf dem Rechner und wird mit der
+<b>Maus</b> bedient. Wenn Sie es nicht finden, sehen Sie in die Liste.</p><p>The program is on the computer and it is
+used with the mouse, as you can see.</p><pre>make install</pre>{more}</body></html>"""
+MANUAL = r""".TH DATEI 1
+.SH BESCHREIBUNG
+Der Befehl \fBdatei\fP zeigt die Namen der Dateien, die in dem Verzeichnis sind.
+.nf
+datei \-\-alles
+.fi
+.PP
+Das Programm ist auf dem Rechner und wird mit der Maus bedient. Wenn Sie es nicht finden, sehen Sie in die Liste.
+.PP
+"""
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is Debian's")
+def test_a_corpus_is_made_of_packages_once_in_each_paragraph(tmp_path: Path) -> None:
+    more = "".join(f"<p>Der Absatz {word} ist von der Seite und wird für das Buch gelesen.</p>" for word in "abcdef")
+    files = {
+        "usr/share/doc/buch/de/index.html": PAGE.format(more=more).encode(),
+        "usr/share/doc/buch/de/zweite.html": PAGE.format(more=more).encode(),  # says nothing new
+        "usr/share/doc/buch/en/index.html": PAGE.format(more=more).encode(),
+        "usr/share/man/de/man1/datei.1.gz": gzip.compress((MANUAL + "Der Rest ist für die Nutzer. " * 10).encode()),
+        "DEBIAN/control": b"Package: buch\nVersion: 1:2.0\nArchitecture: all\nMaintainer: A <a@b.c>\nDescription: x\n",
+    }
+    for path, content in files.items():
+        (tmp_path / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / path).write_bytes(content)
+    package = tmp_path / "buch_1%3a2.0_all.deb"
+    subprocess.run(["dpkg-deb", "--build", str(tmp_path / "tree"), str(package)], check=True, capture_output=True)
+    said = corpora.make("de", tmp_path / "made", [package])
+    lines = [json.loads(line) for line in (tmp_path / "made" / "de.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == ["usr/share/doc/buch/de/index.html", "usr/share/man/de/man1/datei.1.gz"]
+    text = "\n".join(line["text"] for line in lines)
+    assert text.count("Das Programm ist auf dem Rechner") == 1 and "The program" not in text
+    assert "Der Befehl datei zeigt" in text and "make install" not in text and "--alles" not in text
+    assert said["packages"][0]["version"] == "1:2.0" and said["documents"] == 2
+    assert corpora.make("de", tmp_path / "again", [package]) == said  # the same text, to the byte
+    with pytest.raises(InputError, match="is there already"):
+        corpora.make("de", tmp_path / "made", [package])
+    with pytest.raises(InputError, match="hold no text of ja"):
+        corpora.make("ja", tmp_path / "made", [package])
+
+
+@pytest.mark.fast
+def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="There is no apt-get"):
+        corpora.make("de", tmp_path)
+
+
+@pytest.mark.fast
+def test_files_that_are_no_text_for_people_are_left_out() -> None:
+    for path in ("a/de/_sources/x.txt", "doc/de/copyright", "de/changelog.gz", "de/page.css", "de/picture.png"):
+        assert documents.reader_of(path) is None, path
+    assert documents.of_catalogue(b"no catalogue") == []
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path, list[str]]:
+    """A board with a finished run of one layer and six steps, whose final part has never been there to be read."""
+    folder = tmp_path_factory.mktemp("board")
+    divided(str(corpus), folder).evaluated(final=True).unlink()
+    flags = [f"--corpus={corpus}", f"--board={folder}", "--depth=1", "--steps=6"]
+    speedrun.main(["--recipe=adamw_wsd", "--seeds=1", *flags])
+    return folder, flags
+
+
+def test_a_run_gives_a_curve_and_does_not_read_the_final_part(board: tuple[Path, list[str]], corpus: Path) -> None:
+    folder, flags = board
+    (found,) = results(folder).values()
+    assert found["curve"]["steps"] == list(range(1, 7)) and found["status"] == "finished"
+    assert found["curve"]["loss"][-1] < found["curve"]["loss"][0] and found["passes"] > 0
+    assert found["curve"]["seconds"] == sorted(found["curve"]["seconds"]) and found["flops_per_step"] > 1e9
+    text = divided(str(corpus), folder)
+    config = config_of(Trial("muon_wsd", text.name, 1, 6), text, folder)
+    assert "final" not in str(config.data.data_files)
+    with pytest.raises(InputError, match=r"final\.jsonl"):  # with --final, and only then, it is needed
+        speedrun.main(["--recipe=adamw_wsd", "--seeds=1", "--final", *flags])
+
+
+def test_a_board_goes_on_where_it_was(
+    board: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, flags = board
+    (before,) = results(folder).values()
+    with open(folder / "results.jsonl", "a") as file:
+        file.write('{"key": "half a li')  # as a killed process leaves it
+
+    def trained(config: object, gin_text: str = "") -> dict:
+        raise AssertionError("a known run must not be run again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("limba.run.train", trained)
+        speedrun.main(["--recipe=adamw_wsd", "--seeds=1", *flags])
+        speedrun.main(["table", f"--board={folder}", "--baseline=adamw_wsd"])
+        with pytest.raises(AssertionError):  # a search needs another rate than the known run's
+            speedrun.main(["search", "--recipe=adamw_wsd", "--budget=2", *flags])
+    assert "| adamw_wsd |" in capsys.readouterr().out
+    assert list(results(folder).values()) == [before]
+
+
+@pytest.mark.slow
+def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
+    flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--budget=1"]
+    command = [sys.executable, "-m", "benchmarks.speedrun", "search", "--recipe=adafactor", *flags]
+    variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    with open(tmp_path / "said.txt", "w+") as said:
+        killed = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, env=variables)
+        deadline = time.monotonic() + 300
+        while not list((tmp_path / "runs").glob("*/checkpoints/50")) and time.monotonic() < deadline:
+            assert killed.poll() is None, (tmp_path / "said.txt").read_text()
+            time.sleep(0.1)
+        time.sleep(1)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert not results(tmp_path)
+        subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, env=variables, check=True)
+    assert "resumes at step" in (tmp_path / "said.txt").read_text()
+    (found,) = results(tmp_path).values()
+    assert found["curve"]["steps"] == list(range(10, 201, 10))
+
+
+@pytest.mark.fast
+def test_the_page_has_the_grid_of_each_recipe() -> None:
+    """What is searched is written down before."""
+    page = (ROOT / "docs" / "board.md").read_text()
+    for name, recipe in RECIPES.items():
+        grid = "; ".join(
+            f"{field} {', '.join(f'{value:,}' for value in values)}" for field, values in recipe.grid.items()
+        )
+        assert f"| `{name}` | {recipe.about} | {grid} |" in page
