@@ -25,6 +25,7 @@ NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAM
 
 # The exit status after one sentence on stderr, by the error's class; docs/reliability.md has the table.
 CODES = {kind: kind.exit_status for kind in (InputError, NonFiniteError, StorageError, RestartError)}
+GIVEN = re.compile(r"^--gin\.(?!MODEL_DIR=|config\.RunConfig\.model_dir=)[\w.]+=")  # before a value that is read
 INTERRUPTED = 130  # after Ctrl-C, as shells have it: 128 and the number of SIGINT
 EXIT_SECONDS = 60.0  # for threads to end when the program is done; where processes have joined, for those too:
 EXIT_SECONDS_OF_SEVERAL = 280.0  # less than jax's own limit, which ends in a traceback
@@ -47,6 +48,7 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         for argument in argv:
             reaching.check(argument)
+            reaching.check_name(GIVEN.sub("", argument).strip("'\""))
         result = program(argv)
         sys.stdout.flush()
     except UntrustedModuleError as error:

@@ -53,6 +53,7 @@ def download(text: str, weights: bool = True) -> Path:
     name, revision, token = hub_names.full_name(match["name"], "model"), match["revision"], hub_names.token()
     try:
         try:
+            hub_names.check_hub()
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
             names = [entry.rfilename for entry in about.siblings or ()]
             wanted: list[str] = wanted_files(text, names) if weights else [*_BESIDE]

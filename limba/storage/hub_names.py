@@ -12,8 +12,10 @@ import re
 
 from limba.config import InputError
 from limba.config.errors import reason_of
+from limba.storage import reaching
 
 SECONDS = 5.0  # for the hub's answer
+CONNECTION_SECONDS = 4.0  # before that; its library would wait for as long as the system looks for a name
 MODELS = {
     **{f"t5-{size}": f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")},
     **{name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")},
@@ -71,6 +73,14 @@ def asked_as() -> str:
     return "with the token of this machine's login" if token() else "without a token, since HF_TOKEN is not set"
 
 
+def check_hub() -> None:
+    """Raises OSError if the hub cannot be connected to; under HF_HUB_OFFLINE nobody asks it, as its library says."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        reaching.connect(constants.ENDPOINT, CONNECTION_SECONDS)
+
+
 @functools.lru_cache(maxsize=64)
 def full_name(name: str, kind: str) -> str:
     """Returns `user/name` for a name without an owner, as the hub redirects it; other names unchanged.
@@ -91,6 +101,7 @@ def full_name(name: str, kind: str) -> str:
     hub = huggingface_hub.HfApi(token=token())
     ask = hub.model_info if kind == "model" else hub.dataset_info
     try:
+        check_hub()
         found = ask(name, timeout=SECONDS).id
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise InputError(

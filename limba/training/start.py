@@ -25,7 +25,8 @@ from limba.training.state import TrainState, create_state
 def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     """Returns the task and its lengths, the same in all processes; trains the vocabulary first if it is missing.
 
-    Raises InputError, in all processes alike, for a task, vocabulary or corpus that cannot be used.
+    Raises InputError, in all processes alike, for a task, vocabulary or corpus that cannot be used, and for the
+    checkpoint of a new run that is not there.
     """
     first, data = jax.process_index() == 0, config.data
     with together(HOURS_WAITED * 3600):  # the others wait here while the first process trains it, and for its errors
@@ -41,6 +42,10 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         vocabulary = task.output_features["targets"].vocabulary
         check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
         check_sources(task, data)
+    if config.initial_checkpoint_path:
+        with together(HOURS_WAITED * 3600):  # a model of the hub is downloaded here
+            if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
+                check_initial(config.initial_checkpoint_path)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
 
@@ -57,8 +62,6 @@ def as_begun(config: RunConfig) -> RunConfig:
 def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: TrainState) -> TrainState:
     """Returns a new state, initialized from an existing checkpoint if the run names one."""
     assert model.mesh is not None
-    if config.initial_checkpoint_path:
-        check_initial(config.initial_checkpoint_path)
     state = create_state(model, optimizer, model.mesh, config.random_seed, config.mesh.shard_update)
     path, check = config.initial_checkpoint_path, functools.partial(check_steps, config)
     return load_initial(path, abstract, config.model, state, config.reset_step, check) if path else state

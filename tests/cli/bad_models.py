@@ -17,7 +17,7 @@ PROMPT = "generate hf --prompt=a"
 COMMANDS = {
     "generate": "No model is given",
     "generate nowhere --prompt=a": "nowhere does not exist: looked there for a Limba run",
-    "generate empty --prompt=a": "empty is not a model",
+    "generate empty --prompt=a": "empty is an empty folder",
     "generate in.txt --prompt=a": "in.txt is not a model",
     "generate gss://bucket/run --prompt=a": "begins with gss://",
     "generate ~no_such_user/run --prompt=a": "~no_such_user",
@@ -92,7 +92,7 @@ COMMANDS = {
     "evaluate run --gin.CORPUS=none.jsonl": "none.jsonl",
     "convert": "There is no MODEL",
     "convert nowhere": "nowhere does not exist",
-    "convert empty": "empty is not a model",
+    "convert empty": "empty is an empty folder",
     "convert run --to=onnx": "invalid choice: 'onnx'",
     "convert run --to=t5x": "There is no OUT",
     "convert run out more": "more is one too many",

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import http.client
 import json
 import math
@@ -25,6 +26,7 @@ from limba.cli.play import server as servers
 from limba.cli.play.answers import MOST_LETTERS, Player
 from limba.cli.play.server import Server
 from tests import browser, tiny
+from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
 
@@ -65,7 +67,28 @@ def asked(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
     return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
 
 
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a network: only addresses of this machine can be reached, and no name is looked up."""
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] != "127.0.0.1":
+            raise OSError(errno.ENETUNREACH, f"{address}: the network is off")
+        connect(self, address)
+
+    def look_up(host: Any, *arguments: Any, **choices: Any) -> list[Any]:
+        if host not in ("127.0.0.1", None):
+            raise socket.gaierror(f"{host}: the network is off")
+        return found(host, *arguments, **choices)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_network")
 def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: list[Player], run: Path) -> None:
     model = limba.load(run, step=9, vocabulary="byte")
     with serving(players) as server:
@@ -184,6 +207,24 @@ def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.Monkey
         assert found == [200] * servers.MOST_WAITING
 
 
+def test_a_question_that_has_waited_too_long_is_refused(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(Player, "texts", lambda self, body: {"texts": []})
+    good = {"model": "run, step 9", "text": TEXT}
+    with serving(players) as server:
+        with server.turn:  # as while another question is answered
+            status, answer = asked(server, "/api/texts", good)
+        assert status == 503 and "Other questions took longer" in answer["error"]
+        assert asked(server, "/api/texts", good) == (200, {"texts": []}), "and the server continues"
+
+
+def test_a_host_alone_makes_a_token() -> None:
+    made = [web.checked("0.0.0.0", None, None, "--port") for _ in range(2)]
+    assert made[0] != made[1] and all(token and len(token) >= 20 for token in made)
+    assert web.checked("0.0.0.0", None, "mine", "--port") == "mine"
+    assert web.checked(web.HERE, None, None, "--port") is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -201,6 +242,22 @@ def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pyt
     assert main.main(["play", *arguments]) == 2
     (sentence,) = capsys.readouterr().err.strip().splitlines()
     assert words in sentence
+
+
+def test_what_is_no_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)
+    (tmp_path / "empty").mkdir()
+    begun, newer = recorded(tmp_path, 1, "begun"), recorded(tmp_path, 1, "newer")
+    (newer / "config.json").write_text((newer / "config.json").read_text().replace('"format": 1', '"format": 99'))
+    for name, words in (
+        ("empty", "is an empty folder"),
+        (begun.name, "holds no checkpoint yet"),
+        (newer.name, "reads formats up to 1"),
+    ):
+        assert main.main(["play", str(tmp_path / name)]) == 2
+        (sentence,) = capsys.readouterr().err.strip().splitlines()
+        assert words in sentence, (name, sentence)
 
 
 def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixture[str],

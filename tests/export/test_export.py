@@ -402,7 +402,7 @@ def test_bad_choices_are_one_sentence(tmp_path, vocabulary, legacy, monkeypatch)
 
 
 def test_import_refuses_what_is_no_t5(tmp_path):
-    with pytest.raises(InputError, match="is not a model: looked there for .* a Hugging Face folder"):
+    with pytest.raises(InputError, match="is an empty folder: looked there for .* a Hugging Face folder"):
         import_folder(tmp_path, tmp_path / "out")
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
     files.write_pytorch(tmp_path, arrays_of(config_of("t5_1_1")), config_of("t5_1_1"))

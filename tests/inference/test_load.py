@@ -183,7 +183,11 @@ def test_the_network_of_t5x_arrays_is_known_from_their_shapes(family: str) -> No
 
 
 def test_what_is_no_model_is_said(run: Path, tmp_path: Path) -> None:
-    for place, words in ((tmp_path, "is not a model"), (tmp_path / "none", "does not exist")):
+    for place, words in (
+        (tmp_path, "is an empty folder"),
+        (run / "checkpoints", "is not a model"),
+        (tmp_path / "none", "does not exist"),
+    ):
         with pytest.raises(InputError, match=rf"{re.escape(str(place))} {words}: looked there for a Limba run"):
             limba.load(place)
     model = limba.load(run)
@@ -227,6 +231,12 @@ def test_the_example_of_the_recipes_runs(run: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "recipes.md", "exec"), {})
     assert "(2, 64)" in capsys.readouterr().out and (tmp_path / "exported" / "model.safetensors").is_file()
+    # README's lines that use a model; those that train one are in tests/run/test_readme.py.
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(compile(block.partition("config = ")[0], "README.md", "exec"), {})
+    text, figures = capsys.readouterr().out.rstrip("\n").rsplit("\n", 1)
+    likelihood, tokens, bits_per_byte = map(float, figures.split())
+    assert text and likelihood < 0 < tokens and bits_per_byte > 0
 
 
 def test_an_imported_model_of_bytes_has_its_vocabulary(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +14,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from limba.config import MeshConfig, RunConfig, plain
+from limba.config import DataConfig, EvaluationConfig, MeshConfig, RunConfig, plain
 from limba.preflight import compiler
 from limba.preflight.compiled import mends, step
+from limba.preflight.compiled.memory import size_in_words
+from limba.run import train
+from tasks import demo  # noqa: F401  registers the task
+from tests import tiny
 from tests.preflight import runs
 
 
@@ -93,21 +99,85 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("remat", "mend", "name"),
+    [
+        ("none", "ModelConfig.remat = 'minimal'", "remat minimal"),
+        ("full", "RunConfig.num_microbatches = 2", "2 micro-batches"),
+    ],
+)
 def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_mend_that_was_compiled_and_fits(
-    compiled_here: None, monkeypatch: pytest.MonkeyPatch
+    remat: str, mend: str, name: str, compiled_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {"num_encoder_layers": 4, "num_decoder_layers": 4}  # scanned: their arrays are kept, or computed again
-    config = runs.changed(runs.run(runs.TINY, rows=32, lengths=(128, 64)), remat="none", **layers)
+    config = runs.changed(runs.run(runs.TINY, rows=32, lengths=(128, 64)), remat=remat, **layers)
     changed = runs.changed(config, remat="minimal")
+    if remat == "full":
+        changed = dataclasses.replace(config, num_microbatches=2)
     sizes = [compiler.compiled(run, "cpu-1").data["live_bytes"] for run in (config, changed)]
     assert sizes[1] < 0.9 * sizes[0]
     monkeypatch.setattr(compiler, "limit_bytes", lambda wanted: sum(sizes) / 2)
     line = compiler.compiled(config, "cpu-1").lines[0]
-    assert line.level == "error" and line.mend, line
+    assert line.level == "error" and line.mend == mend, line
     section = compiler.advice(config, "cpu-1", None)
     (fitting,) = [each for each in section.data["mends"] if each.get("fits")]
-    assert fitting["mend"] == ["ModelConfig.remat = 'minimal'"] and fitting["live_bytes"] == sizes[1]
-    assert any(line.mend == "ModelConfig.remat = 'minimal'" for line in section.lines)
+    assert fitting["mend"] == [mend] and fitting["live_bytes"] == sizes[1]
+    (said,) = [line for line in section.lines if line.mend == mend]
+    memory = f"fits, {size_in_words(sizes[1])} a device of {size_in_words(sum(sizes) / 2)}"
+    assert said.text == f"{name}: {memory} ({size_in_words(sizes[0])} before)."
+
+
+@pytest.mark.slow
+def test_a_real_run_on_the_same_devices_replaces_the_estimate(
+    compiled_here: None, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"vocab_size": 384, "emb_dim": 32, "num_heads": 2, "mlp_dim": 64}
+    data = DataConfig(
+        "demo_span_corruption", {"inputs": 32}, batch_size=8, vocabulary="byte", data_files=str(corpus),
+        num_data_shards=4,
+    )  # fmt: skip
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    schedule = {"train_steps": 6, "log_every_steps": 2, "evaluation": EvaluationConfig(every_steps=100, num_batches=1)}
+    config = RunConfig(tiny.model(**small, **layers), data, str(tmp_path / "run"), **schedule)
+    train(config)
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    speeds = sorted(each["tokens_per_second"] for each in logged if each["kind"] == "train")
+    section = compiler.compiled(config, "cpu-8", calibrate=config.model_dir)
+    low, high = section.data["estimate"]["tokens_per_second"]
+    assert low < speeds[len(speeds) // 2] < high and high / low == pytest.approx(1.15 / 0.85, rel=0.02)
+    (said,) = [line.text for line in section.lines if "tokens a second" in line.text]
+    assert said.startswith("By a measured run, not a promise")
+    assert (
+        f"the run in {config.model_dir} had (median of {len(speeds)} logged lines)" in section.data["estimate"]["made"]
+    )
+
+
+NEEDS_LIBTPU = "needs libtpu: bash launch/setup.sh tpu"
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason=NEEDS_LIBTPU)
+def test_micro_batches_are_compiled_for_a_tpu_that_a_step_does_not_fit() -> None:
+    config = runs.changed(runs.run(runs.TINY, rows=16384), remat="full")
+    line = compiler.compiled(config, "v5e-1").lines[0]
+    assert line.level == "error" and line.mend == "RunConfig.num_microbatches = 2", line
+    section = compiler.advice(config, "v5e-1", 5.0)
+    (fitting,) = [each for each in section.data["mends"] if each.get("fits")]
+    assert fitting["mend"] == [line.mend] and 0 < fitting["live_bytes"] < 15.75 * 2**30
+    assert any(each.mend == line.mend and "fits, " in each.text and "GiB" in each.text for each in section.lines)
+
+
+@pytest.mark.aot
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason=NEEDS_LIBTPU)
+def test_a_tpu_s_mesh_is_chosen_by_the_memory_that_its_compiler_counts() -> None:
+    """jax's analysis adds up arrays that share a place, and would shard a run that fits as it is."""
+    config = runs.run(rows=64)
+    alone = compiler.compiled(config, "v4-8").data
+    assert alone["reported_bytes"] <= alone["step_bytes"] < 0.9 * alone["live_bytes"]
+    gib = (alone["step_bytes"] + alone["live_bytes"]) / 2 / 2**30
+    auto = dataclasses.replace(config, mesh=MeshConfig(auto=True, memory_gib=gib))
+    chosen = compiler.compiled(auto, "v4-8").data
+    assert chosen["mesh"] == [4, 1, 1] and chosen["num_compiled"] == 1
 
 
 def test_the_documented_commands_of_the_figures_are_known() -> None:

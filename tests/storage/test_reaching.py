@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from limba.cli import main, program
-from limba.config import StorageError
-from limba.storage import files, reaching
+from limba.config import InputError, StorageError
+from limba.storage import files, hub_names, reaching
 
 pytestmark = pytest.mark.fast
 COMMANDS = [
@@ -52,6 +52,66 @@ def test_nothing_heavy_is_imported_for_it() -> None:
         [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
     )
     assert ended.stdout == "74 []\n" and ended.stderr.count("\n") == 1, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "gin/demo.gin", "--gin.CORPUS='https://me:secret@nobody.invalid/x.jsonl'"],
+        ["prepare", "https://me:secret@nobody.invalid/*.jsonl", "--output=out"],
+        ["inspect", "https://me:secret@nobody.invalid/*.jsonl"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_host_that_nobody_knows_is_looked_up_twice(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unknown(host: str, *arguments: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert program.exit_code(main._run, argv) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "nobody.invalid is not found (Name or service not known)" in sentence and "secret" not in sentence
+    assert asked == ["nobody.invalid"] * 2
+
+
+def test_a_prompt_that_is_an_address_is_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert program.exit_code(main._run, ["generate", str(tmp_path), "--prompt=https://nobody.invalid/"]) == 2
+    assert "nobody.invalid" not in capsys.readouterr().err
+
+
+def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without a name server would hold each of the library's requests for half a minute."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    from limba.data.sources import HubSource
+    from limba.formats import hub
+
+    tried: list[tuple[str, int]] = []
+
+    def unknown(place: tuple[str, int], *arguments: object) -> None:
+        tried.append(place)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    asked = lambda *arguments, **options: pytest.fail("the hub's library was asked")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", asked)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", asked)
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    with pytest.raises(InputError, match="the hub cannot be reached: Name or service not known"):
+        HubSource("nobody/nothing").units("train")
+    assert tried == [("hub.invalid", 443)] * 2
+    with pytest.raises(InputError, match="the hub cannot be reached .*Name or service not known"):
+        hub.download("nobody/nothing")
+    assert tried == [("hub.invalid", 443)] * 4
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead
+    hub_names.check_hub()
 
 
 def test_a_server_that_answers_is_asked_once_and_proxies_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +168,6 @@ def test_what_a_gin_file_names_is_asked_for_too(
 def test_an_output_that_cannot_be_written_now_is_of_the_storage() -> None:
     import httpx
 
-    from limba.config import InputError
     from limba.storage.failures import kind_of
 
     for error in (OSError(28, "full"), OSError(122, "quota"), TimeoutError(), httpx.ConnectError("no route")):

@@ -138,12 +138,12 @@ class HubSource(UnitSource):
         return source
 
     def _hub_files(self) -> Mapping[str, Sequence[str]]:
-        import datasets
-
         path = self.path
         if not os.path.exists(self.path):
             path = hub_names.full_name(self.path, "dataset")
             self._ask_hub(path)
+        import datasets  # a second of imports
+
         try:
             builder = datasets.load_dataset_builder(
                 path, self.config_name, revision=self.revision, token=hub_names.token()
@@ -169,6 +169,10 @@ class HubSource(UnitSource):
         import huggingface_hub
         from huggingface_hub import errors
 
+        try:
+            hub_names.check_hub()
+        except OSError as error:
+            raise self._not_opened(f"the hub cannot be reached: {reason_of(error)}") from error
         hub = huggingface_hub.HfApi(token=hub_names.token())
         for attempt in (1, 2):
             try:

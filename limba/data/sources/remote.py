@@ -34,7 +34,7 @@ SMALLEST_BLOCK = 1 << 10  # after the end of a unit, where only the rest of a li
 LISTING_TIMEOUTS = 5  # a listing is many requests, and no library can time them one by one
 REPEATED_STATUSES = (408, 425, 429)  # of those below 500
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, ValueError, TypeError, LookupError, ImportError)
-FIRST_ATTEMPTS = 3  # to find a host whose name is not known, before anything was read: 3 seconds
+FIRST_ATTEMPTS = 2  # to find a host whose name is not known, before anything was read: 1 to 2 seconds
 PERMANENT_KINDS = ("OfflineModeIsEnabled", "DefaultCredentialsError")  # of the hub and of Google, by name: not imported
 
 T = TypeVar("T")

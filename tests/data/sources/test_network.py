@@ -320,12 +320,23 @@ def test_each_of_four_hosts_reads_a_quarter_of_the_corpus(tmp_path, kind, monkey
     assert seen == NUM_DOCUMENTS
 
 
-def test_a_host_that_does_not_exist_is_said_in_seconds():
-    """Before anything is read; in the middle of a run the same trouble may pass."""
-    began = time.monotonic()
-    with pytest.raises(InputError, match="cannot be listed .*last of 3 attempts"):
+def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read; in the middle of a run the same trouble may pass, and all attempts are made."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    naps: list[float] = []
+    monkeypatch.setattr(remote.tenacity.nap.time, "sleep", naps.append)  # time.sleep, wherever it is called
+    with pytest.raises(InputError, match="cannot be reached: the host no-such-host.invalid is not found"):
         FileSource("http://no-such-host.invalid/corpus.jsonl").units("train")
-    assert time.monotonic() - began < 10
+    assert naps == [1.0]
+    naps.clear()
+    system, _ = fsspec.core.url_to_fs("http://no-such-host.invalid/corpus.jsonl")
+    with pytest.raises(remote.ReadError, match="last of 2 attempts"):  # a name that is lost after the start
+        remote.ask(system, readers.PATIENT, "info", "http://no-such-host.invalid/corpus.jsonl")
+    assert len(naps) == 1 and naps.pop() <= 2
+    with pytest.raises(remote.ReadError, match="last of 6 attempts"):
+        remote.fetch(system, "http://no-such-host.invalid/corpus.jsonl", 0, 9, readers.PATIENT)
+    assert len(naps) == 5 and 31 <= sum(naps) <= 36
 
 
 def test_a_bucket_that_cannot_be_reached_is_said_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
