@@ -192,6 +192,7 @@ class ModelHubHandler(Handler):
             return self.reply(401, b"{}", JSON)
         if path == "/api/repos/create":
             asked = json.loads(sent)
+            self.server.created.append(asked)
             (self.server.folder / asked["organization"] / asked["name"] / "main").mkdir(parents=True, exist_ok=True)
             return self._say({"url": f"{self._root()}/{asked['organization']}/{asked['name']}"})
         if path == "/api/validate-yaml":
@@ -290,6 +291,7 @@ class FileServer(ThreadingHTTPServer):
         self.folder, self.ranges = folder, ranges
         self.bytes_sent: Counter[tuple[str, str]] = Counter()  # by client and path, bodies only
         self.requests: Counter[tuple[str, str]] = Counter()  # by method and path
+        self.created: list[dict] = []  # of a hub: what each request to make a model asked for
         self.branches: dict[str, str] = {}  # of a hub: user/name/branch -> the folder that it is now
         self.over, self.writing = threading.Event(), threading.Lock()
         self.generations: Counter[str] = Counter()  # of a store's objects

@@ -37,11 +37,12 @@ class HubHandler(ModelHubHandler):
 
     def do_POST(self) -> None:  # noqa: N802
         parts = unquote(self.path.partition("?")[0]).strip("/").split("/")
-        if parts[:2] != ["api", "datasets"]:
+        asks_model = parts[:2] == ["api", "models"] and parts[4:5] == ["paths-info"]
+        if parts[:2] != ["api", "datasets"] and not asks_model:
             return super().do_POST()
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        place = self._place(parts[2:4])
-        if place is None or parts[4:5] != ["paths-info"]:
+        place = self.server.folder / "/".join(parts[2:4]) / "main" if asks_model else self._place(parts[2:4])
+        if place is None or not place.is_dir() or parts[4:5] != ["paths-info"]:
             return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
         asked = json.loads(sent)["paths"]
         asked = [asked] if isinstance(asked, str) else asked
@@ -91,16 +92,23 @@ class HubHandler(ModelHubHandler):
         return None
 
 
-def write_data_set(folder: Path, name: str, configurations: Mapping[str, Mapping[str, list[str]]]) -> None:
+FILES = "{configuration}/{split}-00000-of-00001.parquet"
+CONVERTED = "{configuration}/partial-{split}/0000.parquet"  # as the hub converts a part of a large data set
+
+
+def write_data_set(
+    folder: Path, name: str, configurations: Mapping[str, Mapping[str, list[str]]], files: str = FILES
+) -> None:
     """Writes a data set as the hub stores one: configuration -> split -> texts, each split a parquet file."""
     lines = ["---", "configs:"]
     for configuration, splits in configurations.items():
         lines += [f"- config_name: {configuration}", "  data_files:"]
         for split, texts in splits.items():
-            path = folder / "datasets" / name / configuration / f"{split}-00000-of-00001.parquet"
+            file = files.format(configuration=configuration, split=split)
+            path = folder / "datasets" / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=100)
-            lines += [f"  - split: {split}", f"    path: {configuration}/{split}-*"]
+            lines += [f"  - split: {split}", f"    path: {file.replace('00000-of-00001.parquet', '*')}"]
     (folder / "datasets" / name / "README.md").write_text("\n".join([*lines, "---", ""]))
 
 

@@ -4,7 +4,7 @@
 #   bash tests/run.sh               all but the slow tests: under 10 minutes on 2 cores
 #   bash tests/run.sh --all         the slow ones, too: about an hour; what .ci/run calls
 #   bash tests/run.sh -m long       the longest ones, minutes each, which nothing else runs
-#   bash tests/run.sh -m fast       a test or two of every part, without types: under 90 seconds, before each commit
+#   bash tests/run.sh -m fast       a test or two of every part, without types: minutes, before each commit
 #   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
 #

@@ -1,5 +1,6 @@
 """A mistake costs a second: exit code 2 and one sentence that says what, where, and what to do."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from limba.cli import flags, main
+from limba.cli.gin.resolve import CLASSES
+from limba.cli.gin.statements import read
+from limba.cli.t5x.names import OURS
 from limba.config import InputError, environment
 
 pytestmark = pytest.mark.fast
@@ -23,6 +27,7 @@ PRETRAIN = [
     "--gin.DROPOUT_RATE=0.0",
     "--gin.TRAIN_STEPS=10",
 ]
+T5X = "? docs/coming_from_t5x.md has the list."
 ARGUMENTS = {
     "misspelt macro": ([*PRETRAIN, "--gin.TRAIN_STEP=5"], ["--gin.TRAIN_STEP", "did you mean TRAIN_STEPS?"]),
     "lower case macro": ([*PRETRAIN, "--gin.batch_size=5"], ["batch_size", "did you mean BATCH_SIZE?"]),
@@ -74,6 +79,19 @@ ARGUMENTS = {
     "unknown form of logits": ([*PRETRAIN, "--gin.config.LossConfig.logits=half"], ["LossConfig.logits", "chunked"]),
     "reference not called": ([*PRETRAIN, "--gin.config.RunConfig.data=@config.DataConfig"], ["@config.DataConfig()"]),
     "reference to nothing": ([*PRETRAIN, "--gin.config.RunConfig.data=@config.Data()"], ["config.Data", "not a class"]),
+    "field of T5X's network": ([*PRETRAIN, "--gin.network.T5Config.emb_dims=2"], ["config.ModelConfig.emb_dim?", T5X]),
+    "field of T5X with another name": (
+        [*PRETRAIN, "--gin.PjitPartitioner.num_partitions=2"],
+        ["names PjitPartitioner", "did you mean config.MeshConfig.model?", T5X],
+    ),
+    "field of T5X's checkpoints": (
+        [*PRETRAIN, "--gin.utils.SaveCheckpointConfig.period=5"],
+        ["did you mean config.CheckpointConfig.every_steps?", T5X],
+    ),
+    "misspelt class of T5X": ([*PRETRAIN, "--gin.utils.DatasetConfg.seed=5"], ["config.DataConfig.seed?", T5X]),
+    "class of T5X that has no like": ([*PRETRAIN, "--gin.optax.lion.b1=0.9"], ["names optax.lion", "from_t5x.md has"]),
+    "reference of T5X": ([*PRETRAIN, "--gin.BATCH_SIZE=@adafactor.Adafactor()"], ["config.OptimizerConfig?", T5X]),
+    "macro of T5X": ([*PRETRAIN, "--gin.USE_CACHED_TASKS=False"], ["did you mean config.DataConfig.cache_dir?", T5X]),
     "macro of nothing": ([*PRETRAIN, "--gin.BATCH_SIZE=%BATCH"], ["%BATCH", "nothing sets"]),
     "macro of itself": ([*PRETRAIN, "--gin.BATCH_SIZE=%BATCH_SIZE"], ["defines BATCH_SIZE by itself"]),
     "field made required": ([*PRETRAIN, "--gin.config.MeshConfig.data=%gin.REQUIRED"], ["config.MeshConfig.data"]),
@@ -86,6 +104,10 @@ FILES = {
     "include of itself": ("include 'mine.gin'\n", ["mine.gin line 1", "includes itself"]),
     "missing task module": ("from tasks import nothing_like_it\n", ["mine.gin line 1", "tasks.nothing_like_it"]),
     "misspelt field in a block": ("config.LossConfig:\n  z_los = 0.0\n", ["mine.gin line 2", "z_loss?"]),
+    "T5X's class in a block": (
+        "seqio.SentencePieceVocabulary:\n  extra_ids = 0\n",
+        ["mine.gin line 2 names seqio.SentencePieceVocabulary", "did you mean config.DataConfig.extra_ids?", T5X],
+    ),
     "not text": (b"BATCH_SIZE = '\xff\xfe'\n", ["mine.gin", "cannot be read"]),
 }
 
@@ -186,3 +208,10 @@ def test_bad_commands(argv: list[str], parts: list[str], capsys, monkeypatch: py
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     check_sentence(printed.err.strip(), parts)
+
+
+def test_each_name_of_t5x_leads_to_a_name_of_ours() -> None:
+    """No message advises a class, field or macro that Limba lacks."""
+    macros = {binding.name for binding in read(["gin/runs/finetune.gin"]).bindings if not binding.field}
+    fields = {f"{name}.{entry.name}" for name, each in CLASSES.items() for entry in dataclasses.fields(each)}
+    assert set(OURS.values()) <= {*CLASSES, *fields, *macros}

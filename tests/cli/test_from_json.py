@@ -100,7 +100,10 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"learnin_rate": 1.0}, r"'learnin_rate', which is not known; did you mean learning_rate"),
+        (
+            {"learnin_rate": 1.0},
+            r"'learnin_rate', which is not known; did you mean learning_rate\? \(docs/coming_from_huggingface\.md",
+        ),
         ({"max_steps": "many"}, "max_steps 'many'; give a whole number"),
         ({"fp16": True, "bf16": True}, "gives bf16 True and fp16 True, which are bfloat16 and float16; leave one out"),
         ({"dtype": "float32", "mixed_precision": "bf16"}, "gives mixed_precision 'bf16' and dtype 'float32'"),

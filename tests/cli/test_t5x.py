@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from limba.cli import flags
@@ -131,11 +132,19 @@ def test_every_file_of_the_tables_can_be_included(path, tmp_path):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("TRAIN_STEP = 5", "line 9 sets TRAIN_STEP, which Limba does not know; did you mean TRAIN_STEPS?"),
-        ("network.T5Config.emb_dims = 5", "sets network.T5Config.emb_dims, which Limba does not know"),
+        ("TRAIN_STEP = 5", "line 9 sets TRAIN_STEP, which Limba does not know; did you mean TRAIN_STEPS? docs/"),
+        (
+            "network.T5Config.emb_dims = 5",
+            "sets network.T5Config.emb_dims, which Limba does not know; did you mean T5Config.emb_dim?"
+            " docs/coming_from_t5x.md has the list.",
+        ),
         ("utils.SaveCheckpointConfig.checkpoint_steps = [5]", "Limba saves every SaveCheckpointConfig.period steps"),
         ("utils.RestoreCheckpointConfig.mode = 'all'\nutils.RestoreCheckpointConfig.path='/c'", "give 'specific'"),
         ("utils.RestoreCheckpointConfig.assignment_map = [('a', 'b')]", "Limba renames no parameters"),
+        (
+            "adafactor.Adafactor.logical_factor_rules = @my_rules()",
+            "line 9 sets adafactor.Adafactor.logical_factor_rules",
+        ),
         ("adafactor.Adafactor.factor_map = 3", "line 9 sets adafactor.Adafactor.factor_map to 3: Limba's Adafactor"),
         ("OPTIMIZER = @optax.lion()", "use one of them (docs/coming_from_t5x.md)"),
         ("TASK_FEATURE_LENGTHS = None", "give lengths such as"),
@@ -162,6 +171,65 @@ def test_bad_lines_get_a_sentence(line, sentence, tmp_path):
     with pytest.raises(InputError) as error:
         translate([str(file)], [], [])
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+PIECES = (
+    "VOCABULARY = @seqio.SentencePieceVocabulary()\nseqio.SentencePieceVocabulary.sentencepiece_model_file = '/v'\n"
+)
+OWN = "the task's own vocabulary counts, as in T5X"
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted", "row"),
+    [  # what of our bindings follows, None for one that must not be there; and why, in the table
+        ("utils.RestoreCheckpointConfig.dtype = 'bfloat16'", {"RESET_STEP": None}, "parameters are float32 in Limba"),
+        ("utils.RestoreCheckpointConfig.assignment_map = [('state.*', None)]", {"RESET_STEP": True}, ""),
+        ("utils.RestoreCheckpointConfig.assignment_map = [('target/a', 'target/a')]", {"RESET_STEP": None}, ""),
+        (
+            "VOCABULARY = @seqio.PassThroughVocabulary()\nseqio.PassThroughVocabulary.size = 1000",
+            {"VOCABULARY": None, "EXTRA_IDS": None},
+            OWN,
+        ),
+        (f"{PIECES}seqio.SentencePieceVocabulary.extra_ids = 200", {"VOCABULARY": "/v", "EXTRA_IDS": 200}, ""),
+        (PIECES, {"VOCABULARY": "/v", "EXTRA_IDS": 0}, ""),
+        ("seqio.SentencePieceVocabulary.extra_ids = 200", {"VOCABULARY": None, "EXTRA_IDS": None}, OWN),
+        (
+            PIECES.replace("seqio.S", "mine/seqio.S") + "mine/seqio.SentencePieceVocabulary.extra_ids = 7",
+            {"VOCABULARY": "/v", "EXTRA_IDS": 7},
+            "",
+        ),
+        ("PjitPartitioner.logical_axis_rules = @my_rules()", {"config.MeshConfig.model": 1}, "Limba's own rules"),
+        (
+            "partitioning.PjitPartitioner.logical_axis_rules = [('batch', 'data'), ('mlp', None)]",
+            {"config.MeshConfig.model": 1},
+            "another layout on the devices, the same numbers",
+        ),
+    ],
+)
+def test_bindings_reach_the_configuration_or_the_table(lines, wanted, row, tmp_path):
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "include 't5x/examples/t5/t5_1_1/small.gin'\ninclude 't5x/configs/runs/finetune.gin'\n"
+        "MIXTURE_OR_TASK_NAME = 'a'\nMODEL_DIR = '/tmp/x'\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\n"
+        "TRAIN_STEPS = 5\nINITIAL_CHECKPOINT_PATH = '/c'\n" + lines + "\n"
+    )
+    found = translate([str(file)], [], []).translation
+    assert {name: found.bindings.get(name, (None,))[0] for name in wanted} == wanted
+    assert found.bindings["INITIAL_CHECKPOINT_PATH"][0] == "/c"
+    name = lines.splitlines()[-1].partition(" = ")[0]
+    rows = [each for each in found.rows if each.theirs.startswith(f"{name} = ")]
+    assert not row or (rows and all(each.kind in ("differs", "dropped") and row in each.why for each in rows))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    ["[('.*', None)]", "[('state.*', None), ('target/decoder.*', None)]", "[('state/([a-z', None)]", "[3]", "3",
+     "[('state/step', 'state/step'), ('state.*', None)]", "[('target/(.*)', r'target/\\1')]"],
+)  # fmt: skip
+def test_an_assignment_map_that_limba_cannot_honour_is_refused(pairs):
+    override = f"utils.RestoreCheckpointConfig.assignment_map={pairs}"
+    with pytest.raises(InputError, match="RestoreCheckpointConfig.assignment_map to .*: Limba renames no parameters"):
+        bindings("wmt_finetune", "MODEL_DIR=/tmp/x", override)
 
 
 def test_a_macro_without_a_value_is_named():
@@ -289,6 +357,17 @@ def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
         assert all(not each["prediction"].startswith(each["input"]) for each in examples)
 
 
+def write_checkpoint(folder: Path) -> Path:
+    """Writes a checkpoint as T5X does, of step 7, with the network of SIZES and no averages."""
+    from limba.formats import t5x
+    from limba.formats.names import flatten, unstack_layers
+    from tests import tiny
+
+    leaves = flatten(tiny.parameters(tiny.model(vocab_size=384, **SIZES)))
+    tree = {f"target/{name}": np.asarray(leaf) for name, leaf in unstack_layers(leaves).items()}
+    return Path(t5x.write_legacy(folder, 7, {**tree, "state/step": np.int32(7)}))
+
+
 @pytest.mark.slow
 def test_the_command_trains_and_evaluates(tmp_path):
     """As a user types it: wmt_finetune.gin's run of 20 steps, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
@@ -296,9 +375,10 @@ def test_the_command_trains_and_evaluates(tmp_path):
     texts.write_text("casa\nmasa\n")
     searched, short = f"--gin_search_paths={FOLDER}", "--gin.MAX_TOKENS=8"
     commands = [
-        # Without its checkpoint, at a rate for that; an evaluation of few texts.
+        # From the parameters of a checkpoint of T5X, at a rate for 20 steps; an evaluation of few texts.
         ["train", str(FOLDER / "wmt_finetune.gin"), searched, *small("wmt_finetune", tmp_path),
-         "--gin.INITIAL_CHECKPOINT_PATH=None", "--gin.EVALUATOR_NUM_EXAMPLES=2",
+         f"--gin.INITIAL_CHECKPOINT_PATH={write_checkpoint(tmp_path / 't5x')}", "--gin.EVALUATOR_NUM_EXAMPLES=2",
+         "--gin.utils.RestoreCheckpointConfig.assignment_map=[('state.*', None)]",
          "--gin.utils.create_learning_rate_scheduler.base_learning_rate=0.01",
          "--gin.config.GenerationConfig.max_tokens=8"],
         ["evaluate", f"--gin_file={FOLDER / 'wmt_eval.gin'}", searched, *small("wmt_eval", tmp_path), short,

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants
 
+from limba.cli import flags
 from limba.cli.gin import upgrade
 from limba.config import InputError, RunConfig
 from limba.export import at_end, each_save
@@ -50,8 +51,22 @@ def test_the_folder_is_uploaded_to_a_name_with_or_without_an_owner(server, folde
         place = HubDestination(name)
         place.check()
         assert place.deliver(folder, 7).endswith("/me/mine")
+    assert server.created and not any(map(is_private, server.created))
     stored = tmp_path / "served" / "me" / "mine" / "main"
     assert (stored / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def is_private(asked: dict) -> bool:
+    return asked.get("visibility") == "private" or asked.get("private") is True  # huggingface_hub 2, and 1
+
+
+def test_the_hub_is_asked_for_a_private_model(server, folder, tmp_path) -> None:
+    """`hub_private_repo` of the scripts, HUB_PRIVATE of gin: what the run's end and each save deliver to."""
+    argv = ["--gin.HUB_MODEL_ID=me/mine", "--gin.HUB_PRIVATE=True", f"--gin.MODEL_DIR={tmp_path / 'run'}"]
+    (place,) = at_end.destinations(flags.parse_args(["gin/demo.gin", *argv]).config)
+    place.deliver(folder, 7)
+    (asked,) = server.created
+    assert asked["name"] == "mine" and is_private(asked)
 
 
 def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch) -> None:

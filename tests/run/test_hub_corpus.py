@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -20,14 +21,26 @@ import tasks.t5_mlm
 import tasks.text_to_text  # noqa: F401  they register the tasks
 from limba.cli.main import main
 from limba.cli.start import new
-from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, InputError, MeshConfig, RunConfig
+from limba.config import (
+    CheckpointConfig,
+    ConfigError,
+    DataConfig,
+    EvaluationConfig,
+    InputError,
+    MeshConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from limba.data.sources.hub import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub as models
 from limba.run import train
+from limba.training.epochs import plan_of_run
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
-from tests.http_server import DataHubHandler, FileServer, as_hub, serving
+from tests.http_server import DataHubHandler, FileServer, Handler, as_hub, serving
+from tests.hub_server import CONVERTED, HubHandler, write_data_set
 
 
 def write_set(folder: Path, words: str) -> None:
@@ -44,8 +57,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
     write_set(tmp_path / "hub" / "me" / "set" / "v1", "old")
     for name in ("gated-set", "private-set"):
         shutil.copytree(tmp_path / "hub" / "me" / "set", tmp_path / "hub" / "me" / name)
+    with asked(tmp_path, DataHubHandler, monkeypatch) as server:
+        yield server
+
+
+@contextmanager
+def asked(tmp_path: Path, handler: type[Handler], monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with serving(tmp_path / "hub", handler=DataHubHandler) as server:
+    with serving(tmp_path / "hub", handler=handler) as server:
         endpoint = as_hub(server, tmp_path / "cache", monkeypatch)
         monkeypatch.setattr("datasets.config.HF_ENDPOINT", endpoint)
         monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
@@ -53,6 +72,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]
         fsspec.get_filesystem_class("hf").clear_instance_cache()
         yield server
         fsspec.get_filesystem_class("hf").clear_instance_cache()
+
+
+def test_files_in_folders_of_partial_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several configurations, each with folders partial-train and partial-validation, as the hub converts them."""
+    texts = {word: {split: [f"{word} {split}"] for split in ("train", "validation")} for word in ("ro", "en")}
+    write_data_set(tmp_path / "hub", "me/parts", texts, CONVERTED)
+    with asked(tmp_path, HubHandler, monkeypatch):
+        assert first_texts("me/parts:en") == ("en train", "en validation")
+        assert first_texts("me/parts:ro") == ("ro train", "ro validation")
 
 
 def first_texts(corpus: str | dict[str, str]) -> tuple[str, str]:
@@ -111,6 +139,17 @@ def test_a_private_or_missing_name_says_as_whom_it_asked(
             said = str(error.value)
             assert name in said and f"asked {asked}" in said and "hf_bad" not in said and "\n" not in said
             assert time.monotonic() - began < 10
+
+
+def test_rows_of_json_lines_are_not_known_and_the_steps_are_asked_for(hub: FileServer, tmp_path: Path) -> None:
+    data = DataConfig(
+        "text_to_text", {"inputs": 16, "targets": 8}, 8, "byte", data_files="me/set",
+        column={"inputs": "text", "targets": "up"}, num_epochs=2,
+    )  # fmt: skip
+    rule = OptimizerConfig("adamw", ScheduleConfig("linear", 0.01, warmup_steps=0))
+    config, task = RunConfig(tiny.MODEL, data, str(tmp_path / "run"), None, optimizer=rule), resolve_task(data)
+    with pytest.raises(ConfigError, match=r"train_steps is None, and the linear .* text_to_text are not counted"):
+        plan_of_run(config, task, {"inputs": 16, "targets": 8})
 
 
 def test_without_a_network_the_answer_comes_in_seconds(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from limba import config
 from limba.cli.arguments import did_you_mean
 from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
+from limba.cli.t5x.names import OURS, advice
 from limba.config import InputError, plain
 
 RUN, MODEL = "config.RunConfig", "config.ModelConfig"
@@ -161,9 +162,9 @@ def _in_words(hint: Any) -> str:
     return next((f"@{name}()" for name, value in CLASSES.items() if value is hint), None) or plain.in_words(hint)
 
 
-def _check_class(name: str, place: str) -> None:
+def _check_class(name: str, place: str, field: str = "") -> None:
     if name not in CLASSES:
-        raise InputError(f"{place} names {name}, which is not a class of limba/config/{did_you_mean(name, CLASSES)}")
+        raise InputError(f"{place} names {name}, which is not a class of limba/config/{advice(name, CLASSES, field)}")
 
 
 def _check_names(source: Source) -> None:
@@ -171,7 +172,7 @@ def _check_names(source: Source) -> None:
     used = {leaf.name for binding in source.bindings for leaf in leaves(binding.value) if isinstance(leaf, Macro)}
     for binding in source.bindings:
         if binding.field:
-            _check_class(binding.owner, binding.place)
+            _check_class(binding.owner, binding.place, binding.field)
             fields = [entry.name for entry in dataclasses.fields(CLASSES[binding.owner])]
             if binding.field not in fields:
                 near = did_you_mean(binding.field, fields)
@@ -183,5 +184,6 @@ def _check_names(source: Source) -> None:
                     raise InputError(f"{binding.place} gives {leaf}, a class; write {leaf}() for an object of it.")
     for binding in source.bindings:
         if not binding.field and binding.name not in used:
-            near = did_you_mean(binding.name, used)
+            is_theirs = binding.name in OURS
+            near = advice(binding.name, CLASSES) if is_theirs else did_you_mean(binding.name, used)
             raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}")

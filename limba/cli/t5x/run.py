@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from limba.cli.gin.statements import Macro
+from limba.cli.gin.statements import Macro, Reference
 from limba.cli.t5x.settings import Found, class_of, refuse
 from limba.cli.t5x.translation import Translation
 
@@ -14,6 +14,7 @@ NEVER = 10**9  # steps between two
 ALL_EXAMPLES = 1_000_000
 SCRIPTS = {"train": "gin/runs/pretrain.gin", "evaluate": "gin/runs/evaluate.gin", "infer": "gin/runs/infer.gin"}
 _CACHE = "Limba reads the source itself, in an order that resumes; config.DataConfig.cache_dir names a cache of seqio"
+_OWN_VOCABULARY = "the task's own vocabulary counts, as in T5X"
 _ANY = "Limba does this in its own way"
 _DATASET_DROPPED = {
     "use_custom_packing_ops": "Limba packs in its own way",
@@ -78,13 +79,17 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
 def translate_vocabulary(t: Translation) -> None:
     """Sets VOCABULARY where the user's own lines name a file; else the task's own vocabulary counts, as in T5X."""
     owner = "SentencePieceVocabulary"
-    path, extra_ids = t.settings.find(owner, "sentencepiece_model_file"), t.settings.find(owner, "extra_ids")
+    model = t.settings.macro("VOCABULARY")
+    scope = model.value.scope if model and isinstance(model.value, Reference) else ""
+    find = lambda name: t.settings.find(owner, name, scope)
+    path, extra_ids = find("sentencepiece_model_file"), find("extra_ids")
     t.drop(owner, {"reverse_extra_ids": "sentinels count down from the top", "use_fast_tokenizer": _ANY})
     for other in ("ByteVocabulary", "PassThroughVocabulary"):
         for name in ("extra_ids", "vocab_size", "size", "eos_id", "unk_id"):
-            t.dropped(t.settings.find(other, name), "the task's own vocabulary counts, as in T5X")
-    model = t.settings.macro("VOCABULARY")
+            t.dropped(t.settings.find(other, name), _OWN_VOCABULARY)
     if model is None or class_of(model.value) != owner or path.line is None or path.line.is_table:
+        for each in (path, extra_ids):
+            t.dropped(each, _OWN_VOCABULARY)
         if t.skeleton != SCRIPTS["train"]:
             t.fix("VOCABULARY", None, "the task's own, as in T5X")
         return
@@ -179,16 +184,23 @@ def _restore(t: Translation) -> None:
 
 
 def _is_without_state(found: Found) -> bool:
-    """Returns whether an assignment_map leaves out the optimizer's state; raises InputError for other changes."""
-    leaves_out = False
-    for pair in found.value or ():
-        new, old = str(pair[0]), pair[1]
-        if old is None and re.match(new, "state/param_states/x") and re.match(new, "state/step"):
-            leaves_out = True
-        elif new != old:
-            why = "Limba renames no parameters; it takes [('state.*', None)], which leaves out the optimizer's state"
+    """Returns whether an assignment_map leaves out the optimizer's state; raises InputError for other changes.
+
+    As in T5X, the first pattern that matches the whole of a name counts.
+    """
+    why = "Limba renames no parameters; it takes [('state.*', None)], which leaves out the optimizer's state"
+    try:
+        pairs = [(re.compile(new), old) for new, old in found.value or ()]
+    except (TypeError, ValueError, re.error) as error:
+        raise refuse(found, why) from error
+    state, is_left_out = ("state/step", "state/param_states/encoder/x/v"), False
+    for new, old in pairs:
+        matched = [new.fullmatch(name) is not None for name in (*state, "target/encoder/x")]
+        is_known = matched == [True, True, False] if old is None else old == new.pattern
+        if not is_known or (old is not None and any(matched[:2]) and not is_left_out):
             raise refuse(found, why)
-    return leaves_out
+        is_left_out |= old is None
+    return is_left_out
 
 
 def translate_devices(t: Translation) -> None:
