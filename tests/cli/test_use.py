@@ -5,6 +5,9 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +64,31 @@ def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys:
     assert main.main([command, *shlex.split(example)]) == 0
     assert (place / makes).exists()
     assert (place / "run" / "config.json").exists(), "a run of an earlier version gets one"
+
+
+@pytest.mark.slow
+def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
+    """A batch at a time; standard output holds the texts alone, and the rest is on standard error."""
+    command = [sys.executable, "-m", "limba", "generate", "run", "--input=-", "--batch_size=8", "--max_tokens=4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        (place / "errors").open("w") as errors,
+        subprocess.Popen(command, **pipes, stderr=errors, text=True, env=environment) as process,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        limit = threading.Timer(300, process.kill)
+        limit.start()
+        process.stdin.write("A text with a gap.\n" * 8)
+        process.stdin.flush()
+        first = [process.stdout.readline() for _ in range(8)]
+        assert process.poll() is None and first == first[:1] * 8 and first[0].endswith("\n"), first
+        process.stdin.write("Another one\n")
+        process.stdin.close()
+        rest = process.stdout.readlines()
+        assert process.wait() == 0
+        limit.cancel()
+    assert len(rest) == 1 and "9 lines in stdout" in (place / "errors").read_text()
 
 
 @pytest.mark.slow

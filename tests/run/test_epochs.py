@@ -17,8 +17,12 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.data.objectives import derive_lengths
+from limba.data.tasks import resolve_task
 from limba.run import train
+from limba.training.epochs import plan_of_run
 from limba.training.metrics.logging import read_metrics
+from limba.training.schedule import make_schedule
 from tests import tiny
 
 
@@ -74,6 +78,17 @@ def test_steps_schedule_saves_and_figures_follow_the_epochs(
     counts = (Path(config.model_dir) / "rows.json").stat().st_mtime_ns
     assert train(config)["step"] == 13  # nothing is left
     assert (Path(config.model_dir) / "rows.json").stat().st_mtime_ns == counts
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
+def test_each_schedule_falls_to_0_where_the_epochs_end(config: RunConfig, name: str) -> None:
+    optimizer = OptimizerConfig("adamw", ScheduleConfig(name, 0.01, warmup_steps=2))
+    config, task = dataclasses.replace(config, optimizer=optimizer), resolve_task(config.data)
+    planned = plan_of_run(config, task, derive_lengths(task, config.data.task_feature_lengths)).planned
+    rate = make_schedule(planned.optimizer.schedule, planned.train_steps)
+    rates = [float(rate(step)) for step in range(14)]
+    assert planned.train_steps == 13 and max(rates) == pytest.approx(0.01)
+    assert rates[12] > 1e-5 and rates[13] == pytest.approx(0, abs=1e-9)
 
 
 def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None:

@@ -232,6 +232,12 @@ def test_text_in_order_resumed_and_scored(
     assert "evaluation-2-validation-2.json" in now and saved["split"] == "validation"
     assert saved["copied"]["exact_match"] == 0.0
     assert saved["figures"]["bits_per_byte"] > 0
+    (tmp_path / "test.jsonl").write_text('{"low": "a cat", "up": "A CAT"}\n{"low": "a dog", "up": "A"}\n')
+    splits = {"train": str(runs[1].parent / "pairs.parquet"), "test": str(tmp_path / "test.jsonl")}
+    evaluate.run([command[0], f"--gin.CORPUS={splits}", "--split=test"])
+    assert json.loads((evaluations / "evaluation-2-test.json").read_text())["split"] == "test"
+    (of_test,) = evaluations.glob("*-test.jsonl")
+    assert [json.loads(line)["target"] for line in of_test.read_text().splitlines()[1:]] == ["A CAT", "A"]
 
 
 def register_judged(path: Path) -> None:

@@ -66,7 +66,7 @@ class TfdsSource(UnitSource):
 
         unknown: Exception | None = None
         try:
-            builder: Any = tfds.builder(self.tfds_name, data_dir=self._data_dir)
+            builder: Any = tfds.builder(self.tfds_name, data_dir=self._folder)
             is_prepared = bool(builder.info.splits)
         except (tfds.core.DatasetNotFoundError, ValueError, OSError) as error:
             builder, is_prepared, unknown = None, False, error  # `error` ends with its clause
@@ -89,6 +89,11 @@ class TfdsSource(UnitSource):
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
         return builder
 
+    @property
+    def _folder(self) -> str | None:
+        """The data directory; TFDS reads the variable only once, when it is imported."""
+        return self._data_dir or os.environ.get("TFDS_DATA_DIR")
+
     def _folder_of_community(self) -> str | None:
         """Returns the folder with the newest version of `community` below the data directory; None without one.
 
@@ -96,7 +101,7 @@ class TfdsSource(UnitSource):
         """
         from etils import epath
 
-        data_dir = self._data_dir or os.environ.get("TFDS_DATA_DIR")
+        data_dir = self._folder
         if self._community is None or not data_dir:
             return None
         found = sorted(path.parent for path in epath.Path(data_dir).glob(f"{self._community}/*/dataset_info.json"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import seqio
 import tensorflow as tf
 
 import tasks.demo
@@ -19,7 +20,7 @@ from limba.config import ConfigError, DataConfig, InputError
 from limba.data.epochs.counts import count, shares
 from limba.data.epochs.deal import Deal, deal_of
 from limba.data.epochs.even import even_documents
-from limba.data.objectives import derive_lengths
+from limba.data.objectives import SUPERVISED, derive_lengths
 from limba.data.reader_processes import open_stream
 from limba.data.sources.order import Reading
 from limba.data.tasks import resolve_task, source_of_files
@@ -254,6 +255,13 @@ def test_what_cannot_be_known_is_said(pairs: Path, corpus: Path) -> None:
     assert deal().rows == 3072 and deal().is_exact and not deal().reason
     assert "joins examples" in deal(pack=True).reason and deal(pack=True).rows is None
     text = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 64}, "column": "text"}
+    seqio.TaskRegistry.add(
+        "long_pairs",
+        source=resolve_task(CONFIG).source,
+        preprocessors=[lambda rows: rows.filter(lambda row: tf.strings.length(row["inputs"]) > 99), *SUPERVISED],
+        output_features=resolve_task(CONFIG).output_features,
+    )
+    assert "preprocessors of long_pairs make any number of rows" in deal(mixture_or_task_name="long_pairs").reason
     some = deal(**text, data_files=str(corpus))
     assert "any number of rows" in some.reason and some.counts
     assert Deal.of_text(some.to_text()) == some

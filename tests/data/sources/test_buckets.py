@@ -42,8 +42,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketSe
         yield found
 
 
-def texts(name: str) -> list[str]:
-    source = TfdsSource(name, {"train": "train"}, data_dir="gs://bucket/tfds")
+def texts(name: str, data_dir: str | None = "gs://bucket/tfds") -> list[str]:
+    source = TfdsSource(name, {"train": "train"}, data_dir=data_dir)
     assert source.num_bytes("train") > 1000
     return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1).as_numpy_iterator())
 
@@ -60,11 +60,16 @@ def test_a_data_set_with_code_is_made_locally_and_uploaded(server: BucketServer,
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tfrecords_are_read_and_a_changed_byte_is_noticed(server: BucketServer, tmp_path: Path) -> None:
+def test_tfrecords_are_read_and_a_changed_byte_is_noticed(
+    server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = BucketText(data_dir=str(tmp_path), file_format="tfrecord")
     builder.download_and_prepare()
     folders.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
     assert texts("bucket_text") == sorted(TEXTS)
+    for place in (str(tmp_path), "gs://bucket/tfds"):
+        monkeypatch.setenv("TFDS_DATA_DIR", place)
+        assert texts("bucket_text", data_dir=None) == sorted(TEXTS)
     (name,) = (name for name in server.names() if "tfrecord" in name)
     data = bytearray(server.data(name))
     data[200] ^= 1
