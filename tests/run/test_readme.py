@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import limba
 from benchmarks import readme
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,24 @@ def test_a_line_has_its_counterpart_by_its_form() -> None:
     assert readme.counterpart("step 600/600 | loss 1.0 | ETA 1 s", printed) == printed[1]
     assert readme.counterpart("step 600/600 | loss 1.0 …", printed) == "step 40/40 | loss 7.25 …"
     assert readme.counterpart("step 1/1 | losses 1.0 | ETA 1 s", printed) is None
+
+
+def test_the_python_that_trains_reads_a_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", readme.README.read_text(), re.DOTALL)
+    trained = []
+
+    def train(config: limba.RunConfig) -> dict[str, dict[str, float]]:
+        trained.append(config)
+        return {"validation": {"bits_per_byte": 2.5}}
+
+    monkeypatch.setattr(limba, "train", train)  # tests/run/test_train.py runs the same of docs/recipes.md
+    exec(compile("import limba\nconfig = " + block.partition("config = ")[2], "README.md", "exec"), {})
+    (config,) = trained
+    assert Path(config.model_dir) == Path("runs/mine").absolute()
+    assert (config.data.data_files, config.data.vocabulary) == ("corpus.jsonl", "byte")
+    assert config.model.vocab_size == 384 and capsys.readouterr().out == "2.5\n"
 
 
 @pytest.mark.slow

@@ -73,6 +73,16 @@ def losses(config: RunConfig) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
 
 
+def check_that_the_page_of_metrics_is_complete(config: RunConfig) -> None:
+    """Every kind and key that a run writes stands in docs/metrics.md; `epochs/demo` as `epochs/<task>`."""
+    explained = set(re.findall(r"`([^`\n]+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()))
+    families = {name.partition("/")[0] for name in explained if "/<" in name}
+    records = read_metrics(config.model_dir)
+    written = {name for record in records for name in (record["kind"], *record)}
+    unknown = {name for name in written - explained if name.partition("/")[0] not in families or "/" not in name}
+    assert len(written) > 30 and not unknown
+
+
 def changed(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
@@ -97,6 +107,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     train(changed(stopped, train_steps=20))
     train(stopped)
     assert losses(stopped) == expected  # bit for bit, the shuffle on
+    check_that_the_page_of_metrics_is_complete(stopped)
     history = report_page.History(epath.Path(stopped.model_dir))
     assert history.update() and not history.num_damaged
     steps = {kind: [note["step"] for note in history.notes if note["kind"] == kind] for kind in report_page.NOTES}

@@ -22,7 +22,6 @@ as MODEL_DIR/skipped_batches.jsonl lists them. Reads the run's text again from i
 MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, beginning of the text.
 
     limba skipped MODEL_DIR"""
-FILE = "skipped_documents.jsonl"
 SHOWN = 80  # characters of a document in the table
 
 
@@ -41,6 +40,7 @@ def run(argv: Iterable[str]) -> None:
         from limba.inference import imports, source
         from limba.storage.files import read_text, resolved, write_whole
         from limba.training import ledger
+        from limba.training.metrics.records import DOCUMENTS
     directory = resolved(given.model)
     path = directory / ledger.FILE
     if not path.exists():
@@ -56,9 +56,9 @@ def run(argv: Iterable[str]) -> None:
     entries = ledger.entries_of(read_text(path), str(path))
     found = list(_documents(run_of, entries, given.all_rows))
     lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in found]
-    write_whole(str(directory / FILE), "".join(lines).encode())
+    write_whole(str(directory / DOCUMENTS), "".join(lines).encode())
     print("\n".join([*_table(found), *_without_rows(entries, given.all_rows)]))
-    print(f"{len(found)} document(s), with their whole text: {directory / FILE}")
+    print(f"{len(found)} document(s), with their whole text: {directory / DOCUMENTS}")
 
 
 def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[dict[str, Any]]:

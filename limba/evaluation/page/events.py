@@ -42,8 +42,10 @@ def _events(run: Run) -> Iterator[Event]:
             yield Event(step, time, FAULT if note.get("failed") else END, reason or f"ended at step {step:,}")
         else:
             yield Event(step, time, SPIKE, _spike(note))
+    documents = run.skipped_documents() if skipped else {}
     for entry in skipped:
-        yield Event(entry["batch"], "", SKIPPED, f"batch {entry['batch']:,} was not trained on: {entry.get('reason')}")
+        said = f"batch {entry['batch']:,} was not trained on: {entry.get('reason')}"
+        yield Event(entry["batch"], "", SKIPPED, said + _named(documents.get(entry["batch"], ())))
     if not any(note["kind"] == "saved" for note in notes):  # a run of an earlier version: what it has kept
         for step in steps_in(run.directory / "checkpoints"):
             yield Event(step, "", SAVE, f"step {step:,} saved")
@@ -60,6 +62,16 @@ def _events(run: Run) -> Iterator[Event]:
 def _spike(note: dict[str, Any]) -> str:
     returned = f"; returned to step {note['returned_to']:,}" if isinstance(note.get("returned_to"), int) else ""
     return f"{note.get('reason', 'a spike')} ({note.get('action', 'warn')}{returned})"
+
+
+def _named(places: Sequence[str]) -> str:
+    """Returns the first of a batch's documents in words, and how many more there are.
+
+    >>> _named(["ro, a.jsonl, row 7", "ro, b.jsonl, row 1"]), _named([])
+    ('; document: ro, a.jsonl, row 7, and 1 more', '')
+    """
+    more = f", and {len(places) - 1:,} more" if len(places) > 1 else ""
+    return f"; document: {places[0]}{more}" if places else ""
 
 
 def thinned(events: Sequence[Event], most: int) -> list[Event]:

@@ -17,7 +17,7 @@ from limba.evaluation.page.history import History, Table
 from limba.evaluation.page.thinning import evenly
 from limba.storage import lease
 from limba.training.metrics.flops import flops_per_sequence
-from limba.training.metrics.records import LEDGER, METRICS
+from limba.training.metrics.records import DOCUMENTS, LEDGER, METRICS
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
@@ -169,4 +169,18 @@ class Run:
                 found.append({**entry, "batch": int(entry["batch"])})
             except (ValueError, KeyError, TypeError):
                 continue
+        return found
+
+    def skipped_documents(self) -> dict[int, list[str]]:
+        """Returns batch -> the places of its documents (source, unit, row), where somebody has looked for them."""
+        path, found = self.directory / DOCUMENTS, dict[int, list[str]]()
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                each = json.loads(line)
+                place = f"{each['source']}, {each['unit']}, row {int(each['document']):,}"
+                of_batch = found.setdefault(int(each["batch"]), [])
+            except (ValueError, KeyError, TypeError):
+                continue
+            if place not in of_batch:
+                of_batch.append(place)
         return found

@@ -17,6 +17,7 @@ from limba.storage import growing
 
 METRICS = "metrics.jsonl"
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
+DOCUMENTS = "skipped_documents.jsonl"  # the documents in these batches, where somebody has looked for them
 
 
 def duration(seconds: float) -> str:
