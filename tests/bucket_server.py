@@ -344,6 +344,7 @@ class BucketServer(ThreadingHTTPServer):
         self.numbers = itertools.count(1_700_000_000_000_000)
         self.writing = threading.Lock()
         self.troubled, self._random, self._failed = troubled, random.Random(seed), set[tuple[str, str]]()
+        self.refuses_writes = False  # from then on no request that changes something succeeds
         self.troubles: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()  # by method and what the place is
         self.received: Counter[str] = Counter()  # uploaded bytes by object, those of repeated requests too
@@ -352,6 +353,8 @@ class BucketServer(ThreadingHTTPServer):
 
     def trouble(self, method: str, path: str) -> str | None:
         """Returns how a request fails; the same request that comes again succeeds."""
+        if self.refuses_writes and method != "GET":
+            return "503"
         key = (method, path)
         with self._lock:
             if key in self._failed:

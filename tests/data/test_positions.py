@@ -20,6 +20,7 @@ import seqio
 import tensorflow as tf
 import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
+from fsspec import get_filesystem_class
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError
@@ -30,6 +31,7 @@ from limba.data.reader_processes import ReaderProcesses, Recipe
 from limba.data.sources import FileSource
 from limba.data.sources.order import random_generator
 from limba.data.tasks import resolve_task
+from tests.bucket_server import emulated
 
 TEXTS = [f"{number} " + "old words " * 8 for number in range(300)]
 CONFIG = DataConfig("demo_span_corruption", {"inputs": 32}, batch_size=4, num_data_shards=2, vocabulary="byte", seed=3)
@@ -100,6 +102,24 @@ def test_another_text_in_a_file_of_any_format_is_named(name: str, tmp_path: Path
             sentence = str(refusal.value)
             assert sentence.startswith(f"{path} has changed since step 3: {sizes}. Restore the files of then"), sentence
             assert "DataConfig.on_changed_corpus" in sentence and "\n" not in sentence
+
+
+def test_another_text_in_an_object_of_the_same_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated(monkeypatch) as server:
+        server.put("bucket", "a.txt", "\n".join(TEXTS).encode())
+        before, rest = saved("gs://bucket/a.txt")
+        with stream_of("gs://bucket/a.txt") as stream:
+            stream.restore(before)
+            np.testing.assert_array_equal(taken(stream, 4), rest)
+        server.put("bucket", "a.txt", "\n".join(TEXTS).replace("old", "new").encode())
+        get_filesystem_class("gs").clear_instance_cache()  # a new start has no listing of before
+        with (
+            stream_of("gs://bucket/a.txt") as stream,
+            pytest.raises(
+                InputError, match=r"^gs://bucket/a\.txt has changed since step 3: [\d,]+ bytes as then, with"
+            ),
+        ):
+            stream.check(before)
 
 
 def test_files_that_appear_and_vanish_are_named_and_order_decides(tmp_path: Path) -> None:

@@ -86,3 +86,50 @@ def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
         else:
             assert (status, step, len(said)) == (2, 10, 1), (case, lines, said)
             assert f"damaged: {name} " in lines[1] and f"({name} " in said[0] and "20.broken" in said[0]
+
+
+# Saves a step; then, when it is told that the bucket takes nothing any more, tries to save another one.
+REFUSED = """
+import sys, time
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from limba.config import CheckpointConfig, StorageError
+from limba.training.checkpoints.directory import Checkpoints
+from tests.training.checkpoints import states
+config = CheckpointConfig(save_timeout_seconds=4.0)
+states.save("gs://bucket/run", 10)
+print("saved", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+try:
+    with Checkpoints("gs://bucket/run", config, states.DATA) as checkpoints:
+        checkpoints.save(20, states.state(20), {0: b"position 20"}, {"step": 20})
+        checkpoints.wait()
+except StorageError as error:
+    print(time.monotonic() - began, error, flush=True)
+sys.stdin.readline()
+with Checkpoints("gs://bucket/run", config, states.DATA) as checkpoints:
+    states.assert_is(checkpoints.restore_latest(states.abstract()), 10)
+    print(checkpoints.steps(), flush=True)
+"""
+
+
+def test_a_bucket_that_takes_nothing_any_more_is_one_sentence() -> None:
+    with serving_buckets() as server:
+        variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        with subprocess.Popen(
+            [sys.executable, "-c", REFUSED], cwd=ROOT, env=variables, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == "saved\n"
+            server.refuses_writes = True
+            process.stdin.write("\n")
+            process.stdin.flush()
+            said = process.stdout.readline()
+            server.refuses_writes = False
+            rest = process.communicate("\n", timeout=120)[0]
+    seconds, _, sentence = said.partition(" ")
+    assert sentence.startswith("Step 20 cannot be saved in gs://bucket/run/checkpoints ("), said
+    assert "Step 10 in gs://bucket/run/checkpoints is good." in sentence and float(seconds) < 60, said
+    assert process.returncode == 0 and rest == "[10]\n"
