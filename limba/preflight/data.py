@@ -30,6 +30,7 @@ LEAST_STEP_SECONDS = 0.005
 CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
 UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
+LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 
 
@@ -161,7 +162,8 @@ def _validation(config: RunConfig, part: Any, data: dict[str, Any]) -> Iterator[
         yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
         return
     needs = config.checkpoint.best_metric is not None
-    mend = "DataConfig.validation_percent = 5.0" if percent is not None else "add files to the split"
+    can_grow = percent is not None and percent < LARGER_PERCENT
+    mend = f"DataConfig.validation_percent = {LARGER_PERCENT}" if can_grow else "add files to the split"
     yield Line("error" if needs else "warning", f"The validation split {split!r} is empty: nothing is evaluated.", mend)
 
 
@@ -288,9 +290,8 @@ def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[s
     shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
     if shards % hosts:
-        multiple = -(-shards // hosts) * hosts
         text = f"DataConfig.num_data_shards is {shards}, which {hosts} hosts cannot share evenly."
-        yield Line("error", text, f"DataConfig.num_data_shards = {multiple}")
+        yield Line("error", text, _shared_evenly(config.data.batch_size, shards, hosts))
     for part in parts_of(task):
         if not isinstance(part.source, UnitSource):
             continue
@@ -302,6 +303,21 @@ def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[s
             yield Line("warning", f"{text}.", "prepare the corpus, which writes it as many shards")
         else:
             yield Line("ok", f"{text}.")
+
+
+def _shared_evenly(batch_size: int, shards: int, hosts: int) -> str:
+    """Returns the choice of data shards, near the present one, that hosts share evenly and that divides the batch.
+
+    >>> _shared_evenly(batch_size=128, shards=16, hosts=32), _shared_evenly(batch_size=24, shards=8, hosts=6)
+    ('DataConfig.num_data_shards = 32', 'DataConfig.num_data_shards = 12')
+    """
+    fitting = [number for number in range(hosts, batch_size + 1, hosts) if batch_size % number == 0]
+    if fitting:
+        number = next((each for each in fitting if each >= shards), fitting[-1])
+        return f"DataConfig.num_data_shards = {number}"
+    number = -(-shards // hosts) * hosts
+    rows = -(-batch_size // number) * number
+    return f"DataConfig.num_data_shards = {number}\nDataConfig.batch_size = {rows}"
 
 
 def _resume(task: Provider, data: dict[str, Any]) -> Iterator[Line]:

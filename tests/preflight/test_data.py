@@ -1,0 +1,246 @@
+"""The section about a run's data: each line on a small corpus that calls for it, with the line that mends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import re
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import seqio
+import tensorflow as tf
+
+import tasks.demo  # noqa: F401  registers the task
+from limba.cli.gin.statements import read
+from limba.cli.preflight import configuration
+from limba.config import CheckpointConfig, DataConfig, RunConfig
+from limba.data.epochs import counts
+from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.sources import FileSource
+from limba.data.tasks import resolve_task
+from limba.data.vocabulary.load import load_vocabulary
+from limba.preflight import data, sections
+from limba.preflight.verdict import Line, Section
+from tests import tiny
+
+ROOT = Path(__file__).parents[2]
+CHIPS = types.SimpleNamespace(name="v4-8", devices=4, hosts=1, peak_flops=275e12)
+GREEK = "Η γλώσσα είναι ένα σύστημα επικοινωνίας"  # in a vocabulary of English with pieces for bytes
+
+
+def sentences(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    """Sentences that come from no file, so that no position can be saved."""
+    return tf.data.Dataset.range(64).map(lambda n: {"text": tf.strings.format("The sentence of number {}.", n)})
+
+
+def pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Makes one row of each document, however short: its first letters, and all of it."""
+    return dataset.map(lambda row: {"inputs": tf.strings.substr(row["text"], 0, 10), "targets": row["text"]})
+
+
+FEATURES = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(), dtype=tf.int32))
+for name, source, preprocessors in (
+    (
+        "preflight_function",
+        seqio.FunctionDataSource(sentences, ["train", "test"]),
+        [tokenize_documents, span_corruption],
+    ),
+    ("preflight_pairs", FileSource("short.jsonl"), [pairs, seqio.preprocessors.tokenize]),
+):
+    if name not in seqio.TaskRegistry.names():
+        seqio.TaskRegistry.add(
+            name, source=source, preprocessors=preprocessors, output_features=FEATURES, shuffle_buffer_size=None
+        )
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """Corpora of a few documents, and a vocabulary of English that spells other letters in bytes."""
+    place = tmp_path_factory.mktemp("corpora")
+    texts = list(dict.fromkeys(json.loads(line)["text"] for line in corpus.read_text().splitlines()))[:100]
+
+    def write(name: str, documents: list[str]) -> None:
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+        (place / name).write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
+
+    write("train.jsonl", texts[:80])
+    write("validation.jsonl", texts[80:])
+    write("train.jsonl.gz", texts[:80])
+    write("three.jsonl", texts[:3])
+    write("nothing.jsonl", [])
+    write("short.jsonl", [f"{text[:20]} {number}" for number, text in enumerate(texts)])
+    write("greek.jsonl", [f"{text} {GREEK}" for text in texts])
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=500, hard_vocab_limit=False,
+        byte_fallback=True, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    return place
+
+
+@pytest.fixture
+def run(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    monkeypatch.chdir(shelf)
+    monkeypatch.setattr(data, "SECONDS", 0.0)
+    files = {"train": "train.jsonl", "validation": "validation.jsonl"}
+    given = DataConfig("demo_span_corruption", {"inputs": 64}, 8, vocabulary="byte", data_files=files)
+    return RunConfig(tiny.model(vocab_size=1_024), given, str(shelf / "run"), train_steps=1_000)
+
+
+def section_of(run: RunConfig, chips: Any = None) -> Section:
+    task = resolve_task(run.data)
+    return data.data_of_run(run, task, derive_lengths(task, run.data.task_feature_lengths), chips)
+
+
+def the_line(section: Section, says: str) -> Line:
+    found = [line for line in section.lines if re.search(says, line.text)]
+    assert len(found) == 1, (says, [line.text for line in section.lines])
+    return found[0]
+
+
+def with_data(run: RunConfig, **changes: Any) -> RunConfig:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **changes))
+
+
+def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, shelf: Path) -> None:
+    texts = [json.loads(line)["text"].encode() for line in (shelf / "train.jsonl").read_text().splitlines()]
+    sizes, total = sorted(map(len, texts)), sum(map(len, texts))  # a byte is a token
+    section = section_of(run, CHIPS)
+    assert {line.level for line in section.lines} == {"ok"}, section.lines
+    found = section.data
+    assert found["columns"] == ["text"] and "Column text; a sample of 80 documents" in section.lines[1].text
+    middle, mean = (sizes[39] + sizes[40]) / 2, total / 80
+    spread = f"Bytes per document: median {middle:,.0f}, mean {mean:,.0f}, longest {sizes[-1]:,}; tokens "
+    assert the_line(section, "^Bytes per document").text.startswith(spread)
+    assert found["bytes_per_document"] == found["tokens_per_document"] == pytest.approx(mean)
+    assert found["corpus_tokens"] == {"demo_span_corruption": pytest.approx(total)}
+    size = f"The corpus has about {total / 1e6:,.1f} million tokens (80 documents)."
+    assert the_line(section, "^The corpus has").text == size
+    assert the_line(section, "^Validation split").text == "Validation split 'validation': 20 documents."
+    padding = r"^Padding in the rows that are trained on: 0.0% of the inputs, \d.\d% of the targets\.$"
+    the_line(section, padding)
+    in_all = found["tokens_per_row"] * 8 * 1_000
+    assert found["tokens_in_all"] == pytest.approx(in_all) and 64 < found["tokens_per_row"] <= 64 + 20
+    epochs = f"in 1,000 steps: about {in_all / total:,.2f} epochs over the corpus."
+    said = the_line(section, "real tokens a step").text
+    assert said.startswith(f"{in_all / 1_000:,.0f} real tokens a step, ") and said.endswith(epochs)
+    per_host = data.MFU * 275e12 * 4
+    assert 0 < found["tokens_wanted_per_host"] <= min(per_host, 8 / data.LEAST_STEP_SECONDS * found["tokens_per_row"])
+    the_line(
+        section, r"^Reading: .*; 1 host\(s\) of v4-8 want \d.\d\d million each at 40% of the peak \(an assumption\)"
+    )
+    the_line(section, "^A resumed run continues at the very row where it stopped.$")
+
+
+TRAIN = "DataConfig.validation_split = 'train'"
+EMPTY = "The validation split 'validation' is empty: nothing is evaluated."
+CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str, str]]] = {
+    # name: (fields of the data, chips, constants of the module, (level, what the line says, what mends it))
+    "uneven_shards": ({"batch_size": 24}, {"hosts": 3}, {},
+        ("error", "^DataConfig.num_data_shards is 8, which 3 hosts cannot share evenly.$",
+         "DataConfig.num_data_shards = 12")),
+    "uneven_shards_and_no_batch_for_others": ({}, {"hosts": 3}, {},
+        ("error", "which 3 hosts cannot share evenly", "DataConfig.num_data_shards = 9\nDataConfig.batch_size = 9")),
+    "no_position": ({"mixture_or_task_name": "preflight_function", "data_files": None}, None, {},
+        ("warning", "^preflight_function: a resumed run reads its data again from the beginning",
+         "DataConfig.data_files = …")),
+    "no_such_split": ({"mixture_or_task_name": "preflight_function", "data_files": None}, None, {},
+        ("warning", r"^The validation split 'validation' is not there \(train, test\)\.$", TRAIN)),
+    "empty_validation_file": ({"data_files": {"train": "train.jsonl", "validation": "nothing.jsonl"}}, None, {},
+        ("warning", EMPTY, "add files to the split")),
+    "nothing_carved_out": ({"data_files": "three.jsonl", "num_data_shards": 1}, None, {},
+        ("warning", EMPTY, "DataConfig.validation_percent = 5.0")),
+    "size_by_its_sample": ({}, None, {"COUNTED_BYTES": 0},
+        ("ok", r"^The corpus has about 0.\d million tokens \(0.0 GB, by its sample\)\.$", "")),
+    "size_not_known": ({"data_files": {"train": "train.jsonl.gz", "validation": "validation.jsonl"}}, None,
+        {"COUNTED_BYTES": 0}, ("ok", "^The size of the corpus is not known: its files are compressed", "")),
+    "padding": ({"mixture_or_task_name": "preflight_pairs", "data_files": "short.jsonl", "validation_percent": 20.0,
+         "task_feature_lengths": {"inputs": 64, "targets": 64}}, None, {},
+        ("warning", r"^Padding in the rows.*: 8\d.\d% of the inputs, \d\d.\d% of the targets; \d\d% of a step's FLOPs",
+         "DataConfig.pack = True")),
+    "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
+        ("warning", "v4-8 want .* million each at 40% of the peak", "prepare the corpus: tokens are read")),
+    "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
+        ("ok", "More than one process reads faster: DataConfig.num_reader_processes = 16.$", "")),
+    "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
+    "bytes_for_letters": ({"vocabulary": "english.model", "data_files": "greek.jsonl", "validation_percent": 20.0},
+        None, {}, ("warning", r"^\d+.\d% of the tokens are single bytes of letters without a piece \(.* U\+03",
+         "DataConfig.vocabulary = …  # of this text")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_line_is_there_where_the_data_calls_for_it(
+    name: str, run: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, chips, constants, (level, says, mend) = CASES[name]
+    for constant, value in constants.items():
+        monkeypatch.setattr(counts if constant == "COUNTED_BYTES" else data, constant, value)
+    wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
+    if "batch_size" in changes:
+        changes = {**changes, "num_data_shards": 8}
+    line = the_line(section_of(with_data(run, **changes), wanted), says)
+    assert (line.level, line.mend) == (level, mend) or (mend and line.level == level and line.mend.startswith(mend))
+
+
+def test_what_mends_shards_and_padding_does(run: RunConfig) -> None:
+    three = types.SimpleNamespace(**{**vars(CHIPS), "hosts": 3})
+    for mended in ({"batch_size": 24, "num_data_shards": 12}, {"batch_size": 9, "num_data_shards": 9}):
+        assert "error" not in {line.level for line in section_of(with_data(run, **mended), three).lines}
+    lengths = {"inputs": 64, "targets": 64}
+    padded = with_data(
+        run, mixture_or_task_name="preflight_pairs", data_files="short.jsonl", task_feature_lengths=lengths
+    )
+    shares = [section_of(with_data(padded, pack=pack)).data["padding_flops_share_of_rows"] for pack in (False, True)]
+    assert shares[0] > 0.5 > shares[1]
+    line = the_line(section_of(with_data(padded, pack=True, task_feature_lengths=lengths)), "^Padding in the rows")
+    assert line.mend in ("", "DataConfig.task_feature_lengths = …  # shorter ones")
+
+
+def test_an_empty_validation_split_is_an_error_where_the_best_step_is_kept(run: RunConfig) -> None:
+    empty = with_data(run, data_files={"train": "train.jsonl", "validation": "nothing.jsonl"})
+    best = dataclasses.replace(empty, checkpoint=CheckpointConfig(best_metric="loss"))
+    assert the_line(section_of(best), EMPTY).level == "error"
+
+
+def test_a_run_that_ends_with_its_epochs_says_so(run: RunConfig) -> None:
+    ends = dataclasses.replace(with_data(run, num_epochs=3), train_steps=None)
+    assert the_line(section_of(ends), "real tokens a step").text.endswith("; the run ends after 3 epochs.")
+
+
+def test_normalization_is_said_of_each_kind_of_vocabulary(run: RunConfig, shelf: Path) -> None:
+    import tokenizers
+
+    hub = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3}, "<unk>"))
+    hub.normalizer = tokenizers.normalizers.NFKC()
+    hub.add_special_tokens(["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in reversed(range(20)))])
+    hub.save(str(shelf / "tokenizer.json"))
+    rules = "rules nmt_nfkc, spaces in a row become one, other letters are spelled in bytes."
+    for name, says in (
+        ("english.model", rules),
+        ("tokenizer.json", "NFKC."),
+        ("byte", "none; every text can be spelled."),
+    ):
+        assert load_vocabulary(name).vocab_size > 0
+        named = with_data(run, vocabulary=name)
+        section = sections._vocabulary(named, sections.resolved(named))
+        line = the_line(section, "^Normalization")
+        assert (line.level, line.text) == ("ok", f"Normalization: {says}"), section.lines
+
+
+def test_values_in_place_of_an_included_file_s_are_named(run: RunConfig, shelf: Path) -> None:
+    (shelf / "below.gin").write_text("TRAIN_STEPS = 600\nBATCH_SIZE = 32\nSEED = 3\n")
+    (shelf / "own.gin").write_text("include 'below.gin'\nTRAIN_STEPS = 20\nSEED = 3\n")
+    section = configuration.resolved(run, {}, read(["own.gin"], ["BATCH_SIZE=8"]))
+    line = the_line(section, "^Set in place of the included files' values:\n")
+    steps, rows = line.text.splitlines()[1:]
+    assert line.level == "ok"
+    assert re.fullmatch(r"TRAIN_STEPS = 20, in place of 600 \(.*below.gin line 1\)", steps), steps
+    assert re.fullmatch(r"BATCH_SIZE = 8, in place of 32 \(.*below.gin line 2\)", rows), rows
+    alone = configuration.resolved(run, {}, read(["below.gin"]))
+    assert not any("in place of" in line.text for line in alone.lines)
