@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,23 +35,31 @@ SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
 class SentencePieceVocabulary(seqio.SentencePieceVocabulary):
-    """seqio's vocabulary, whose model may also be at any address that fsspec knows.
+    """seqio's vocabulary, whose model may also be at any address that fsspec knows, or be trained again.
 
-    seqio opens it with TensorFlow's file system, which has a fixed address for gs:// and knows no hf:// or s3://.
+    seqio opens it with TensorFlow's file system, which has a fixed address for gs:// and knows no hf:// or s3://; and
+    it keeps the first model of a path for as long as the process lives, also when the path leads to another file.
     """
 
     def _model_context(self) -> Any:
-        if "://" in self._sentencepiece_model_file and not self._model:
+        if not self._model:
             overrides = self._normalizer_spec_overrides
             serialized = overrides.SerializeToString(deterministic=True) if overrides else None
-            self._model = _model_at(
-                self._sentencepiece_model_file, self._extra_ids, serialized, self._reverse_extra_ids
-            )
+            path = self._sentencepiece_model_file
+            self._model = _model_at(*_file_at(path), self._extra_ids, serialized, self._reverse_extra_ids)
         return super()._model_context()
 
 
+def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
+    """Returns an address as it is; of a local path the absolute one, with what changes when another file is there."""
+    if "://" in path or not os.path.exists(path):
+        return path, ()
+    status = os.stat(path)
+    return os.path.abspath(path), (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 @functools.cache
-def _model_at(address: str, *choices: Any) -> Any:
+def _model_at(address: str, _: tuple[int, ...], *choices: Any) -> Any:
     with tempfile.NamedTemporaryFile(suffix=".model") as file:
         file.write(_content(address))
         file.flush()

@@ -45,6 +45,19 @@ def test_training_is_deterministic_and_small_texts_work(tmp_path, corpus):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_another_file_at_the_same_path_is_another_vocabulary(tmp_path, corpus, monkeypatch):
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:100]
+    for place, size in (("a", 400), ("b", 420)):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        train_vocabulary(texts, size, "own.model")
+        assert load_vocabulary("own.model", 10).vocab_size == size + 10  # a relative path, in two directories
+    train_vocabulary(texts, 440, "own.model")  # again, as a notebook's cell does
+    loaded = load_vocabulary("own.model", 10)
+    assert loaded.vocab_size == 450
+    assert loaded.encode(texts[0]) == loaded.tf_tokenizer.tokenize(texts[0]).numpy().tolist()
+
+
 def test_training_refuses_what_cannot_work(tmp_path):
     with pytest.raises(InputError, match="no text"):
         train_vocabulary([], 500, str(tmp_path / "v.model"))
