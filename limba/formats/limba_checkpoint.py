@@ -24,9 +24,7 @@ from limba.storage.failures import is_passing, short_reason
 from limba.storage.files import resolved
 
 _PARAMETERS = "params/"
-AVERAGE = re.compile(
-    r"^opt_state/\d+/average/(.+)$"
-)  # an array of the average of the weights, and the parameter's name
+AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
 COMMITTED = "commit_success.txt"  # by which earlier versions know a finished checkpoint in a bucket
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being written or removed
 logger = logging.getLogger(__name__)
