@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from limba.config import RunConfig
 from limba.data import placement, streams, validation
+from limba.data.epochs.stages import begin_at, open_stages
 from limba.data.objectives.choice import reads_prefix
-from limba.data.reader_processes import open_stream
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end, each_save
@@ -116,12 +116,14 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
 
         # The state: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
         def begin(restore: Callable[..., Restored | None]) -> tuple[TrainState, Stream, Mapping[str, Any] | None]:
-            stream = open_stream(task, lengths, config.data, shards, plan.deal)
+            stream = open_stages(plan.stages, lengths, shards)
             streams_open.enter_context(contextlib.closing(stream))
             restored = restore(abstract, stream.check)
             if restored is None:
-                return first_state(config, model, optimizer, abstract), stream, None
-            stream.restore(restored.positions)
+                state = first_state(config, model, optimizer, abstract)
+                begin_at(stream, int(state.step))
+                return state, stream, None
+            begin_at(stream, int(restored.state.step), restored.positions)
             return restored.state, stream, restored.notes
 
         state, stream, notes = begin(checkpoints.restore_latest)

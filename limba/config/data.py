@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -59,6 +61,7 @@ class DataConfig:
     seed: int = 0  # of the order of documents, and of masks
     num_epochs: int | None = None  # passes over the corpora, after which the run ends; None: no limit
     max_examples: int | None = None  # the first documents of each corpus that are read; None: all
+    stages: tuple[tuple[int, str], ...] = ()  # (step, task or mixture) whose text is read from that step on
     mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
     num_data_shards: int | None = None  # fixed during a run; None: gcd(batch_size, 16)
     num_reader_processes: int = 1  # processes that read a host's shards; may change when a run resumes
@@ -103,6 +106,7 @@ class DataConfig:
             )
         self._check_vocabulary()
         self._check_corpus()
+        self._check_stages()
         num_shards = math.gcd(self.batch_size, 16) if self.num_data_shards is None else self.num_data_shards
         object.__setattr__(self, "num_data_shards", num_shards)
         positive(self, "num_data_shards", "num_reader_processes")
@@ -183,6 +187,76 @@ class DataConfig:
             "DataConfig.skip",
             f"is {self.skip!r}; give the skipped_batches.jsonl of a run, or None.",
         )
+
+    def _check_stages(self) -> None:
+        stages = tuple((step, name) for step, name in self.stages)
+        object.__setattr__(self, "stages", stages)
+        if not stages:
+            return
+        said = f"is {stages!r}"
+        steps, names = [step for step, _ in stages], [self.mixture_or_task_name, *(name for _, name in stages)]
+        require(
+            min(steps) >= 1,
+            "DataConfig.stages",
+            f"{said}, and one begins at step {min(steps):,}: what is read from step 0 on is"
+            f" DataConfig.mixture_or_task_name, {names[0]!r}; let the stages begin at 1 or later.",
+        )
+        for before, step in itertools.pairwise(steps):
+            require(
+                before != step,
+                "DataConfig.stages",
+                f"{said}, and two stages overlap: both begin at step {step:,}; leave out one of them, or mix their"
+                " texts in a mixture.",
+            )
+            require(
+                before < step,
+                "DataConfig.stages",
+                f"{said}, and step {step:,} comes after {before:,}: a stage ends where the next one begins; order them"
+                " by their steps.",
+            )
+        repeated = [name for before, name in itertools.pairwise(names) if before == name]
+        require(
+            not repeated,
+            "DataConfig.stages",
+            f"{said}, and {''.join(repeated[:1])!r} follows itself (the first stage is DataConfig.mixture_or_task_name,"
+            f" {names[0]!r}); leave out one of the two.",
+        )
+        require(
+            self.num_epochs is None,
+            "DataConfig.stages",
+            f"{said}, and DataConfig.num_epochs {self.num_epochs}: stages end at steps; leave out one of them, and"
+            " say the end by RunConfig.train_steps.",
+        )
+
+    @property
+    def of_stages(self) -> dict[int, DataConfig]:
+        """The choice of data of each stage, by the number of its first batch; itself at 0 without `stages`.
+
+        A later stage reads its task's own files, and its seed is `seed` plus its first batch: where two stages share a
+        corpus, the second one reads it in another order.
+        """
+        found: dict[int, DataConfig] = {0: dataclasses.replace(self, stages=()) if self.stages else self}
+        for step, name in self.stages:
+            found[step] = dataclasses.replace(
+                self, mixture_or_task_name=name, seed=self.seed + step, data_files=None, column="text", stages=()
+            )
+        return found
+
+    def stage_of(self, batch: int) -> int:
+        """Returns the first batch of the stage that a batch belongs to; batch n, from 0, is that of step n + 1.
+
+        >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stage_of(9)
+        0
+        """
+        return max(step for step in (0, *(step for step, _ in self.stages)) if step <= max(batch, 0))
+
+    def stages_before(self, step: int) -> tuple[tuple[int, str], ...]:
+        """Returns (first batch, task or mixture) of each stage that is read before a step; always the first one, at 0.
+
+        >>> DataConfig("a", {"inputs": 512}, 8, stages=((10, "b"),)).stages_before(11)
+        ((0, 'a'), (10, 'b'))
+        """
+        return tuple(each for each in ((0, self.mixture_or_task_name), *self.stages) if each[0] < max(step, 1))
 
     @property
     def sequence_length(self) -> int | None:

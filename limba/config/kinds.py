@@ -25,8 +25,8 @@ WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, lea
 def fits(value: object, hint: Any) -> bool:
     """Returns whether a plain value has the type of a field's type hint.
 
-    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None)
-    (True, False, True)
+    >>> fits([1, 2], tuple[int, ...]), fits(True, int), fits(1, float | None), fits([1, "a"], tuple[int, str])
+    (True, False, True, True)
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -34,7 +34,10 @@ def fits(value: object, hint: Any) -> bool:
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple:
-        return isinstance(value, list | tuple) and all(fits(item, arguments[0]) for item in value)
+        if not isinstance(value, list | tuple):
+            return False
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(value) == len(hints) and all(map(fits, value, hints))
     if origin is not None:
         key, item = arguments
         return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
@@ -53,6 +56,8 @@ def in_words(hint: Any) -> str:
         return " or ".join(in_words(argument) for argument in arguments)
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"({', '.join(map(in_words, arguments))})"
     if origin is tuple:
         return f"a list, each {in_words(arguments[0])}"
     if origin is not None:

@@ -100,6 +100,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _built(values: Any, owner: Any, place: str) -> Any:
     """Returns the dataclass `owner` with these fields."""
     name, hints = owner.__name__, typing.get_type_hints(owner)
@@ -122,7 +126,7 @@ def _built(values: Any, owner: Any, place: str) -> Any:
         if dataclasses.is_dataclass(hint):
             fields[entry.name] = _built(value, hint, place)
         elif fits(value, hint):
-            fields[entry.name] = tuple(value) if isinstance(value, list) else value
+            fields[entry.name] = _tuples(value)
         else:
             raise InputError(f"{place}: {name}.{entry.name} is {value!r}; give {in_words(hint)}.")
     try:

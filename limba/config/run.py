@@ -205,6 +205,13 @@ class RunConfig:
             "RunConfig.train_steps",
             "is None, and so is DataConfig.num_epochs: the run would never end; give one of them.",
         )
+        for owner, period in (("CheckpointConfig", self.checkpoint), ("EvaluationConfig", self.evaluation)):
+            require(
+                not (self.data.stages and period.every_steps == "epoch"),
+                f"{owner}.every_steps",
+                f"is 'epoch', and DataConfig.stages {self.data.stages!r}, which have epochs of their own; give a number"
+                " of steps.",
+            )
         above_zero(self, "host_timeout_seconds")
         if self.step_timeout_seconds is not None:
             above_zero(self, "step_timeout_seconds")

@@ -44,8 +44,11 @@ READABLE = (2, 3, FORMAT)
 WITH_FILES = 3  # and later formats
 ABOUT_FILE, FILES_FILE, ROWS_FILE = "about.json", "files.json.zlib", "ahead.npz"
 ITERATOR = "position"  # the prefix of tf.data's files
+STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`epochs/stages.py`)
 # Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
-MEMBER = re.compile(rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{ITERATOR}\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII)
+MEMBER = re.compile(
+    rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{STAGES_FILE}|{ITERATOR}\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII
+)
 
 
 class PositionError(SentenceError, ValueError):
@@ -60,6 +63,7 @@ class Saved:
     iterator: Mapping[str, bytes]  # file name -> content, of tf.data's checkpoint
     rows: Rows  # prefetched
     files: Mapping[str, Mapping[int, Mark]]  # the shard's part of the table: task -> place -> mark
+    stages: Mapping[str, Any]  # the content of STAGES_FILE; {} without it
 
     @property
     def first_epochs(self) -> FirstEpochs:
@@ -94,10 +98,7 @@ class DataPositions:
         return self._corpora({})
 
     def _corpora(self, end_bytes: Mapping[str, int]) -> Corpora:
-        split = self._config.train_split
-        return Corpora(
-            {name: source.marks(split, end_bytes.get(name) or None) for name, source in self._sources.items()}
-        )
+        return _corpora_of(self._sources, self._config.train_split, end_bytes)
 
     def look(self, shards: Sequence[int]) -> None:
         """Prepares what the positions of these shards say of the corpus; `save` does it otherwise.
@@ -150,7 +151,7 @@ class DataPositions:
             self._check_identity(shard, each.about)
         if not saved:
             return Resumption(saved, None, ())
-        step = max(each.about["num_batches"] for each in saved.values())
+        step = max(each.about["num_batches"] + each.stages.get("begins", 0) for each in saved.values())
         sentence, notes = self._compared(saved, step)
         if not sentence:
             return Resumption(saved, None, notes)
@@ -329,6 +330,11 @@ def corpus_table(task: Provider, split: str) -> dict[str, tuple[int | None, str 
     return corpora.table()
 
 
+def digest_of_files(task: Provider, split: str, end_bytes: Mapping[str, int]) -> str:
+    """Returns what a data position says of the content of a task's files, under "files" and "end_bytes", as of now."""
+    return _corpora_of(_unit_sources(task), split, end_bytes).digest
+
+
 def opened(position: bytes, shard: int) -> Saved:
     """Returns the content of a data position; PositionError if any byte of it is damaged."""
     try:
@@ -346,6 +352,7 @@ def opened(position: bytes, shard: int) -> Saved:
             with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
                 rows = dict(arrays)
         files = unpacked_table(contents[FILES_FILE]) if about["format"] >= WITH_FILES else {}
+        stages = json.loads(contents.get(STAGES_FILE, b"{}"))
         iterator = {name: content for name, content in contents.items() if name.startswith(f"{ITERATOR}.")}
         needed = (
             {f"{ITERATOR}.index", f"{ITERATOR}.data-00000-of-00001", ROWS_FILE} if about.get("exact", True) else set()
@@ -354,7 +361,11 @@ def opened(position: bytes, shard: int) -> Saved:
             raise ValueError(f"it lacks {min(needed - set(contents))}")
     except Exception as error:  # each of these libraries has its own errors for damage
         raise PositionError(f"The data position of shard {shard} cannot be read ({reason_of(error)}).") from error
-    return Saved(about, iterator, rows, files)
+    return Saved(about, iterator, rows, files, stages)
+
+
+def _corpora_of(sources: Mapping[str, UnitSource], split: str, end_bytes: Mapping[str, int]) -> Corpora:
+    return Corpora({name: source.marks(split, end_bytes.get(name) or None) for name, source in sources.items()})
 
 
 def _unit_sources(task: Provider) -> dict[str, UnitSource]:

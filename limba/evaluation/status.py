@@ -91,6 +91,7 @@ class Status:
         lines = [
             f"run          {self._directory}",
             *_figures(train, config),
+            *_stages(train, config),
             *_validation(records),
             self._saved(saved),
             *self._room(saved),
@@ -145,6 +146,16 @@ def _figures(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> li
     mfu = f", MFU {last['mfu']:.1%}" if "mfu" in last else ", MFU unknown for these devices"
     lines.append(f"speed        {tokens:,.0f} tokens/s{mfu}, {last['data_wait']:.0%} of the time waiting for data")
     return lines
+
+
+def _stages(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> list[str]:
+    """Returns a line about the stage of the data that is read, and the next one; nothing for a run without stages."""
+    if config is None or not config.data.stages:
+        return []
+    *_, (since, name) = read = config.data.stages_before(train[-1]["step"] if train else 0)
+    line = f"stage        {len(read)} of {1 + len(config.data.stages)}: {name} since step {since:,}"
+    following = config.data.stages[len(read) - 1 : len(read)]
+    return [", ".join([line, *(f"{later} from step {begins:,} on" for begins, later in following)])]
 
 
 def _validation(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -148,7 +148,10 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
         records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
         validation = [record for record in records if record["kind"] == "validation"]
         entries |= {
-            "task": f"`{data.mixture_or_task_name}`",
+            "task": ", ".join(
+                f"from step {begins:,} on `{name}`" if begins else f"`{name}`"
+                for begins, name in data.stages_before(step)
+            ),
             "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
             "objective": data.objective,
             "lengths": ", ".join(f"{name} {length}" for name, length in data.task_feature_lengths.items()),

@@ -11,6 +11,8 @@ import numpy as np
 
 from limba.config import RunConfig
 from limba.data.epochs.counts import COUNTED_BYTES, count
+from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
+from limba.data.objectives import derive_lengths
 from limba.data.packing import FEATURES
 from limba.data.preparation.inspect import Inspection
 from limba.data.shard import shard_dataset, source_errors
@@ -19,12 +21,15 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, check_sources, has_exact_positions, parts_of
 from limba.preflight import sample
 from limba.preflight.findings import Check, gathered, logged
-from limba.preflight.objective import wasted_share
+from limba.preflight.objective import TITLE as OBJECTIVE
+from limba.preflight.objective import needed_targets, wasted_share
 from limba.preflight.verdict import Line, Section
 
 TITLE = "Data"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
+MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
+WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MFU = 0.4  # at which devices are taken to compute, for what they want to read
 LEAST_STEP_SECONDS = 0.005
 CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
@@ -64,6 +69,7 @@ def data_of_run(
         checks += _of_part(config, part, f"{part.name}: " if several else "")[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
         checks.append(lambda data: _rows(config, task, lengths, chips, data))
+        checks += [_of_stage(config, begins, task, lengths) for begins, _ in config.data.stages]
     checks += [lambda data: _shards(config, task, chips, data), lambda data: _resume(task, data)]
     return gathered(TITLE, *checks)
 
@@ -75,8 +81,22 @@ def _sources(config: RunConfig, task: Provider) -> Iterator[Line]:
             sizes = [file.size for file in files if file.size]
             size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
             name = part.source.name[:1].lower() + part.source.name[1:]
-            yield Line("ok", f"{part.name} reads {name}: {len(files):,} files, {len(units):,} units{size}.")
+            said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
+            yield Line("ok", f"{part.name} reads {name}: {said}.")
     check_sources(task, config.data)
+
+
+def _of_stage(config: RunConfig, begins: int, first: Provider, lengths: Mapping[str, int]) -> Check:
+    """Returns the check of a later stage's task, files and rows, which must be like those of the first one."""
+
+    def stage(data: dict[str, Any]) -> Iterator[Line]:
+        task = task_of_stage(begins, first, lengths, config.data)
+        check_sources(task, config.data)
+        own = derive_lengths(task, config.data.task_feature_lengths)
+        check_rows_of_stage(begins, task, own, first, lengths, config.data)
+        yield Line("ok", f"From step {begins:,} on the text is that of {task.name}, with rows like those before.")
+
+    return stage
 
 
 def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
@@ -117,9 +137,9 @@ def _size(config: RunConfig, part: Any, found: Inspection, data: dict[str, Any])
             yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
             return
         num_bytes = part.source.num_bytes(config.data.train_split)
-        tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{num_bytes / 1e9:,.1f} GB, by its sample"
+        tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{in_words(num_bytes)} bytes, by its sample"
     data.setdefault("corpus_tokens", {})[part.name] = tokens
-    yield Line("ok", f"The corpus has about {tokens / 1e6:,.1f} million tokens ({how}).")
+    yield Line("ok", f"The corpus has about {in_words(tokens)} tokens ({how}).")
 
 
 def _text_in_files(source: UnitSource, split: str) -> float | None:
@@ -194,7 +214,7 @@ def _rows(
         "tokens_per_row": tokens,
         "tokens_per_cpu_second": rows * tokens / max(cpu_seconds, 1e-9),
     }
-    yield from _padding(config, lengths, shares, real, data)
+    yield from _padding(config, task, lengths, shares, real, data)
     yield from _totals(config, tokens, data)
     speed = rows * tokens / max(cpu_seconds, 1e-9)
     clock = rows * tokens / max(seconds, 1e-9)
@@ -207,8 +227,10 @@ def _rows(
     wanted = wanted_tokens(config, chips, real) / chips.hosts
     cores = wanted / speed
     data |= {"tokens_wanted_per_host": wanted, "cores_wanted_per_host": cores}
-    of_all = f"{chips.hosts} host(s) of {chips.name} want {wanted / 1e6:.2f} million each at {MFU:.0%} of the peak"
-    text = f"{here}; {of_all} (an assumption), {cores:.1f} such cores."
+    want = "wants" if chips.hosts == 1 else "want"
+    of_all = f"{_number(chips.hosts, 'host')} of {chips.name} {want} {wanted / 1e6:.2f} million each"
+    of_all += f" at {MFU:.0%} of the peak"
+    text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
         yield Line("warning", text, "prepare the corpus: tokens are read several times as fast as text")
     else:
@@ -251,15 +273,18 @@ def _timed(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> tup
 
 
 def _padding(
-    config: RunConfig, lengths: Mapping[str, int], shares: Mapping[str, float], real: Mapping[str, float],
-    data: dict[str, Any],
+    config: RunConfig, task: Provider, lengths: Mapping[str, int], shares: Mapping[str, float],
+    real: Mapping[str, float], data: dict[str, Any],
 ) -> Iterator[Line]:  # fmt: skip
     said = ", ".join(f"{share:.1%} of the {name}" for name, share in shares.items())
     inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
     waste = wasted_share(config, inputs, real.get("targets", 0), targets, real.get("inputs", 0))
     data["padding_flops_share_of_rows"] = waste
-    if waste < PADDED:
-        yield Line("ok", f"Padding in the rows that are trained on: {said}.")
+    needed = needed_targets(task, inputs) if inputs else None
+    by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
+    if waste - by_lengths < PADDED:
+        why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
+        yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
     mend = "" if config.data.pack else "DataConfig.pack = True"
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
@@ -276,13 +301,33 @@ def _totals(config: RunConfig, tokens: float, data: dict[str, Any]) -> Iterator[
         return
     total = per_step * config.train_steps
     data["tokens_in_all"] = total
-    text += f", {total / 1e9:,.3g} billion in {config.train_steps:,} steps"
+    text += f", {in_words(total)} in {config.train_steps:,} steps"
     corpus = sum(data.get("corpus_tokens", {}).values())
     if not corpus:
         yield Line("ok", f"{text}.")
         return
-    data["epochs"] = total / corpus
-    yield Line("ok", f"{text}: about {total / corpus:,.2f} epochs over the corpus.")
+    epochs = data["epochs"] = total / corpus
+    text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
+    if epochs <= MOST_EPOCHS:
+        yield Line("ok", f"{text}.")
+        return
+    text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
+    yield Line("warning", f"{text}.", f"RunConfig.train_steps = {max(1, int(MOST_EPOCHS * corpus / per_step))}")
+
+
+def in_words(number: float) -> str:
+    """Returns a number of tokens or bytes as a reader counts them, to three digits.
+
+    >>> in_words(33_512), in_words(3_014_400), in_words(160_256_000_000), in_words(0)
+    ('33,500', '3.01 million', '160 billion', '0')
+    """
+    size, word = next(((size, f" {word}") for size, word in WORDS if number >= size), (1, ""))
+    rounded = float(f"{number / size:.3g}")
+    return f"{rounded:,.4g}{word}" if word else f"{rounded:,.0f}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[str, Any]) -> Iterator[Line]:
@@ -297,7 +342,8 @@ def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[s
             continue
         units = part.source.units(config.data.train_split)
         sizes = [file.size or 0 for file in part.source.listed(config.data.train_split)]
-        text = f"{part.name}: {len(units):,} units for {shards} data shards on {hosts} host(s)"
+        there = f"{_number(len(units), 'unit')} in {_number(len(sizes), 'file')}"
+        text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
             yield Line("warning", f"{text}.", "prepare the corpus, which writes it as many shards")

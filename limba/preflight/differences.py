@@ -103,13 +103,18 @@ def with_saved_run(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     newest = max(steps)
     free = [str(each) for each in found if each.is_free]
     yield Line("ok", f"{config.model_dir} is resumed at step {newest:,}{': ' if free else '.'}{'; '.join(free)}")
-    yield from changes(found)
+    yield from changes(found, newest)
 
 
-def changes(found: list[Difference]) -> Iterator[Line]:
-    """Yields a line for each difference by which a resumed run would be refused, or learn something else."""
+def changes(found: list[Difference], step: int) -> Iterator[Line]:
+    """Yields a line for each difference by which a run resumed at a step is refused, or learns something else."""
     for each in found:
         mend = f"{each.field} = {each.before!r}"
+        if each.field == "DataConfig.stages":
+            passed = [[stage for stage in stages if stage[0] < step] for stages in (each.before, each.now)]
+            if passed[0] != passed[1]:
+                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", mend)
+                continue
         if each.field in FIXED:
             yield Line("error", f"{each}, and the data positions of the run's checkpoints belong to that.", mend)
         elif not each.is_free:

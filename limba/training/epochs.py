@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,17 +15,20 @@ from etils import epath
 
 from limba.config import ConfigError, RunConfig
 from limba.data.epochs.deal import Deal, corpora_of, deal_of, said
+from limba.data.epochs.stages import Stage
 from limba.data.positions import opened
 from limba.data.tasks import Provider
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import is_first, of_first, together
 from limba.storage.files import read_text, resolved, write_whole
+from limba.training.start import tasks_of_stages
 
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
 COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
 MOST_STEPS = 2**31 - 1
 EARLIER = "this run began with an earlier version, which dealt whole parts of files"
 EPOCH = "epoch"
+STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +38,11 @@ class Plan:
     """How a run goes over its corpora.
 
     `planned` is its configuration with the step at which it ends as far as that is known: what the schedule of the
-    learning rate and the log go by. The periods are in steps; a fraction where an epoch is no whole number of them.
+    learning rate and the log go by; `stages` are those of its data, in most runs only one. The periods are in steps; a
+    fraction where an epoch is no whole number of them.
     """
 
-    deal: Deal
+    stages: Sequence[Stage]
     planned: RunConfig
     most_steps: int
     saving: int | Fraction
@@ -61,33 +65,46 @@ def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     Raises InputError, in all processes alike, for a corpus that cannot be read, and for a choice that needs the number
     of rows where it cannot be known.
     """
-    text = ""
+    tasks, text = tasks_of_stages(config, task, lengths), ""
     with together(COUNTING_SECONDS):
         if is_first():
-            text = deal_of_run(config, task, lengths).to_text()
-    deal = Deal.of_text(of_first(text))
+            text = json.dumps([deal_of_run(config, each, lengths, place).to_text() for place, each in tasks.items()])
+    deals = [Deal.of_text(each) for each in json.loads(of_first(text))]
+    of_stages, deal = config.data.of_stages, deals[0]
     end, notes = _end(config, deal)
     return Plan(
-        deal,
+        [Stage(place, tasks[place], of_stages[place], each) for place, each in zip(tasks, deals, strict=True)],
         dataclasses.replace(config, train_steps=end),
         config.train_steps or MOST_STEPS,
         _period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
         _period("EvaluationConfig", config.evaluation.every_steps, deal, config),
-        (*said(deal, config.data), *notes),
+        (*said(deal, config.data), *notes, *_said_of_stages(config)),
     )
 
 
-def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> Deal:
-    """Returns the deal with which a run has begun, or begins; the counts of its corpora are made once."""
-    has_begun, dealing = _dealing(config)
+def _said_of_stages(config: RunConfig) -> Iterator[str]:
+    for step, name in config.data.stages:
+        never = config.train_steps is not None and step >= config.train_steps
+        last = f": after the run's last step, {config.train_steps:,}, so it is never read" if never else ""
+        yield f"From step {step:,} on the text is that of {name}{last}."
+
+
+def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], begins: int = 0) -> Deal:
+    """Returns the deal with which a run has begun, or begins; the counts of its corpora are made once.
+
+    `begins` is the first batch of the stage whose task it is.
+    """
+    data = config.data.of_stages[begins]
+    has_begun, dealing = _dealing(config, task, data.seed)
     if has_begun and dealing is None:
         return Deal(reason=EARLIER)
-    path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, config.data)
+    path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, data)
     names = None if dealing is None else dealing["tasks"]
-    known = None
+    written, known = dict[str, Any](), None
     if path.exists():
         try:
-            found = json.loads(path.read_text())
+            written = json.loads(path.read_text())
+            found = written if not begins else written.get(STAGES, {}).get(str(begins), {"corpora": None})
             known = Deal.of_text(json.dumps(found["deal"])).counts if found["corpora"] == corpora else None
         except (ValueError, KeyError, TypeError):
             logger.warning("%s cannot be read: the rows are counted again.", path)
@@ -96,23 +113,39 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -
     periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
     wants_epochs = names is not None or config.data.num_epochs is not None or EPOCH in periods
     marks = dealing is None or bool(dealing.get("corpora"))  # a run keeps what it began with
-    deal = deal_of(task, lengths, config.data, wants_epochs, names, known, marks)
+    deal = deal_of(task, lengths, data, wants_epochs, names, known, marks)
     if known is None and deal.counts:
-        write_whole(path, json.dumps({"corpora": corpora, "deal": json.loads(deal.to_text())}) + "\n")
+        entry = {"corpora": corpora, "deal": json.loads(deal.to_text())}
+        others = written.get(STAGES, {}) if config.data.stages else {}
+        if begins:
+            entry = {**written, STAGES: {**others, str(begins): entry}}
+        elif others:
+            entry[STAGES] = others
+        write_whole(path, json.dumps(entry) + "\n")
     return deal
 
 
-def _dealing(config: RunConfig) -> tuple[bool, Mapping[str, Any] | None]:
-    """Returns (whether there is a checkpoint, how the newest readable one says that its rows are dealt)."""
+def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mapping[str, Any] | None]:
+    """Returns (whether a checkpoint has read a stage, how the newest readable one says that its rows are dealt).
+
+    A stage is known by its task and its seed. In a run of only one all checkpoints are of it.
+    """
     directory, found = epath.Path(config.model_dir) / "checkpoints", dict[int, epath.Path]()
     for place in (limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir), directory):
         found |= limba_checkpoint.steps_in(place) if place is not None else {}
     for step in sorted(found, reverse=True):
         try:
             shard, position = next(iter(limba_checkpoint.read_data(found[step])["positions"].items()))
-            return True, opened(base64.b64decode(position), int(shard)).about.get("dealing")
+            saved = opened(base64.b64decode(position), int(shard))
         except Exception:
             logger.debug("The data position of %s cannot be read:", found[step], exc_info=True)
+            continue
+        if not config.data.stages or (saved.about.get("task"), saved.about.get("seed")) == (task.name, seed):
+            return True, saved.about.get("dealing")
+        for ended in saved.stages.get("ended", ()):
+            if (ended["task"], config.data.seed + ended["begins"]) == (task.name, seed):
+                return True, ended["dealing"]
+        return False, None
     return False, None
 
 

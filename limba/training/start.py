@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from limba.config import RunConfig, plain
 from limba.config.secrets import without_credentials
+from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
 from limba.data.objectives import derive_lengths
 from limba.data.tasks import Provider, check_sources, needs_sentinels, pinned_for_run, resolve_task
 from limba.data.vocabulary.load import check_vocabulary
@@ -37,17 +39,41 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
         task = resolve_task(data)
     task = pinned_for_run(task, config.model_dir)
     with together():
-        lengths = derive_lengths(task, data.task_feature_lengths)
-        fills_gaps = needs_sentinels(task) and not config.model.is_decoder_only
-        vocabulary = task.output_features["targets"].vocabulary
-        check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
-        check_sources(task, data)
+        lengths = _checked(task, config)
     if config.initial_checkpoint_path:
         with together(HOURS_WAITED * 3600):  # a model of the hub is downloaded here
             if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
                 check_initial(config.initial_checkpoint_path)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
+
+
+def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
+    """Returns the lengths of a task's rows; InputError for a vocabulary or corpus that cannot be used."""
+    lengths = derive_lengths(task, config.data.task_feature_lengths)
+    fills_gaps = needs_sentinels(task) and not config.model.is_decoder_only
+    vocabulary = task.output_features["targets"].vocabulary
+    check_vocabulary(vocabulary, config.model.vocab_size, needs_sentinels=fills_gaps)
+    check_sources(task, config.data)
+    return lengths
+
+
+def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> dict[int, Provider]:
+    """Returns the task of each stage by its first batch: `task` for the first one, which is checked already.
+
+    Raises InputError, in all processes alike, for a stage whose task or corpus cannot be used, and for one whose rows
+    are not like those of the first.
+    """
+    found = {0: task}
+    for begins, _ in config.data.stages:
+        with together():
+            later = task_of_stage(begins, task, lengths, config.data)
+        later = pinned_for_run(later, config.model_dir)
+        with together():
+            check_rows_of_stage(begins, later, _checked(later, config), task, lengths, config.data)
+        check_alike(functools.partial(facts_of_data, later, config.data))
+        found[begins] = later
+    return found
 
 
 def as_begun(config: RunConfig) -> RunConfig:

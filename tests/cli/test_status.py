@@ -13,11 +13,13 @@ import pytest
 from etils import epath
 
 from limba.cli.main import main
+from limba.config import DataConfig, RunConfig, plain
 from limba.evaluation import status as status_module
 from limba.evaluation.status import Status, curve
 from limba.preflight import environment, processes
 from limba.storage import manifest
 from limba.storage.lease import Owner, held
+from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +60,17 @@ def test_a_run_that_is_over(directory: Path, capsys: pytest.CaptureFixture[str])
     assert "checkpoint   step 40, 0 s ago by the file's time" in text
     assert "process      none: nothing trains here now" in text and "step 1 to 50" in text
     assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_the_stage_that_is_read_and_the_next_one(directory: Path) -> None:
+    for stages, line in (
+        (((20, "clean"), (60, "books")), "stage        2 of 3: clean since step 20, books from step 60 on"),
+        (((50, "clean"),), "stage        1 of 2: wiki since step 0, clean from step 50 on"),
+        (((20, "clean"),), "stage        2 of 2: clean since step 20"),
+    ):
+        data = DataConfig("wiki", {"inputs": 64}, 8, stages=stages)
+        (directory / plain.FILE).write_text(plain.to_text(RunConfig(tiny.MODEL, data, str(directory), 100)))
+        assert line in Status(epath.Path(directory)).lines()
 
 
 def test_a_living_run_and_who_is_slow(directory: Path) -> None:

@@ -9,6 +9,7 @@ from etils import epath
 
 from limba.cli import main, program
 from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
+from limba.export.card import _training
 from limba.export.huggingface import Choices, _about
 from limba.inference.source import Source
 from tests import tiny
@@ -57,3 +58,11 @@ def test_what_the_hub_cannot_read_is_refused(
         CardConfig(**{field: value})
     assert program.exit_code(main._run, ["convert", str(tmp_path), str(tmp_path / "out"), f"--{field}={value}"]) == 2
     assert f"--{field} " in capsys.readouterr().err
+
+
+def test_the_card_names_the_stages_that_have_been_read(tmp_path: Path) -> None:
+    data = DataConfig("wiki", {"inputs": 64}, 8, stages=((20, "clean"), (60, "books")))
+    run = RunConfig(tiny.MODEL, data, str(tmp_path), train_steps=100)
+    for step, task in ((20, "`wiki`"), (21, "`wiki`, from step 20 on `clean`")):
+        of_run = dataclasses.replace(source(OWN), run=run, directory=epath.Path(tmp_path))
+        assert f"| task | {task} |" in _training(of_run, step, None)

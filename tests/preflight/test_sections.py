@@ -145,6 +145,19 @@ def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
     assert data["differs_from_saved_run"] == ["ModelConfig.dropout_rate"] and said[-1].level == "warning"
 
 
+def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None:
+    def staged(*stages: tuple[int, str]) -> RunConfig:
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, stages=stages))
+
+    directory = Path(config.model_dir)
+    (directory / "checkpoints" / "5" / "state").mkdir(parents=True)
+    (directory / "checkpoints" / "5" / "state" / "manifest.ocdbt").write_text("")
+    (directory / plain.FILE).write_text(plain.to_text(staged((3, "clean"), (9, "books"))))
+    for stages, level in ((((3, "clean"), (8, "a")), "warning"), (((4, "clean"),), "error"), ((), "error")):
+        *_, line = differences.with_saved_run(staged(*stages), {})
+        assert line.level == level and line.mend == "DataConfig.stages = [[3, 'clean'], [9, 'books']]"
+
+
 def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     data: dict = {}
     (line,) = storage._room(config, data)

@@ -3,12 +3,13 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tasks.demo  # noqa: F401  registers the task
+from limba.cli import main
 from limba.config import (
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     MeshConfig,
     OptimizerConfig,
@@ -16,6 +17,7 @@ from limba.config import (
     ScheduleConfig,
 )
 from limba.evaluation.text import evaluate
+from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.inference import load
 from limba.run import train
 from limba.training.metrics.logging import read_metrics
@@ -26,15 +28,7 @@ from tests import tiny
 def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
     config = RunConfig(
         tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=48, num_decoder_layers=2),
-        DataConfig(
-            "demo_span_corruption",
-            {"inputs": 48},
-            batch_size=16,
-            vocabulary=str(vocabulary),
-            data_files=str(corpus),
-            validation_percent=5.0,
-            num_data_shards=4,
-        ),
+        tiny.demo_data(corpus, vocabulary),
         str(tmp_path / "whole"),
         train_steps=12,
         optimizer=OptimizerConfig("muon", ScheduleConfig("linear", 0.02, warmup_steps=0, decay_steps=100)),
@@ -65,3 +59,17 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
     plain = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, average=None))
     as_trained, _ = evaluate(load.load(config.model_dir, config=plain), num_examples=0, split=split)
     assert abs(as_trained["loss"] - used["loss"]) > 1e-3
+
+    # Of two checkpoints `limba merge` averages both the weights and their online average, which is then the model.
+    merged = tmp_path / "merged"
+    assert main.main(["merge", config.model_dir, "--steps=6,12", f"--output={merged}"]) == 0
+    places = [Path(config.model_dir) / "checkpoints" / step for step in ("6", "12")]
+    for online in (True, False):
+        first, last, mean = (LimbaCheckpoint(each, average=online) for each in (*places, merged / "checkpoints" / "12"))
+        assert mean.has_average and set(mean) == set(first)
+        for name in mean:
+            wanted = (np.asarray(first[name], np.float64) + np.asarray(last[name], np.float64)) / 2
+            np.testing.assert_array_equal(mean[name], wanted.astype(np.float32))
+    both, _ = evaluate(load.load(str(merged)), num_examples=0, split=split)
+    trained, _ = evaluate(load.load(str(merged), config=plain), num_examples=0, split=split)
+    assert len({round(each["loss"], 4) for each in (both, trained, used)}) == 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from limba.cli import task_modules
@@ -15,6 +16,7 @@ from limba.config import InputError, RunConfig, environment
 from limba.config.errors import reason_of
 
 if TYPE_CHECKING:
+    from limba.data.epochs.stages import Stage
     from limba.inference.source import Source
 
 ABOUT = """Finds the documents in the batches that a run has dropped or passed over: those of the rows that stood out,
@@ -63,27 +65,28 @@ def run(argv: Iterable[str]) -> None:
 
 def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[dict[str, Any]]:
     """Yields the lines of the file; the rows of a shard in a batch are found together, since each search reads it."""
-    from limba.data.objectives import derive_lengths
     from limba.data.provenance import documents_of
-    from limba.data.tasks import pinned_for_run
-    from limba.inference.source import task_of
-    from limba.training.epochs import deal_of_run
 
     assert run_of.run is not None
-    task, data = pinned_for_run(task_of(run_of), run_of.run.model_dir), run_of.run.data
-    lengths, (last, positions) = derive_lengths(task, data.task_feature_lengths), _last_positions(run_of.directory)
-    deal = deal_of_run(run_of.run, task, lengths)
+    data, (last, positions) = run_of.run.data, _last_positions(run_of.directory)
+    lengths, stage_of = _stages(run_of)
     for entry in entries:
+        # The position of a later stage says nothing of the corpus of an earlier one.
+        stage = stage_of(begins := data.stage_of(entry["batch"] - 1))
+        is_followed = entry["batch"] <= last and data.stage_of(last - 1) == begins
         by_shard: dict[int, set[int]] = {}
         if all_rows:
             by_shard = {shard: set(range(data.rows_per_shard)) for shard in range(data.num_data_shards or 1)}
         else:
             for row in entry["rows"]:
                 by_shard.setdefault(row["shard"], set()).add(row["row"])
-        batch = entry.get("data_batch", entry["batch"])
+        batch = min(entry.get("data_batch", entry["batch"]), entry["batch"] - begins)
         for shard, rows in sorted(by_shard.items()):
-            position = positions.get(shard) if entry["batch"] <= last else None
-            for document in documents_of(task, lengths, data, shard, batch, sorted(rows), position, deal):
+            position = positions.get(shard) if is_followed else None
+            if not is_followed and shard in positions:
+                _check_ended(positions[shard], shard, stage)
+            found = documents_of(stage.task, lengths, stage.config, shard, batch, sorted(rows), position, stage.deal)
+            for document in found:
                 yield {
                     "batch": entry["batch"],
                     "shard": shard,
@@ -93,6 +96,45 @@ def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: b
                     "document": document.row,
                     "text": document.text,
                 }
+
+
+def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
+    """Returns the lengths of a run's rows, and a function from a stage's first batch to the stage."""
+    from limba.data.epochs.stages import Stage, task_of_stage
+    from limba.data.objectives import derive_lengths
+    from limba.data.tasks import pinned_for_run
+    from limba.inference.source import task_of
+    from limba.training.epochs import deal_of_run
+
+    assert run_of.run is not None
+    run, data = run_of.run, run_of.run.data
+    first = pinned_for_run(task_of(run_of), run.model_dir)
+    lengths = derive_lengths(first, data.task_feature_lengths)
+
+    @functools.cache
+    def stage_of(begins: int) -> Stage:
+        task = first
+        if begins:
+            task = pinned_for_run(task_of_stage(begins, first, lengths, data), run.model_dir)
+        return Stage(begins, task, data.of_stages[begins], deal_of_run(run, task, lengths, begins))
+
+    return lengths, stage_of
+
+
+def _check_ended(position: bytes, shard: int, stage: Stage) -> None:
+    """Raises InputError if the corpus of a stage that has ended changed while it was read, or since then."""
+    from limba.data.positions import digest_of_files, opened
+
+    for ended in opened(position, shard).stages.get("ended", ()):
+        if ended["begins"] != stage.begins:
+            continue
+        now = digest_of_files(stage.task, stage.config.train_split, ended["end_bytes"])
+        if ended["read_again"] or ended["files"] not in (None, now):
+            when = "while it was read" if ended["read_again"] else "since it was read"
+            raise InputError(
+                f"The corpus of the stage of {ended['task']}, from step {stage.begins} on, changed {when}: the"
+                " documents of its batches cannot be found any more."
+            )
 
 
 def _last_positions(directory: Any) -> tuple[int, dict[int, bytes]]:

@@ -63,11 +63,15 @@ def _of(**names: str) -> Callable[[Run], dict[str, str]]:
     return lambda _: {label: column for column, label in names.items()}
 
 
-def _below(kind: str, prefix: str, **also: str) -> Callable[[Run], dict[str, str]]:
-    """Returns a function that gives the columns whose names begin so, and others, `column=label`."""
+def _below(kind: str, prefix: str, whole: bool = False, **also: str) -> Callable[[Run], dict[str, str]]:
+    """Returns a function that gives the columns whose names begin so, and others, `column=label`.
+
+    With `whole`, without those of a part, such as one stage's: "tokens/stage_80000/ro".
+    """
 
     def columns(run: Run) -> dict[str, str]:
         names = [name for name in run.history.tables[kind].names if name.startswith(prefix)]
+        names = [name for name in names if not (whole and "/" in name.removeprefix(prefix))]
         return {**{label: name for name, label in also.items()}, **{name.removeprefix(prefix): name for name in names}}
 
     return columns
@@ -86,7 +90,7 @@ FIGURES = (
             _of(hbm_peak_gib="device, peak", host_memory_gib="host, first process")),
     Figures("epochs", "Data", "Epochs of each corpus", "epochs", "train", _below("train", "epochs/")),
     Figures("corpus_tokens", "Data", "Tokens of each corpus", "tokens, without padding", "train",
-            _below("train", "tokens/")),
+            _below("train", "tokens/", whole=True)),
     Figures("bits_per_byte", "Validation", "Bits per byte by character set", "bits per byte", "validation",
             _below("validation", "bits_per_byte/", bits_per_byte="all")),
 )  # fmt: skip

@@ -52,7 +52,7 @@ def _content_of(runs: Sequence[Run], most_points: int) -> Content:
     fragments = {
         "facts": tables.facts(runs),
         "problems": tables.problems(runs),
-        "corpora": tables.corpora(runs),
+        "corpora": tables.corpora(runs) + tables.stages(runs),
         "happened": tables.happened(runs),
         "configuration": tables.configuration(runs),
         "environment": tables.environment(runs),

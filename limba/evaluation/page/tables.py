@@ -17,6 +17,7 @@ from limba.evaluation.page.runs import Run
 from limba.training.metrics.records import duration
 
 MOST_EVENTS = 200  # of each run in the table
+STAGE = "stage_"  # before the first step of a stage, in the names of its tokens
 UNSET = object()
 
 
@@ -30,7 +31,9 @@ def facts(runs: Sequence[Run]) -> str:
 
 def _facts(run: Run) -> dict[str, str]:
     train, validation, config = run.train, run.history.tables["validation"], run.config
-    found = {"task": config.data.mixture_or_task_name, "directory": without_credentials(str(run.directory))}
+    read = config.data.stages_before(int(train.steps[-1]) if len(train) else 0)
+    task = "; ".join(f"from step {begins:,} on {name}" if begins else name for begins, name in read)
+    found = {"task": task, "directory": without_credentials(str(run.directory))}
     if isinstance(number := run.history.start.get("parameters"), int):
         found["parameters"] = f"{number:,}"
     if not len(train):
@@ -63,6 +66,7 @@ def corpora(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         tokens, epochs = _newest(run, "tokens/"), _newest(run, "epochs/")
+        tokens = {name: number for name, number in tokens.items() if "/" not in name}  # not those of one stage
         if len(epochs) == 1 and not tokens and (axis := run.axes().get("tokens")) is not None and len(axis):
             tokens = {name: float(axis[-1]) for name in epochs}  # all are of the one corpus
         total = sum(tokens.values())
@@ -79,6 +83,23 @@ def corpora(runs: Sequence[Run]) -> str:
             )
     header = [*(["run"] if len(runs) > 1 else []), "corpus", "epochs", "tokens", "share of the tokens"]
     return table(header, rows, "Corpora") if rows else ""
+
+
+def stages(runs: Sequence[Run]) -> str:
+    """Returns the table of the tokens of each corpus in each stage of the data so far; "" without stages."""
+    rows = []
+    for run in runs:
+        found: dict[int, dict[str, float]] = {}
+        for name, number in _newest(run, f"tokens/{STAGE}").items():
+            begins, _, corpus = name.partition("/")
+            found.setdefault(int(begins), {})[corpus] = number
+        for begins, tokens in sorted(found.items()):
+            total = sum(tokens.values())
+            for corpus, number in tokens.items():
+                share = f"{number / total:.1%}" if total else ""
+                rows.append([f"{begins:,}", *([run.name] if len(runs) > 1 else []), corpus, f"{number:,.0f}", share])
+    header = ["from step", *(["run"] if len(runs) > 1 else []), "corpus", "tokens", "share of the stage's tokens"]
+    return table(header, rows, "Stages") if rows else ""
 
 
 def _newest(run: Run, prefix: str) -> dict[str, float]:

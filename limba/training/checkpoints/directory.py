@@ -7,6 +7,7 @@ logical data shard), and a manifest with the checksum of each file. Saving goes 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,7 @@ class Checkpoints:
         snapshot = arrays.take_snapshot(state, self._memory())
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
-        data = {**position_item(self._data, everywhere), "notes": dict(notes or {})}
+        data = {**position_item(_data_of(self._data, step), everywhere), "notes": dict(notes or {})}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
 
@@ -316,19 +317,31 @@ class Checkpoints:
         return [value for *_, value in outcomes], ""
 
     def _positions(self, data: Mapping[str, Any], path: epath.Path) -> Positions:
+        positions = {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
         for name, field in (
             ("task", "mixture_or_task_name"),
             ("seed", "seed"),
             ("num_data_shards", "num_data_shards"),
         ):
-            if data[name] != (now := getattr(self._data, field)):
+            if data[name] != (now := getattr(_data_of(self._data, int(path.name)), field)):
+                saved = _stages_in(positions)
+                if (self._data.stages or saved) and field != "num_data_shards":
+                    begun = self._data.stage_of(int(path.name) - 1)
+                    stage = _data_of(self._data, int(path.name)).mixture_or_task_name
+                    since = f" since step {saved['begins']}" if saved else ""
+                    raise ConfigError(
+                        "DataConfig.stages",
+                        f"is {self._data.stages!r}, by which the batches before step {path.name} are those of {stage}"
+                        f" since step {begun}, and the checkpoint there, in {path.parent}, has read"
+                        f" {data['task']!r}{since}; leave the stages before that step as they were.",
+                    )
                 raise ConfigError(
                     f"DataConfig.{field}",
                     f"is {now!r}, and the data position of the checkpoint at step {path.name} in {path.parent} was"
                     f" saved with {data[name]!r}; set it to that, or give a new RunConfig.model_dir with"
                     f" RunConfig.initial_checkpoint_path={path} to read the data from their beginning.",
                 )
-        return {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
+        return positions
 
     def _set_aside(self, damaged: Sequence[tuple[int, epath.Path, str]], taken: int) -> None:
         """Renames damaged steps and says so. Only when another one is taken: a run that reads none changes none."""
@@ -379,6 +392,20 @@ def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
         "manifest": manifest.FORMAT,  # without its manifest, this checkpoint is not whole
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
+
+
+def _stages_in(positions: Positions) -> Mapping[str, Any]:
+    """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
+    from limba.data.positions import PositionError, opened  # TensorFlow comes with it, seconds that a report spares
+
+    with contextlib.suppress(PositionError):
+        return next((opened(each, shard).stages for shard, each in positions.items()), {})
+    return {}
+
+
+def _data_of(data: DataConfig, step: int) -> DataConfig:
+    """Returns the choice of data of the stage that a checkpoint's data position belongs to: that of its last batch."""
+    return data.of_stages[data.stage_of(step - 1)]
 
 
 def limba_checkpoint_at(path: str) -> epath.Path:
