@@ -175,9 +175,9 @@ def memory(args: argparse.Namespace) -> None:
 
 
 def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float]]:
-    """Returns clock and processor seconds of two starts of the demo's run up to its first step, and of the process.
+    """Returns what two starts of the demo's run take: seconds to the first step, and processor seconds of the process.
 
-    The first start finds no kept programs, the second those of the first.
+    Also the number of kept programs after each. The first start finds no kept programs, the second those of the first.
     """
     from limba.data.preparation.demo_corpus import pydoc_corpus
 
@@ -201,7 +201,9 @@ def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float
             time.sleep(0.05)
         if process.returncode or first is None:
             raise RuntimeError(f"{command} ended with status {process.returncode}, first step {first}")
-        figures.append({"seconds_to_first_step": first, "cpu_seconds": _child_seconds() - before})
+        programs = len(list((folder / "compiled").glob("*-cache")))
+        used = {"cpu_seconds": _child_seconds() - before, "programs": programs}
+        figures.append({"seconds_to_first_step": first, **used})
     return figures
 
 

@@ -18,6 +18,8 @@ FORBIDDEN = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "dill.load", "joblib.load", "marshal.loads", "shelve.open"),
     *("yaml.load", "yaml.unsafe_load", "os.system", "os.popen", "runpy.run_path", "code.interact", "tempfile.mktemp"),
 }
+# Calls that load a compiled program: only jax does, from the user's own folder (limba/config/compile_cache.py).
+PROGRAMS = ("deserialize_and_load", "deserialize_executable", "export.deserialize")
 UNPICKLES = ("limba/data/preparation/local_tasks.py",)  # jobs, which its own process has packed
 UNPACKS = ("limba/data/positions.py",)  # a data position, which a run has written
 IMPORTS_BY_NAME = {  # file -> where the names come from
@@ -27,6 +29,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/cli/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",
     "limba/data/reader_processes.py": "the run that has imported them",
+    "limba/config/lean_imports.py": "tables in it",
     "limba/data/t5_names/finder.py": "tables in it",
 }
 
@@ -50,6 +53,8 @@ def faults(tree: ast.AST, place: str) -> Iterator[str]:
         last = name.rpartition(".")[2]
         if name in FORBIDDEN and not (name == "pickle.loads" and place in UNPICKLES):
             yield name
+        if name.endswith(PROGRAMS):
+            yield f"{name} loads a program"
         if last == "load" and name.startswith("torch") and given(call, "weights_only") is not True:
             yield "torch.load without weights_only=True"
         if last in ("load", "fromfile") and given(call, "allow_pickle"):
@@ -86,6 +91,8 @@ def test_no_text_is_run(path: Path) -> None:
         "zipfile.ZipFile(path).extractall(folder)",
         "importlib.import_module(name)",
         "tempfile.mktemp()",
+        "serialize_executable.deserialize_and_load(*kept)",
+        "jax.export.deserialize(content)",
         "datasets.load_dataset(name, trust_remote_code=True)",
     ],
 )

@@ -46,7 +46,7 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
-        for argument in argv:
+        for argument in argv if argv[:1] != ["preflight"] else ():  # its page says it, beside all else
             reaching.check(argument)
             reaching.check_name(GIVEN.sub("", argument).strip("'\""))
         result = program(argv)

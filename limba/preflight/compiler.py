@@ -12,7 +12,7 @@ from limba.preflight.compiled import mends, speed
 from limba.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.preflight.compiled.process import compiled_step
 from limba.preflight.compiled.topologies import Topology, topologies, topology
-from limba.preflight.verdict import Line, Section
+from limba.preflight.verdict import STEPS_ON_V4_8, Line, Section
 
 __all__ = ["Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies"]
 
@@ -20,8 +20,8 @@ TITLE, ADVICE = "Memory and speed", "Advice"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
-# Of benchmarks/README.md, "A training step on TPU v4-8": base, remat minimal, 136.1 and 104.5 M cycles, 8.76 and 6.28.
-UNROLLED = (0.77, 0.72)  # cycles and memory of the unrolled step, as shares of the scanned one's
+# Cycles and memory of the unrolled step, as shares of the scanned one's: 104.5 of 136.1 M cycles, 6.28 of 8.76 GiB.
+UNROLLED = (0.77, 0.72)
 MAYBE_UNROLLED = 1.4  # a scanned step above the limit, which the unrolled one may keep, is above it by less
 
 
@@ -154,7 +154,7 @@ def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) 
     if not config.model.scan_layers:
         text += (
             f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
-            " memory (benchmarks/README.md, 'A training step on TPU v4-8', has the commands)"
+            f" memory ({STEPS_ON_V4_8})"
         )
     if fits(found, wanted):
         if live > TIGHT * limit:
@@ -212,11 +212,8 @@ def _speed_lines(
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
     if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
-        estimate = dataclasses.replace(
-            estimate,
-            fastest=estimate.fastest * UNROLLED[0],
-            made=f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers",
-        )
+        made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({STEPS_ON_V4_8})"
+        estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
     (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
     kind = "Estimate" if measured is None else "By a measured run"

@@ -22,7 +22,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from limba.config import RunConfig
+from limba.config import RunConfig, compile_cache
 from limba.config import environment as machine
 from limba.config.errors import reason_of
 from limba.preflight import processes
@@ -200,31 +200,33 @@ def _gib(num_bytes: float) -> str:
 
 
 def _room(data: dict[str, Any]) -> Iterator[Line]:
-    places = {
-        "compiled programs": os.environ.get("JAX_COMPILATION_CACHE_DIR")
-        or machine.VARIABLES["JAX_COMPILATION_CACHE_DIR"],
-        "temporary files": tempfile.gettempdir(),
-    }
+    compiled = os.environ.get(compile_cache.OF_JAX, "")
+    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
+    if not compiled:  # off, or a folder that is not safe: one line at the start has said why
+        yield Line("ok", "Compiled programs are not kept: each start compiles again.")
     free = {}
     for name, place in places.items():
-        if "://" in place:
+        if not place or "://" in place:
             continue
         there = place
         while not os.path.exists(there):
             there = os.path.dirname(there) or "."
         free[name] = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            yield Line("warning", f"{place}, for {name}, cannot be written.", _mend_of(name))
+            yield Line("warning", f"{place}, for {name}, cannot be written.", _mend_of(name, place))
         elif free[name] < LEAST_FREE:
-            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _mend_of(name))
+            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _mend_of(name, place))
     data["free_bytes"] = free
     if free and all(number >= LEAST_FREE for number in free.values()):
         yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
 
 
-def _mend_of(name: str) -> str:
-    variable = "TMPDIR" if name == "temporary files" else "JAX_COMPILATION_CACHE_DIR"
-    return f"export {variable}=DIRECTORY"
+def _mend_of(name: str, place: str) -> str:
+    if name == "temporary files":
+        return "export TMPDIR=DIRECTORY"
+    own = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
+    is_own = place == str(Path(own).expanduser())  # else the user has set jax's own variable, which comes first
+    return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"
 
 
 def _tokens(config: RunConfig | None, data: dict[str, Any]) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +14,7 @@ from limba.config.errors import SentenceError, reason_of
 from limba.preflight.verdict import Line, Section
 
 Check = Callable[[dict[str, Any]], Iterable[Line]]  # may add figures to the section's data
+UNREACHABLE = re.compile(r"\w+://\S+ cannot be reached: ")
 _FIELD = r"(\w+Config\.\w+|[A-Z][A-Z_]{3,})"  # or the name that its user typed
 
 
@@ -66,6 +68,17 @@ def error_line(error: BaseException) -> Line:
     return Line("error", sentence, mend)
 
 
+def reached_by(line: Line, field: str) -> Line:
+    """Returns a line about an address of this field that does not answer with the choice of another one.
+
+    >>> reached_by(Line("error", "gs://a/b cannot be reached: no name."), "DataConfig.vocabulary").mend
+    'DataConfig.vocabulary = …  # an address that this machine reaches'
+    """
+    if not UNREACHABLE.search(line.text):
+        return line
+    return dataclasses.replace(line, mend=f"{field} = …  # an address that this machine reaches")
+
+
 def mend_in(sentence: str) -> str:
     """Returns the choice that a sentence advises, as a line of a configuration; "" if it names no value.
 
@@ -80,6 +93,10 @@ def mend_in(sentence: str) -> str:
     """
     if found := re.search(rf"it has '?([\w-]+).*: set {_FIELD} to one of these", sentence):
         return f"{found[2]} = {found[1]!r}"
+    if UNREACHABLE.search(sentence):
+        return "name an address that answers, or look from a machine whose network reaches it"
+    if re.search(r"^The data set \S+ cannot be opened", sentence):
+        return "DataConfig.data_files = …  # files, in place of the hub's"
     if " is not UTF-8 at byte " in sentence:
         return "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE"
     if found := re.search(rf"none for data shard (\d+) of \d+; set {_FIELD} lower", sentence):

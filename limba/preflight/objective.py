@@ -20,6 +20,7 @@ TITLE = "Objective and schedule"
 WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
 POINTS, HEIGHT = 64, 6  # of the curve
 RISING = ("linear_warmup", "linear_decay")  # T5X's factors that begin at 0
+FALLING = ("rsqrt_decay", "rsqrt_normalized_decay")  # those that are constant up to the end of the warm-up
 LONG_WARMUP = 0.5  # share of the run
 EARLY = 0.05  # share of the run that is trained after the rate has come to its end
 
@@ -115,6 +116,33 @@ def rate_over_steps(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     most = f"at most {rates[highest]:.3g} at step {places[highest] + 1:,}"
     said = f"Learning rate, {kind}: {rates[0]:.3g} at step 1, {most}, {rates[-1]:.3g} at step {steps:,}"
     yield Line("ok", f"{said}. In units of {scale:.0e}:\n" + "\n".join(drawing))
+    yield Line("ok", course(schedule, steps))
+
+
+def course(schedule: ScheduleConfig, steps: int) -> str:
+    """Returns the sentence that sets warm-up and decay beside the length of the run.
+
+    >>> course(ScheduleConfig("cosine", warmup_steps=1_000), 100_000)
+    'Warm-up takes 1,000 of 100,000 steps (1.0%); the decay ends with the run.'
+    >>> course(ScheduleConfig(warmup_steps=10_000), 100_000)
+    'The rate is constant for 10,000 of 100,000 steps (10.0%), as in T5, and then falls to the end.'
+    """
+    warmup, names = schedule.warmup_steps, schedule.factor_names
+    if schedule.branch_step is not None:
+        return f"The rate of the run before falls from step {schedule.branch_step:,} on: {schedule.branch_shape}."
+    share = f"{warmup:,} of {steps:,} steps ({warmup / steps:.1%})"
+    if schedule.name == "warmup_stable_decay":
+        return f"Warm-up takes {share}, the decay the last {schedule.decay_steps or max(1, steps // 10):,} steps."
+    if schedule.name != "factors":
+        end = f"at step {schedule.decay_steps:,}" if schedule.decay_steps else "with the run"
+        return f"Warm-up takes {share}; the decay ends {end}."
+    if any(name in RISING for name in names):
+        return f"Warm-up takes {share}."
+    if not any(name in FALLING for name in names):
+        return "There is no warm-up."
+    if warmup >= steps - schedule.step_offset:
+        return f"The rate is the same at all steps: it falls only after step {warmup + schedule.step_offset:,}."
+    return f"The rate is constant for {share}, as in T5, and then falls to the end."
 
 
 def rates_at(config: RunConfig, steps: Sequence[int]) -> list[float]:

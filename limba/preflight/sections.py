@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.config import InputError, RunConfig
+from limba.config.errors import SentenceError
 from limba.data.objectives.choice import derive_lengths
 from limba.data.tasks import Provider, resolve_task
 from limba.data.vocabulary.load import is_sentencepiece, read_model
 from limba.preflight import data, objective, vocabulary
 from limba.preflight.environment import environment
-from limba.preflight.findings import error_line, gathered, logged, unchecked
+from limba.preflight.findings import error_line, gathered, logged, reached_by, unchecked
 from limba.preflight.storage import storage
 from limba.preflight.verdict import Line, Section
 
@@ -39,13 +40,14 @@ def resolved(config: RunConfig) -> Resolved:
         if is_sentencepiece(words):
             read_model(words.sentencepiece_model_file)
         _ = words.vocab_size  # a tokenizer.json is read now
-    except (InputError, OSError) as error:
-        line = error_line(error)
+    except (SentenceError, OSError) as error:  # also a bucket that does not answer
+        line = reached_by(error_line(error), "DataConfig.vocabulary")
         in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
         try:
             task = resolve_task(in_bytes)
-        except (InputError, OSError):
-            return Resolved(None, of_data=line)
+        except (SentenceError, OSError):
+            of_data = error_line(error)
+            return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
         if given.new_vocabulary_size is not None and "does not exist" in line.text:
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
             line = Line("ok", text)

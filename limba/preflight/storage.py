@@ -18,7 +18,7 @@ from limba.config.environment import is_tpu_vm
 from limba.config.errors import reason_of
 from limba.export import at_end
 from limba.formats import limba_checkpoint
-from limba.preflight.findings import gathered, mend_in
+from limba.preflight.findings import gathered, mend_in, reached_by
 from limba.preflight.verdict import Line, Section
 from limba.storage import lease
 from limba.storage.files import free_bytes, resolved
@@ -39,7 +39,7 @@ def storage(config: RunConfig) -> Section:
     """
     first = gathered(TITLE, lambda _: _writable(config.model_dir, "RunConfig.model_dir"))
     if "://" in config.model_dir and any(line.level == "error" for line in first.lines):
-        return first
+        return Section(TITLE, [reached_by(line, "RunConfig.model_dir") for line in first.lines])
     others = gathered(
         TITLE,
         lambda _: _held(config.model_dir),

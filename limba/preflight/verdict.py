@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# Where a figure has been measured that a line quotes; a front end writes the command in its place.
+STEPS_ON_V4_8 = "benchmarks/README.md, 'A training step on TPU v4-8'"
+
 
 @dataclasses.dataclass(frozen=True)
 class Line:

@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 
 from limba.config import compile_cache
+from tests.bucket_server import serving_buckets
 
-pytestmark = pytest.mark.fast
 PROGRAM = """import os
 from limba.config import compile_cache, environment
 
 environment.set_variables()
 print(os.environ[compile_cache.OF_JAX])"""
+COMPILING = """from limba.config import environment
+
+environment.set_variables()
+import jax
+import limba.storage.files  # settles the clients of buckets
+
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+print(jax.jit(lambda x: (2 * x + 1).sum())(jax.numpy.arange(8.0)), events.count("/jax/compilation_cache/cache_hits"))"""
 
 
 def place(home: Path, **variables: str) -> tuple[str, str]:
@@ -32,6 +41,7 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
+@pytest.mark.fast
 def test_the_folder_is_the_user_s_alone(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "limba" / "compiled"
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
@@ -39,6 +49,7 @@ def test_the_folder_is_the_user_s_alone(tmp_path: Path) -> None:
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
 
 
+@pytest.mark.fast
 def test_a_bucket_or_another_folder_is_used_only_where_it_is_named(tmp_path: Path) -> None:
     assert place(tmp_path, COMPILE_CACHE="gs://mine/compiled") == ("gs://mine/compiled", "")
     assert place(tmp_path, COMPILE_CACHE=f"{tmp_path}/mine") == (f"{tmp_path}/mine", "")
@@ -49,6 +60,7 @@ def test_a_bucket_or_another_folder_is_used_only_where_it_is_named(tmp_path: Pat
     assert found == "" and "give a folder, gs://BUCKET/FOLDER or off" in said and said.count("\n") == 1
 
 
+@pytest.mark.fast
 def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "compiled"
     folder.mkdir()
@@ -62,6 +74,22 @@ def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: 
     assert "belongs to another user" in str(compile_cache.problem_of(folder))
 
 
+@pytest.mark.slow
+def test_a_named_bucket_keeps_programs_for_another_process() -> None:
+    with serving_buckets() as server:
+        kept = {name: value for name, value in os.environ.items() if name != compile_cache.OF_JAX}
+        kept |= server.environment() | {"COMPILE_CACHE": "gs://bucket/compiled", "JAX_PLATFORMS": "cpu"}
+        told = []
+        for _ in range(2):
+            done = subprocess.run([sys.executable, "-c", COMPILING], env=kept, capture_output=True, text=True)
+            assert done.returncode == 0 and done.stderr == "", done.stderr
+            told.append((done.stdout.split(), len(server.names("compiled/"))))
+    (first, entries), (second, after) = told
+    assert first == ["64.0", "0"] and entries > 0
+    assert second == ["64.0", str(entries)] and after == entries  # each program is read, and none is written
+
+
+@pytest.mark.fast
 def test_a_home_that_cannot_be_written_needs_no_sentence(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     assert place(tmp_path / "home") == ("", "")

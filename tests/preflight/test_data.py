@@ -75,6 +75,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     write("three.jsonl", texts[:3])
     write("nothing.jsonl", [])
     write("short.jsonl", [f"{text[:20]} {number}" for number, text in enumerate(texts)])
+    write("ligatures.jsonl", [f"The ﬁrst ﬂoor. {text[:200]}" for text in texts])
     write("greek.jsonl", [f"{text} {GREEK}" for text in texts])
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=500, hard_vocab_limit=False,
@@ -119,21 +120,19 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
     assert the_line(section, "^Bytes per document").text.startswith(spread)
     assert found["bytes_per_document"] == found["tokens_per_document"] == pytest.approx(mean)
     assert found["corpus_tokens"] == {"demo_span_corruption": pytest.approx(total)}
-    size = f"The corpus has about {total / 1e6:,.1f} million tokens (80 documents)."
+    size = f"The corpus has about {data.in_words(total)} tokens (80 documents)."
     assert the_line(section, "^The corpus has").text == size
     assert the_line(section, "^Validation split").text == "Validation split 'validation': 20 documents."
     padding = r"^Padding in the rows that are trained on: 0.0% of the inputs, \d.\d% of the targets\.$"
     the_line(section, padding)
     in_all = found["tokens_per_row"] * 8 * 1_000
     assert found["tokens_in_all"] == pytest.approx(in_all) and 64 < found["tokens_per_row"] <= 64 + 20
-    epochs = f"in 1,000 steps: about {in_all / total:,.2f} epochs over the corpus."
+    epochs = f"{data.in_words(in_all)} in 1,000 steps: about {in_all / total:,.2f} epochs over the corpus."
     said = the_line(section, "real tokens a step").text
     assert said.startswith(f"{in_all / 1_000:,.0f} real tokens a step, ") and said.endswith(epochs)
     per_host = data.MFU * 275e12 * 4
     assert 0 < found["tokens_wanted_per_host"] <= min(per_host, 8 / data.LEAST_STEP_SECONDS * found["tokens_per_row"])
-    the_line(
-        section, r"^Reading: .*; 1 host\(s\) of v4-8 want \d.\d\d million each at 40% of the peak \(an assumption\)"
-    )
+    the_line(section, r"^Reading: .*; 1 host of v4-8 wants \d.\d\d million each at 40% of the peak \(an assumption\)")
     the_line(section, "^A resumed run continues at the very row where it stopped.$")
 
 
@@ -156,7 +155,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
     "nothing_carved_out": ({"data_files": "three.jsonl", "num_data_shards": 1}, None, {},
         ("warning", EMPTY, "DataConfig.validation_percent = 5.0")),
     "size_by_its_sample": ({}, None, {"COUNTED_BYTES": 0},
-        ("ok", r"^The corpus has about 0.\d million tokens \(0.0 GB, by its sample\)\.$", "")),
+        ("ok", r"^The corpus has about \d+,\d00 tokens \(\d+,\d00 bytes, by its sample\)\.$", "")),
     "size_not_known": ({"data_files": {"train": "train.jsonl.gz", "validation": "validation.jsonl"}}, None,
         {"COUNTED_BYTES": 0}, ("ok", "^The size of the corpus is not known: its files are compressed", "")),
     "padding": ({"mixture_or_task_name": "preflight_pairs", "data_files": "short.jsonl", "validation_percent": 20.0,
@@ -164,13 +163,29 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("warning", r"^Padding in the rows.*: 8\d.\d% of the inputs, \d\d.\d% of the targets; \d\d% of a step's FLOPs",
          "DataConfig.pack = True")),
     "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
-        ("warning", "v4-8 want .* million each at 40% of the peak", "prepare the corpus: tokens are read")),
+        ("warning", "v4-8 wants .* million each at 40% of the peak", "prepare the corpus: tokens are read")),
     "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
         ("ok", "More than one process reads faster: DataConfig.num_reader_processes = 16.$", "")),
     "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
     "bytes_for_letters": ({"vocabulary": "english.model", "data_files": "greek.jsonl", "validation_percent": 20.0},
         None, {}, ("warning", r"^\d+.\d% of the tokens are single bytes of letters without a piece \(.* U\+03",
          "DataConfig.vocabulary = …  # of this text")),
+    "units_of_two_hosts": ({}, {"hosts": 2}, {},
+        ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
+    "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},
+        ("warning", "on 2 hosts: each shard reads all units, and takes only its own documents.$",
+         "prepare the corpus, which writes it as many shards")),
+    "as_many_units_as_shards": ({"num_data_shards": 1}, None, {"LARGE": 0},
+        ("ok", r"^demo_span_corruption: \d units? in 1 file for 1 data shard on 1 host\.$", "")),
+    "documents_that_come_back_otherwise": (
+        {"vocabulary": "english.model", "data_files": "ligatures.jsonl", "validation_percent": 20.0}, None, {},
+        ("ok", r"^(\d+) of \1 documents come back from the vocabulary with other letters: 'The ﬁrst.*' as 'The first",
+         "")),
+    "many_epochs": ({}, None, {"MOST_EPOCHS": 1},
+        ("warning", r"about \d\.\d\d epochs over the corpus; beyond 1 a model learns its text by heart",
+         "RunConfig.train_steps = ")),
+    "padding_by_the_lengths": ({"task_feature_lengths": {"inputs": 64, "targets": 64}}, None, {},
+        ("ok", r"^Padding in the rows.* of the targets; \d\d% of a step's FLOPs, by the lengths: see Objective", "")),
 }  # fmt: skip
 
 
@@ -200,6 +215,16 @@ def test_what_mends_shards_and_padding_does(run: RunConfig) -> None:
     assert shares[0] > 0.5 > shares[1]
     line = the_line(section_of(with_data(padded, pack=True, task_feature_lengths=lengths)), "^Padding in the rows")
     assert line.mend in ("", "DataConfig.task_feature_lengths = …  # shorter ones")
+
+
+def test_a_shorter_run_mends_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_EPOCHS", 1)
+    line = the_line(section_of(run), "epochs over the corpus")
+    steps = int(line.mend.removeprefix("RunConfig.train_steps = "))
+    assert 1 < steps < run.train_steps
+    for train_steps, level in ((steps, "ok"), (steps + 2, "warning")):
+        shorter = dataclasses.replace(run, train_steps=train_steps)
+        assert the_line(section_of(shorter), "epochs over the corpus").level == level
 
 
 def test_an_empty_validation_split_is_an_error_where_the_best_step_is_kept(run: RunConfig) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from limba.config import DataConfig, RunConfig
+from limba.config import DataConfig, RunConfig, compile_cache
 from limba.preflight import environment, processes
 from tests import tiny
 
@@ -74,6 +74,24 @@ def test_tokens_are_said_to_be_there_and_never_shown(tmp_path: Path, monkeypatch
     monkeypatch.setattr("limba.storage.hub_names.token", lambda: None)
     lines = environment.environment(run_in(tmp_path, hub_model_id="user/name")).lines
     assert [line.mend for line in lines if line.level == "error"] == ["export HF_TOKEN=…"]
+
+
+def test_room_for_compiled_programs_is_looked_at_where_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "LEAST_FREE", 1 << 60)
+    monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path))
+
+    def said(place: str) -> list[tuple[str, str]]:
+        monkeypatch.setenv(compile_cache.OF_JAX, place)
+        return [(line.level, line.mend) for line in environment._room({})]
+
+    temporary = ("warning", "export TMPDIR=DIRECTORY")
+    assert said(str(tmp_path)) == [("warning", "export COMPILE_CACHE=DIRECTORY"), temporary]
+    assert said(str(tmp_path / "jax_s_own")) == [("warning", "export JAX_COMPILATION_CACHE_DIR=DIRECTORY"), temporary]
+    assert said("gs://mine/compiled") == [temporary]
+    assert said("") == [("ok", ""), temporary]  # off, or a folder that is not safe
+    assert next(environment._room({})).text == "Compiled programs are not kept: each start compiles again."
 
 
 @pytest.mark.parametrize(("off", "level"), [(0, "ok"), (-100, "warning"), (1_000, "error")])

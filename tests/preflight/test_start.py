@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import limba.run
+from benchmarks.preflight import start_figures
 from limba.cli import main
 from limba.preflight import data
 
 ROOT = Path(__file__).parents[2]
+RUNNABLE = ("-cache", ".pkl", ".pickle", ".so", ".py", ".pyc")  # jax's entries end with -cache
 LINEAR = ("--gin.config.ScheduleConfig.name=linear", "--gin.WARMUP_STEPS=100")
 
 
@@ -57,6 +60,17 @@ def test_a_real_start_prints_nothing_of_it(
     assert main.main(argv(tmp_path, corpus, "--gin.TRAIN_STEPS=4", "--gin.DROPOUT_RATE=0.2")) == 0
     said = "".join(capfd.readouterr())
     assert said.count("Preflight: ") == 1 and "This resumed run is changed: DROPOUT_RATE is 0.2 (it was 0.1)." in said
+    # Nothing that a start would run is kept in a run's directory.
+    kept = [path for path in (tmp_path / "run").rglob("*") if path.name.endswith(RUNNABLE)]
+    assert not kept and (tmp_path / "run") not in Path(jax.config.jax_compilation_cache_dir).parents
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
+    """By processor time, which other work on this machine hardly changes; about half of a start is left: imports."""
+    cold, warm = start_figures(tmp_path)
+    assert 0 < cold["programs"] == warm["programs"]
+    assert warm["cpu_seconds"] < 0.7 * cold["cpu_seconds"], (cold, warm)
 
 
 def test_the_example_of_help_is_that_of_the_page_and_runs(

@@ -6,12 +6,17 @@ import re
 from collections.abc import Mapping
 
 from limba.cli.program import said
-from limba.preflight.verdict import Line, Section
+from limba.preflight.verdict import STEPS_ON_V4_8, Line, Section
 
 # A mend of `limba/preflight/`, which names no command, -> the command.
 COMMANDS = {
     "prepare the corpus": "limba prepare FILES --output=prepared/train  # then CORPUS = 'prepared/train/*'",
     "restore its files from a copy": "limba verify MODEL_DIR  # names the damaged files; restore them from a copy",
+}
+# Where a figure has been measured that a line quotes -> the command that measures it.
+MEASURED_BY = {
+    STEPS_ON_V4_8: "python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114"
+    " --remat=minimal, without and with --no-scan",
 }
 
 
@@ -22,8 +27,15 @@ def worded(section: Section, names: Mapping[str, str]) -> Section:
     >>> worded(Section("Data", [line]), {"ModelConfig.vocab_size": "VOCAB_SIZE"}).lines[0]
     Line(level='warning', text='VOCAB_SIZE is 9, DataConfig.seed is 1.', mend='config.DataConfig.seed = 0')
     """
-    lines = [Line(line.level, said(line.text, names), mended(line.mend, names)) for line in section.lines]
+    lines = [Line(line.level, said(sourced(line.text), names), mended(line.mend, names)) for line in section.lines]
     return Section(section.title, lines, section.data)
+
+
+def sourced(text: str) -> str:
+    """Returns a line with the command behind each figure that it quotes."""
+    for place, command in MEASURED_BY.items():
+        text = text.replace(place, command)
+    return text
 
 
 def mended(mend: str, names: Mapping[str, str]) -> str:
