@@ -11,7 +11,8 @@
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
-#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.11, python3.12 and python3.13 that has venv
+#   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 that has venv; an
+#                      environment that is made again keeps its version
 #
 # uv installs; where it cannot be had, pip does. Where there is no such Python, uv downloads one into its own folder,
 # from UV_PYTHON_INSTALL_MIRROR if that is set. The first time it takes a minute or two and 4 GB; when nothing has
@@ -19,7 +20,7 @@
 # what to change; with 75 where the network or the package index failed, and the same command may help.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-wheelhouse='' parts=() pythons=(3.11 3.12 3.13)
+wheelhouse='' parts=() pythons=(3.12 3.11 3.13) # 3.12 and 3.13 have a newer jax; 3.13 is the least tried
 
 fail() { echo "launch/setup.sh: $1" >&2; exit "${2:-2}"; }
 say() { echo "setup: $1"; }
@@ -30,12 +31,13 @@ for argument in "$@"; do
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, tests or --wheelhouse=DIR, or none." ;;
   esac
 done
 
-versions=$(printf '%s, ' "${pythons[@]}") versions=${versions%, } versions=${versions/%, 3.13/ or 3.13}
+versions='3.11, 3.12 or 3.13'
+if [ ${#pythons[@]} -eq 1 ]; then versions=${pythons[0]}; fi
 
 venv=$root/.venv
 if [ -L "$venv" ]; then venv=$(readlink -f "$venv"); fi
@@ -172,7 +174,8 @@ install_lock() {
 }
 
 make_core() {
-  local python
+  local python kept
+  if kept=$(version_of "$venv/bin/python"); then pythons=("$kept" "${pythons[@]}"); fi # and so its version of jax
   python=$(find_python)
   if [ -e "$venv" ] && [ ! -d "$stamps" ] && [ -n "$(ls -A "$venv")" ]; then
     fail "$venv exists and launch/setup.sh did not make it; move it away."

@@ -8,6 +8,9 @@
 # SIGKILL, after which the others end. All of them resume, as under launch/pretrain.sh, until the run is done.
 # MODEL_DIR is runs/simulated if it is not given; gin/demo.gin's own corpus and vocabulary are written there. RETRIES is
 # 1000. Each line begins with the number of its process. SEED=NUMBER repeats the preemptions' times and choices.
+#
+# It ends with 0 when all processes have ended well. When one has ended otherwise and is not started again, the others
+# are stopped after LONE_SECONDS (20), and its status is this script's; 75: the same command resumes the run.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
@@ -16,7 +19,7 @@ fail() { echo "launch/simulate.sh: $1" >&2; exit 2; }
 say() { echo "launch/simulate.sh: $1" >&2; }
 
 for argument in "$@"; do
-  case $argument in -h | --help) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+  case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
 [ $# -ge 2 ] || fail "give the number of processes and a gin file: bash launch/simulate.sh 4 gin/demo.gin."
 count=$1 gin_file=$2
@@ -41,6 +44,8 @@ for name in CORPUS VOCABULARY; do
   if [ -n "${!name:-}" ]; then export "${name?}"; fi
 done
 export RETRIES=${RETRIES:-1000} RETRY_SECONDS=${RETRY_SECONDS:-1} RESET_SECONDS=${RESET_SECONDS:-0}
+LONE_SECONDS=${LONE_SECONDS:-20}
+case $LONE_SECONDS in *[!0-9]*) fail "LONE_SECONDS is $LONE_SECONDS; give whole seconds, such as 20." ;; esac
 if [ "${SETUP:-}" != no ]; then bash "$root/launch/setup.sh"; fi
 export SETUP=no ACCELERATOR=cpu
 
@@ -100,14 +105,28 @@ if [ -n "$every" ]; then
   preempting=$!
 fi
 
-worst=0
-for each in "${supervisors[@]}"; do
-  while true; do
-    wait "$each" && status=0 || status=$?
-    if [ -z "$asked" ] || ! kill -0 "$each" 2>/dev/null; then break; fi # a signal came while it was waited for
+# A status that no new start mends says more than 75, with which the others end for want of that process.
+weight() {
+  case $1 in 0) echo 0 ;; 75) echo 1 ;; 74) echo 3 ;; *) if [ "$1" -gt 128 ]; then echo 2; else echo 4; fi ;; esac
+}
+
+worst=0 stop_at=''
+while [ ${#supervisors[@]} -gt 0 ]; do
+  for index in "${!supervisors[@]}"; do
+    if kill -0 "${supervisors[index]}" 2>/dev/null; then continue; fi
+    wait "${supervisors[index]}" 2>/dev/null && status=0 || status=$?
+    unset "supervisors[index]"
+    if [ "$(weight "$status")" -gt "$(weight "$worst")" ]; then worst=$status; fi
+    if [ "$status" -eq 0 ] || [ -n "$asked$stop_at" ] || [ ${#supervisors[@]} -eq 0 ]; then continue; fi
+    say "process $index has ended with status $status; the others are stopped after $LONE_SECONDS s."
+    stop_at=$((SECONDS + LONE_SECONDS))
   done
-  if [ "$status" -gt "$worst" ]; then worst=$status; fi
-  if [ "$status" -ne 0 ] && [ -z "$asked" ]; then sleep 1; fi
+  # On a pod they would wait for somebody to start that process again.
+  if [ -n "$stop_at" ] && [ "$SECONDS" -ge "$stop_at" ]; then
+    stop TERM
+    stop_at=$((SECONDS + 600)) # they save first
+  fi
+  if [ ${#supervisors[@]} -gt 0 ]; then sleep 0.2; fi
 done
 if [ -n "$preempting" ]; then kill "$preempting" 2>/dev/null || true; fi
 if [ "$worst" -gt 128 ] && [ -n "$asked" ]; then worst=75; fi

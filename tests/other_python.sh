@@ -5,7 +5,8 @@
 #   bash tests/other_python.sh -k config    arguments go to pytest, in place of -m fast
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
-# out, as PyPI has no wheel of it for CPUs. Without such a Python this fails.
+# out, as PyPI has no wheel of it for CPUs. Without such a Python, or if its packages cannot be had, nothing is tested,
+# and this ends with 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +16,8 @@ for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version
   "$(uv python find "$version" 2>/dev/null || :)"; do
   if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then python=$candidate && break; fi
 done
-[ -n "$python" ] || { echo "tests/other_python.sh: there is no Python $version here; install it, with venv." >&2; exit 1; }
+not_tested() { echo "tests/other_python.sh: Python $version is NOT TESTED: $1" >&2; exit 77; }
+[ -n "$python" ] || not_tested "it is not here; install it, with venv."
 
 copy=$PWD/.pytest_cache/python$version
 mkdir -p "$copy"
@@ -23,10 +25,11 @@ find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv ! -name .pytest_cache -exec r
 git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$copy"
 cd "$copy"
 git init -q && git add -A # some tests ask which files belong to the project
-PYTHON=$python bash launch/setup.sh
+PYTHON=$python bash launch/setup.sh || not_tested "its packages could not be installed (the message is above)."
 grep -v '^torch==' requirements-test.txt >.venv/tests.txt
 if ! cmp -s .venv/tests.txt .venv/installed.txt; then
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r .venv/tests.txt ||
+    not_tested "the tests' packages could not be installed (the message is above)."
   cp .venv/tests.txt .venv/installed.txt
 fi
 modules=torch # and those of tests that import it when they are imported
@@ -35,6 +38,6 @@ for _ in 1 2 3; do
   modules=torch$(sed 's/\.py$//; s|/|.|g; s/^/|/' <<<"$found" | tr -d '\n')
 done
 mapfile -t torch < <(grep -rlE "^ *(import|from) ($modules)\\b" tests --include='test_*.py' | sort | sed 's/^/--ignore=/')
-echo "Python $version: the fast tests, without ${#torch[@]} files that need torch"
 [ $# -gt 0 ] || set -- -m fast
+echo "Python $version: $*, without ${#torch[@]} files that need torch"
 exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"

@@ -50,9 +50,13 @@ CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before a
 
 
 def set_variables() -> None:
-    """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices."""
-    from limba.config import compile_cache  # this file also runs where Limba is not installed
+    """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices.
 
+    Libraries that are imported later leave out what a run does not use (`lean_imports`).
+    """
+    from limba.config import compile_cache, lean_imports  # this file also runs where Limba is not installed
+
+    lean_imports.install()
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     compile_cache.set_directory()  # a second start compiles nothing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -46,7 +48,11 @@ class Network:
 
     def logical_axes(self) -> Parameters:
         """Returns the same tree with a `PartitionSpec` of logical axis names for each parameter."""
-        return nn.get_partition_spec(jax.eval_shape(self._boxed, jax.random.key(0)))
+        return nn.get_partition_spec(self._boxed_shapes)
+
+    @functools.cached_property
+    def _boxed_shapes(self) -> Parameters:
+        return jax.eval_shape(self._boxed, jax.random.key(0))  # traced once: a start asks several times
 
     def apply(
         self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None, as_states: bool = False
@@ -70,10 +76,18 @@ class Network:
         return apply_module(self._module, parameters, batch, True, method=Transformer.encode)
 
     def cached_decoder(
-        self, parameters: Parameters, inputs: Int[Array, "B K"], max_tokens: int
+        self,
+        parameters: Parameters,
+        inputs: Int[Array, "B K"],
+        max_tokens: int,
+        encoded: Float[Array, "B K D"] | None = None,
     ) -> tuple[DecodeStep, Cache]:
-        """Encodes the inputs; returns the decode step and an empty KV cache of an encoder-decoder, without dropout."""
-        return cached_decoder(self.config, parameters, self.encode(parameters, inputs), inputs, max_tokens)
+        """Returns the decode step and an empty KV cache of an encoder-decoder, without dropout.
+
+        The inputs are encoded, unless `encoded`, what `encode` returns for them, is given.
+        """
+        encoded = self.encode(parameters, inputs) if encoded is None else encoded
+        return cached_decoder(self.config, parameters, encoded, inputs, max_tokens)
 
     def cached_language_model(
         self, parameters: Parameters, prompt: Int[Array, "B P"], max_tokens: int, is_prefix: bool = False

@@ -111,7 +111,7 @@ def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     # The stand-in's version is that of these tests, so the machine asks for it.
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     script = machine / "tree" / "launch" / "setup.sh"
-    script.write_text(script.read_text().replace("pythons=(3.11 3.12 3.13)", f"pythons=({here})"))
+    script.write_text(script.read_text().replace("pythons=(3.12 3.11 3.13)", f"pythons=({here})"))
     code, printed, errors, asked = setup(machine, "tpu", **pythons)
     assert code == 0, errors
     assert f"python install --managed-python --no-bin {here}" in asked
@@ -121,6 +121,24 @@ def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     by_uv = [line for line in asked if line.startswith("pip install --quiet --python")]
     assert len(by_uv) == 2 and all("--require-hashes --no-build-isolation" in line for line in by_uv)
     assert setup(machine, "tpu", **pythons)[3] == []  # nothing has changed
+
+
+@pytest.mark.fast
+def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(machine: Path) -> None:
+    def of_version(minor: int) -> str:
+        other = f"sys.version_info = (3, {minor}, 1)\n    sys.version = '3.{minor}.1'\n    exec(arguments[1])"
+        return PYTHON.replace("exec(arguments[1])", other)
+
+    write(machine / "bin" / "python3.11", of_version(11))
+    code, printed, errors, _ = setup(machine, LIMBA_PIP="yes")
+    assert code == 0 and f"making {machine}/tree/.venv with Python 3.11" in printed, errors
+    write(machine / "bin" / "python3.12", of_version(12))
+    assert setup(machine, LIMBA_PIP="yes")[3] == []  # the environment is right as it is
+    lock = machine / "tree" / "requirements" / "lock-cpu.txt"
+    lock.write_text(lock.read_text() + "# another hash\n")
+    assert "with Python 3.11" in setup(machine, LIMBA_PIP="yes")[1]
+    shutil.rmtree(machine / "tree" / ".venv")
+    assert "with Python 3.12" in setup(machine, LIMBA_PIP="yes")[1]
 
 
 def test_pip_stays_where_uv_fails(machine: Path) -> None:

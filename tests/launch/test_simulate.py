@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -76,6 +77,42 @@ def test_processes_that_are_preempted_at_random_resume(corpus: Path, vocabulary:
     assert running.returncode == 75, text
     steps = steps_of(tmp_path / "run")
     assert set(steps) == set(range(1, max(steps) + 1))  # none is left out, some are repeated
+
+
+# A Python that ends, as `limba train`, with the status of its process, or waits to be stopped.
+PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m limba train"*)
+    case $PROCESS_ID in 0) status=$FIRST ;; *) status=$SECOND ;; esac
+    if [ "$status" = waits ]; then exec sleep 60; fi
+    exit "$status" ;;
+esac
+exec {python} "$@"
+"""
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ("0", "0", 0), ("0", "75", 75), ("75", "2", 2), ("2", "75", 2), ("75", "3", 3), ("74", "75", 74),
+        ("waits", "2", 2), ("waits", "75", 75),
+    ],
+)  # fmt: skip
+def test_its_status_is_that_of_the_process_that_failed(first: str, second: str, status: int, tmp_path: Path) -> None:
+    """With the scripts' own text, and a Python in place of the training. A process that would wait is stopped."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON.replace("{python}", sys.executable))
+    python.chmod(0o755)
+    done = start(
+        "2", "gin/other.gin", VENV=str(tmp_path), MODEL_DIR=str(tmp_path / "run"), FIRST=first, SECOND=second,
+        RETRIES="0", LONE_SECONDS="1",
+    )  # fmt: skip
+    output = done.communicate(timeout=60)[0]
+    assert done.returncode == status, output
+    if first == "waits":
+        assert f"process 1 has ended with status {status}; the others are stopped after 1 s." in output
 
 
 @pytest.mark.parametrize(

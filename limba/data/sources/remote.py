@@ -17,9 +17,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 import tenacity
-from aiohttp import ClientTimeout
 from fsspec.asyn import AsyncFileSystem, sync
-from fsspec.implementations.http import HTTPStreamFile
 
 from limba.config import InputError
 from limba.config.data import READ_FAILURES
@@ -341,6 +339,9 @@ class RemoteStream(io.RawIOBase):
     def _open(self) -> Any:
         if "http" not in _protocols(self._system):
             return self._system.open(self._path, "rb", block_size=0)
+        from aiohttp import ClientTimeout  # a fifth of a second, which a start from local files does not need
+        from fsspec.implementations.http import HTTPStreamFile
+
         session = sync(self._system.loop, self._system.set_session)
         # The session's default limit of 5 minutes would apply to the whole file.
         options = {"timeout": ClientTimeout(), "headers": {"Accept-Encoding": "identity"}}

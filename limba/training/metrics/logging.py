@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from etils import epath
+from tensorboardX import SummaryWriter, record_writer
 from tqdm import tqdm
 
 from limba.config import RunConfig
@@ -24,14 +25,6 @@ from limba.training.metrics.records import METRICS, bits_per_byte_by_set, durati
 from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 
-# Where torch is installed, tensorboardX would import it for one annotation; that takes two seconds.
-_no_torch = "torch" not in sys.modules
-if _no_torch:
-    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  an import of it then fails
-from tensorboardX import SummaryWriter, record_writer  # noqa: E402
-
-if _no_torch:
-    del sys.modules["torch"]
 for _kind in ("gs", "file"):
     record_writer.register_writer_factory(_kind, EventFiles())  # its own uploads the whole file at each flush
 
