@@ -30,6 +30,7 @@ CHECKED = [
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",
+    "limba.inference.in_parts",
     "limba.inference.score",
     "limba.inference.search",
 ]
@@ -42,6 +43,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leaves slow tests out of the fast ones, also those of files whose tests are all marked as fast."""
+    if config.option.markexpr == "fast":
+        config.option.markexpr = "fast and not slow"
 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.

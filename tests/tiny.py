@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh
 
-from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config import DataConfig, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.formats.names import flatten, unflatten
 from limba.model import Network
 from limba.training.optimizer import make_optimizer
@@ -46,6 +47,19 @@ def model(**changes: object) -> ModelConfig:
 
 def language_model(**changes: object) -> ModelConfig:
     return dataclasses.replace(LANGUAGE_MODEL, **changes)
+
+
+def demo_data(corpus: Path, vocabulary: Path, length: int = 48, batch_size: int = 16) -> DataConfig:
+    """The demo's task on a corpus, in four shards; whoever uses it imports tasks.demo."""
+    return DataConfig(
+        "demo_span_corruption",
+        {"inputs": length},
+        batch_size=batch_size,
+        vocabulary=str(vocabulary),
+        data_files=str(corpus),
+        validation_percent=5.0,
+        num_data_shards=4,
+    )
 
 
 def batch(rows: int = 8, inputs: int = 24, targets: int = 10, seed: int = 0) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ from limba.config.errors import reason_of
 HERE = "127.0.0.1"
 FIRST_PORT, PORTS = 8000, 20  # that are tried if none is given
 MOST_BYTES = 200_000  # of a request
+MOST_READ = 100_000_000  # bytes that are read of a longer one, so that a browser has sent it and sees the answer
 LONGEST_SILENCE = 30.0  # seconds for which a connection may send nothing
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
@@ -132,6 +133,9 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         if not length.isdecimal():
             raise RefusedError(http.HTTPStatus.LENGTH_REQUIRED, "Send Content-Length.")
         if int(length) > MOST_BYTES:
+            left = int(length) if int(length) <= MOST_READ else 0
+            while left and (chunk := self.rfile.read(min(left, 1 << 20))):
+                left -= len(chunk)
             raise RefusedError(
                 http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"The request has {int(length):,} bytes; send at most {MOST_BYTES:,}.",

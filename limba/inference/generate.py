@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from limba.config import GenerationConfig, InputError
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
@@ -49,14 +50,27 @@ def generate(
     A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left, with `is_prefix` read
     as the inputs of its rows. Sampling needs `keys`, one per row. With `gaps` no gap is left empty.
     """
+    step, cache, prompt = searched(network, params, inputs, config, is_prefix, gaps)
+    return search.generate(step, cache, prompt, jnp.asarray(banned), config, eos_id=eos_id, keys=keys)
+
+
+def searched(
+    network: Network,
+    params: Any,
+    inputs: Int[Array, "B K"],
+    config: GenerationConfig,
+    is_prefix: bool = False,
+    gaps: Gaps | None = None,
+    encoded: Float[Array, "B K D"] | None = None,
+) -> tuple[search.Step, Any, Int[Array, "B P"]]:
+    """Returns what is searched over: the step, its cache and the prompts. `encoded`: a T5's inputs, if they are."""
     if network.config.is_decoder_only:
         step, cache = network.cached_language_model(params, inputs, config.max_tokens, is_prefix)
         prompt = inputs
     else:
-        step, cache = network.cached_decoder(params, inputs, config.max_tokens)
+        step, cache = network.cached_decoder(params, inputs, config.max_tokens, encoded)
         prompt = jnp.full((inputs.shape[0], 1), START, jnp.int32)
-    step = step if gaps is None else functools.partial(_filling, step, gaps)
-    return search.generate(step, cache, prompt, jnp.asarray(banned), config, eos_id=eos_id, keys=keys)
+    return step if gaps is None else functools.partial(_filling, step, gaps), cache, prompt
 
 
 def _filling(step: search.Step, gaps: Gaps, cache: Any, last: Array, position: Array) -> tuple[Array, Any]:
@@ -113,7 +127,8 @@ class Writer:
 
     All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model reads a prompt
     as the inputs of its rows; its texts begin with the prompt unless `with_prompt` is False. With `gaps` a T5 leaves no
-    gap empty. Raises InputError if the mesh does not divide `num_rows`.
+    gap empty. `generates` computes the tokens, as `generate` does. Raises InputError if the mesh does not divide
+    `num_rows`.
     """
 
     def __init__(
@@ -126,9 +141,11 @@ class Writer:
         is_prefix: bool = False,
         with_prompt: bool = True,
         gaps: Gaps | None = None,
+        generates: Callable[..., search.Generated] = generate,
     ):
         check_rows(mesh, num_rows)
         self._is_prefix, self._with_prompt, self._gaps = is_prefix, with_prompt, gaps
+        self._generates = generates
         self._network, self._vocabulary, self._config, self.num_rows = network, vocabulary, config, num_rows
         self._continues = network.config.is_decoder_only
         self._mesh, self._sharding = mesh, batch_sharding(mesh)
@@ -160,12 +177,12 @@ class Writer:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = generate(
+        found = self._generates(
             self._network,
             params,
             placed,
             self._banned,
-            self._config,
+            dataclasses.replace(self._config, seed=0),  # which is in the keys: another seed needs no other program
             self._eos_id,
             keys,
             self._is_prefix,

@@ -32,6 +32,7 @@ from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
+    from limba.inference.deadline import Deadline
     from limba.inference.generate import Writer, Written
     from limba.inference.score import Score
     from limba.inference.segments import SegmentWriter
@@ -208,7 +209,7 @@ class TrainedModel:
     @property
     def batch_size(self) -> int:
         """The number of texts in a batch, over all devices."""
-        return self._rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
+        return self.rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
 
     def tokenize(self, text: str) -> Int[np.ndarray, " L"]:
         """Returns the ids of an input as the network reads it.
@@ -242,16 +243,23 @@ class TrainedModel:
         """Returns `num_samples` texts for each input, each with its score and its ids; see `generate`."""
         return self.written(texts, self.generation.replaced(**fields))
 
-    def written(self, texts: Sequence[str], config: GenerationConfig) -> list[list[Written]]:
-        """Returns `samples` for a complete GenerationConfig."""
-        writer = self.segment_writer(config, self._rows(min(self.batch_size, max(1, len(_listed(texts))))))
+    def written(
+        self, texts: Sequence[str], config: GenerationConfig, deadline: Deadline | None = None
+    ) -> list[list[Written]]:
+        """Returns `samples` for a complete GenerationConfig; raises TimeIsOverError soon after the deadline."""
+        rows = self.rows(min(self.batch_size, max(1, len(_listed(texts)))))
+        writer = self.segment_writer(config, rows, deadline=deadline)
         found: list[list[Written]] = [[] for _ in texts]
         for place, result in writer.results(texts):
             found[place] = list(result.samples)
         return found
 
     def segment_writer(
-        self, config: GenerationConfig, num_rows: int, say: Callable[[str], None] | None = None
+        self,
+        config: GenerationConfig,
+        num_rows: int,
+        say: Callable[[str], None] | None = None,
+        deadline: Deadline | None = None,
     ) -> SegmentWriter:
         """Returns a `SegmentWriter`, which generates text for texts of any length in batches of `num_rows`.
 
@@ -259,13 +267,17 @@ class TrainedModel:
         """
         from limba.inference.segments import SegmentWriter
 
-        return SegmentWriter(self, config, num_rows, **({"say": say} if say else {}))
+        writer = self.writer(config, num_rows, deadline)
+        return SegmentWriter(self, config, writer, **({"say": say} if say else {}))
 
-    def writer(self, config: GenerationConfig, num_rows: int) -> Writer:
-        """Returns a `Writer`, which generates text in batches of `num_rows`."""
-        from limba.inference.generate import Writer
+    def writer(self, config: GenerationConfig, num_rows: int, deadline: Deadline | None = None) -> Writer:
+        """Returns a `Writer`, which generates text in batches of `num_rows`, in parts if there is a `deadline`."""
+        from limba.inference import in_parts
+        from limba.inference.generate import Writer, generate
 
-        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, self.reads_prefix)
+        timed = generate if deadline is None else functools.partial(in_parts.generate, deadline=deadline)
+        is_prefix = self.reads_prefix
+        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, is_prefix, generates=timed)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -315,7 +327,7 @@ class TrainedModel:
 
         ids = [self.tokenize(text) for text in _listed(texts)]
         found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
-        num_rows, rows = self._rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
+        num_rows, rows = self.rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
         for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
             tokens = padded([ids[i] for i in numbers], num_rows)
             lengths = np.ones(num_rows, np.int32)
@@ -364,7 +376,7 @@ class TrainedModel:
             writing.rmdir()
         return folder
 
-    def _rows(self, num: int) -> int:
+    def rows(self, num: int) -> int:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""
         groups = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         return -(-num // groups) * groups

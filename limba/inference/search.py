@@ -63,16 +63,114 @@ def generate(
     prompts are padded with -1 on the left. Sampling needs `keys`, one per input, so that an input's text does not
     depend on the rest of the batch.
     """
-    copies = config.num_beams if config.num_beams > 1 else config.num_samples
+    state = start(cache, prompt, config)
+    state = advance(
+        step, state, config.max_tokens, prompt.shape[1], banned, config, eos_id=eos_id, pad_id=pad_id, keys=keys
+    )
+    return result(state, prompt.shape[1], config, pad_id)
+
+
+class _Rows(NamedTuple):
+    """The texts of greedy decoding or sampling, one a row."""
+
+    position: Int[Array, ""]
+    tokens: Int[Array, "R L"]
+    ended: Bool[Array, " R"]
+    scores: Float[Array, " R"]
+    cache: Cache
+
+
+class _Beams(NamedTuple):
+    """`running` are M unfinished texts per input, `finished` the best M that have ended."""
+
+    position: Int[Array, ""]
+    running: Int[Array, "B M L"]
+    running_scores: Float[Array, "B M"]  # sums of log probabilities
+    finished: Int[Array, "B M L"]
+    finished_scores: Float[Array, "B M"]  # over length^penalty
+    is_finished: Bool[Array, "B M"]
+    improvable: Bool[Array, " B"]  # a running beam may still beat a finished one
+    cache: Cache
+
+
+State = _Rows | _Beams  # of a search after `position` tokens
+
+
+def start(cache: Cache, prompt: Int[Array, "B P"], config: GenerationConfig) -> State:
+    """Returns the state before the first token; see `generate`."""
+    rows, copies = prompt.shape[0], config.num_beams if config.num_beams > 1 else config.num_samples
     cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=CACHE_BATCH_AXIS), cache)
-    if config.num_beams > 1:
-        return _beams(step, cache, prompt, banned, config, eos_id, pad_id)
-    return _one_by_one(step, cache, prompt, banned, config, eos_id, pad_id, keys)
+    # The prompts, each `copies` times, with room for the generated tokens.
+    tokens = jnp.repeat(prompt, copies, axis=0)
+    tokens = jnp.pad(tokens, ((0, 0), (0, config.max_tokens)), constant_values=UNWRITTEN)
+    position = jnp.zeros((), jnp.int32)
+    if config.num_beams == 1:
+        num_rows = rows * copies
+        return _Rows(position, tokens, jnp.zeros(num_rows, bool), jnp.zeros(num_rows, jnp.float32), cache)
+    tokens = tokens.reshape(rows, copies, -1)
+    first_alone = jnp.where(jnp.arange(copies) == 0, 0.0, NEVER)  # else all beams would be the same
+    return _Beams(
+        position=position,
+        running=tokens,
+        running_scores=jnp.broadcast_to(first_alone, (rows, copies)).astype(jnp.float32),
+        finished=tokens,
+        finished_scores=jnp.full((rows, copies), NEVER, jnp.float32),
+        is_finished=jnp.zeros((rows, copies), bool),
+        improvable=jnp.ones(rows, bool),
+        cache=cache,
+    )
 
 
-def _start(prompt: Int[Array, "B P"], copies: int, max_tokens: int) -> Int[Array, "R L"]:
-    """Returns the prompts, each `copies` times, with room for the generated tokens."""
-    return jnp.pad(jnp.repeat(prompt, copies, axis=0), ((0, 0), (0, max_tokens)), constant_values=UNWRITTEN)
+def advance(
+    step: Step,
+    state: State,
+    until: int | Int[Array, ""],
+    prompt_length: int,
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    *,
+    eos_id: int,
+    pad_id: int = 0,
+    keys: Key[Array, " B"] | None = None,
+) -> State:
+    """Returns the state after `until` tokens, or after fewer if the search is over; see `generate`."""
+    body: Callable
+    if isinstance(state, _Beams):
+        body = functools.partial(
+            _extend, step=step, banned=banned, config=config, eos_id=eos_id, prompt_length=prompt_length
+        )
+    else:
+        if config.sample:
+            assert keys is not None, "sampling needs keys"
+            samples = config.num_samples
+            numbers = jnp.tile(jnp.arange(samples), keys.shape[0])
+            keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, samples), numbers)
+        body = functools.partial(
+            _append, step=step, banned=banned, config=config, eos_id=eos_id, pad_id=pad_id, keys=keys,
+            prompt_length=prompt_length,
+        )  # fmt: skip
+    first: Any = state
+    return jax.lax.while_loop(lambda state: (state.position < until) & ~is_over(state, config), body, first)
+
+
+def is_over(state: State, config: GenerationConfig) -> Bool[Array, ""]:
+    """Returns whether no further token can change the texts."""
+    is_full = state.position >= config.max_tokens
+    if isinstance(state, _Rows):
+        return is_full | jnp.all(state.ended)
+    all_ended = jnp.all(state.is_finished) if config.early_stopping is True else False
+    return is_full | ~jnp.any(state.improvable) | jnp.asarray(all_ended)
+
+
+def result(state: State, prompt_length: int, config: GenerationConfig, pad_id: int = 0) -> Generated:
+    """Returns the texts of a search that is over."""
+    samples = config.num_samples
+    if isinstance(state, _Rows):
+        tokens = _written(state.tokens, prompt_length, pad_id)
+        return Generated(tokens.reshape(-1, samples, tokens.shape[-1]), state.scores.reshape(-1, samples))
+    rows = state.finished.shape[0]
+    best = _written(state.finished[:, :samples].reshape(rows * samples, -1), prompt_length, pad_id)
+    return Generated(best.reshape(rows, samples, -1), state.finished_scores[:, :samples])
 
 
 def _written(tokens: Int[Array, "R L"], prompt_length: int, pad_id: int) -> Int[Array, "R Q"]:
@@ -80,55 +178,33 @@ def _written(tokens: Int[Array, "R L"], prompt_length: int, pad_id: int) -> Int[
     return jnp.where(written == UNWRITTEN, pad_id, written)
 
 
-def _one_by_one(
+def _append(
+    state: _Rows,
+    *,
     step: Step,
-    cache: Cache,
-    prompt: Int[Array, "B P"],
-    banned: Bool[Array, " V"],
+    banned: Array,
     config: GenerationConfig,
     eos_id: int,
     pad_id: int,
-    keys: Key[Array, " B"] | None,
-) -> Generated:
-    """Greedy decoding, or sampling by temperature, top-k and top-p."""
-    (rows, prompt_length), samples = prompt.shape, config.num_samples
+    keys: Key[Array, " R"] | None,
+    prompt_length: int,
+) -> _Rows:
+    """Returns the rows with one more token: the likeliest, or one drawn by temperature, top-k and top-p."""
+    position, tokens, ended, scores, cache = state
+    length = prompt_length + position
+    last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
+    logits, cache = step(cache, jnp.where(ended, pad_id, last), position)
+    allowed = _apply_bans(logits, tokens, length, banned, config.no_repeat_ngram_size)
     if config.sample:
-        assert keys is not None, "sampling needs keys"
-        numbers = jnp.tile(jnp.arange(samples), rows)
-        keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, samples), numbers)
-
-    def continues(state: tuple) -> Array:
-        position, _, ended, _, _ = state
-        return (position < config.max_tokens) & ~jnp.all(ended)
-
-    def next_token(state: tuple) -> tuple:
-        position, tokens, ended, scores, cache = state
-        length = prompt_length + position
-        last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
-        logits, cache = step(cache, jnp.where(ended, pad_id, last), position)
-        allowed = _apply_bans(logits, tokens, length, banned, config.no_repeat_ngram_size)
-        if config.sample:
-            assert keys is not None
-            chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(keys, position), config)
-        else:
-            chosen = jnp.argmax(allowed, axis=-1)
-        chosen = chosen.astype(jnp.int32)
-        scores = scores + jnp.where(ended, 0.0, _log_probability(logits, chosen))
-        token = jnp.where(ended, UNWRITTEN, chosen)
-        tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1)
-        return position + 1, tokens, ended | (chosen == eos_id), scores, cache
-
-    num_rows = rows * samples
-    start = (
-        jnp.zeros((), jnp.int32),
-        _start(prompt, samples, config.max_tokens),
-        jnp.zeros(num_rows, bool),
-        jnp.zeros(num_rows, jnp.float32),
-        cache,
-    )
-    _, tokens, _, scores, _ = jax.lax.while_loop(continues, next_token, start)
-    tokens = _written(tokens, prompt_length, pad_id)
-    return Generated(tokens.reshape(rows, samples, -1), scores.reshape(rows, samples))
+        assert keys is not None
+        chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(keys, position), config)
+    else:
+        chosen = jnp.argmax(allowed, axis=-1)
+    chosen = chosen.astype(jnp.int32)
+    scores = scores + jnp.where(ended, 0.0, _log_probability(logits, chosen))
+    token = jnp.where(ended, UNWRITTEN, chosen)
+    tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1)
+    return _Rows(position + 1, tokens, ended | (chosen == eos_id), scores, cache)
 
 
 def _log_probability(logits: Float[Array, "R V"], ids: Int[Array, " R"]) -> Float[Array, " R"]:
@@ -174,54 +250,6 @@ def _draw(logits: Float[Array, "R V"], keys: Key[Array, " R"], config: Generatio
         least = jnp.min(jnp.where(before < config.top_p, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return jax.vmap(jax.random.categorical)(keys, logits)
-
-
-class _Beams(NamedTuple):
-    """`running` are M unfinished texts per input, `finished` the best M that have ended."""
-
-    position: Int[Array, ""]
-    running: Int[Array, "B M L"]
-    running_scores: Float[Array, "B M"]  # sums of log probabilities
-    finished: Int[Array, "B M L"]
-    finished_scores: Float[Array, "B M"]  # over length^penalty
-    is_finished: Bool[Array, "B M"]
-    improvable: Bool[Array, " B"]  # a running beam may still beat a finished one
-    cache: Cache
-
-
-def _beams(
-    step: Step,
-    cache: Cache,
-    prompt: Int[Array, "B P"],
-    banned: Bool[Array, " V"],
-    config: GenerationConfig,
-    eos_id: int,
-    pad_id: int,
-) -> Generated:
-    (rows, prompt_length), beams = prompt.shape, config.num_beams
-    tokens = _start(prompt, beams, config.max_tokens).reshape(rows, beams, -1)
-    first_alone = jnp.where(jnp.arange(beams) == 0, 0.0, NEVER)  # else all beams would be the same
-    start = _Beams(
-        position=jnp.zeros((), jnp.int32),
-        running=tokens,
-        running_scores=jnp.broadcast_to(first_alone, (rows, beams)).astype(jnp.float32),
-        finished=tokens,
-        finished_scores=jnp.full((rows, beams), NEVER, jnp.float32),
-        is_finished=jnp.zeros((rows, beams), bool),
-        improvable=jnp.ones(rows, bool),
-        cache=cache,
-    )
-
-    def continues(state: _Beams) -> Array:
-        full = jnp.all(state.is_finished) if config.early_stopping is True else False
-        return (state.position < config.max_tokens) & jnp.any(state.improvable) & ~jnp.asarray(full)
-
-    body = functools.partial(
-        _extend, step=step, banned=banned, config=config, eos_id=eos_id, prompt_length=prompt_length
-    )
-    end = jax.lax.while_loop(continues, body, start)
-    best = _written(end.finished[:, : config.num_samples].reshape(rows * config.num_samples, -1), prompt_length, pad_id)
-    return Generated(best.reshape(rows, config.num_samples, -1), end.finished_scores[:, : config.num_samples])
 
 
 def _extend(

@@ -87,19 +87,18 @@ class Totals(NamedTuple):
 class SegmentWriter:
     """Generates text for texts of any length; `totals` counts the long ones. All processes call it alike.
 
-    `trained` is a TrainedModel. `say` gets the one warning of a cut input. Raises ConfigError for segments of a
-    language model, whose prompts it continues.
+    `trained` is a TrainedModel, `writer` its writer for `config`. `say` gets the one warning of a cut input. Raises
+    ConfigError for segments of a language model, whose prompts it continues.
     """
 
     def __init__(
         self,
         trained: Any,
         config: GenerationConfig,
-        num_rows: int,
+        writer: Writer,
         say: Callable[[str], None] = logger.warning,
     ):
-        self._trained, self._config, self._say = trained, config, say
-        self._writer: Writer = trained.writer(config, num_rows)
+        self._trained, self._config, self._say, self._writer = trained, config, say, writer
         self._continues = trained.network.config.is_decoder_only
         self.choice = choice_of(trained, config)
         self.limit = 0 if self._continues else self._longest()

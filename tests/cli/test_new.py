@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from benchmarks.breaking.start import QUICK
 from limba.cli.gin.read import read_run
 from limba.cli.main import main
 from limba.cli.start import sizes
@@ -100,7 +101,7 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.mark.slow
 def test_two_commands_lead_to_a_training_run(place: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
     (place / "bin").mkdir()
     (place / "bin" / "limba").write_text(f'#!/bin/sh\nexec {sys.executable} -m limba "$@"\n')
     (place / "bin" / "limba").chmod(0o755)

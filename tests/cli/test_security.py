@@ -15,6 +15,7 @@ from limba.cli import main
 from limba.cli.gin import upgrade
 from limba.cli.play.server import Server
 from limba.config import UntrustedModuleError
+from limba.export import at_end
 from limba.inference import imports
 
 pytestmark = pytest.mark.fast
@@ -133,6 +134,7 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5
     monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(at_end, "PAUSES", (0.0, 0.0))  # of 70 seconds between attempts
     limba.load("run").save(place / "hf")
     about = {"config_name": "hf", "tokenizer_name": "byte", "train_file": "corpus.jsonl", "output_dir": "out"}
     about |= {

@@ -119,7 +119,6 @@ def test_a_language_model_gets_no_sentinels(tmp_path):
     assert name.extra_ids == 0 and vocabulary.vocab_size == 259
 
 
-@pytest.mark.fast
 def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
     stored = t5x.open_checkpoint(legacy / "checkpoint_3")
     arrays = {name.removeprefix("target/"): stored[name] for name in stored if name.startswith("target/")}

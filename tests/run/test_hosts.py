@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sharding.processes import ROOT, variables
+from tests.sharding.processes import COMPILED_ALIKE, ROOT, variables
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
 # launch.train for several runs, one after the other.
@@ -28,7 +28,7 @@ for arguments in json.loads(sys.argv[1]):
 
 def start(program: list[str], processes: int, devices: int, **more: str) -> list[subprocess.Popen]:
     """Starts it in that many processes of that many devices each, each with a terminal's process group of its own."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    more["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {more.get('XLA_FLAGS', '')}".strip()
     return [
         subprocess.Popen(
             [sys.executable, *program],
@@ -39,7 +39,7 @@ def start(program: list[str], processes: int, devices: int, **more: str) -> list
             cwd=ROOT,
             start_new_session=True,
         )
-        for given in variables(processes, XLA_FLAGS=flags, PYTHONPATH=str(ROOT), **more)
+        for given in variables(processes, PYTHONPATH=str(ROOT), **more)
     ]
 
 
@@ -106,7 +106,7 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
 
     program = ["-m", "launch.train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
-    started = start(program, 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")  # as in the test below
+    started = start(program, 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")  # see COMPILED_ALIKE
     wait_for_steps(two, 8, started)
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started, 75, 75)
@@ -130,9 +130,7 @@ def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tm
     broken, whole, limit = tmp_path / "broken", tmp_path / "whole", "--gin.config.RunConfig.host_timeout_seconds=10"
 
     def start_two(directory: Path, steps: int) -> list[subprocess.Popen]:
-        # Only the first process reads and writes the compile cache. On a slow machine it would then be at its first
-        # exchange so long before the other that gloo, which waits for 30 s, gives up.
-        return start(leg(arguments, directory, steps, limit), 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")
+        return start(leg(arguments, directory, steps, limit), 2, 2, **COMPILED_ALIKE)
 
     started = start_two(broken, 100_000)
     wait_for_steps(broken, 3, started)

@@ -12,7 +12,6 @@ import tasks.demo  # noqa: F401  registers the task
 from limba.config import (
     CheckpointConfig,
     ConfigError,
-    DataConfig,
     EvaluationConfig,
     InputError,
     NonFiniteError,
@@ -30,15 +29,7 @@ SMALL = tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=8, mlp_dim
 
 @pytest.fixture
 def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
-    data = DataConfig(
-        "demo_span_corruption",
-        {"inputs": 32},
-        batch_size=8,
-        vocabulary=str(vocabulary),
-        data_files=str(corpus),
-        validation_percent=5.0,
-        num_data_shards=4,
-    )
+    data = tiny.demo_data(corpus, vocabulary, 32, 8)
     return RunConfig(
         dataclasses.replace(SMALL, num_decoder_layers=1),
         data,

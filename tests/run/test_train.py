@@ -21,7 +21,6 @@ import tasks.demo  # noqa: F401  registers the task
 from limba.config import (
     CardConfig,
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     InputError,
     MeshConfig,
@@ -47,15 +46,7 @@ from tests import tiny
 
 @pytest.fixture
 def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
-    data = DataConfig(
-        "demo_span_corruption",
-        {"inputs": 48},
-        batch_size=16,
-        vocabulary=str(vocabulary),
-        data_files=str(corpus),
-        validation_percent=5.0,
-        num_data_shards=4,
-    )
+    data = tiny.demo_data(corpus, vocabulary)
     return RunConfig(
         model=tiny.model(vocab_size=1024, emb_dim=64, num_heads=2, mlp_dim=128, num_decoder_layers=2),
         data=data,
@@ -87,7 +78,6 @@ def changed(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, **changes)
 
 
-@pytest.mark.fast
 def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path: Path) -> None:
     checkpoint, evaluation = CheckpointConfig(every_steps=10, keep=3), EvaluationConfig(every_steps=20, num_batches=2)
     config = changed(config, train_steps=40, checkpoint=checkpoint, evaluation=evaluation)

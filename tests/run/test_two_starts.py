@@ -13,7 +13,6 @@ import pytest
 import tasks.demo  # noqa: F401  registers the task
 from limba.config import (
     CheckpointConfig,
-    DataConfig,
     EvaluationConfig,
     InputError,
     MeshConfig,
@@ -33,15 +32,7 @@ DEMO = ["--gin.EVAL_PERIOD=100000", "--gin.config.MeshConfig.fsdp=1", "--gin.CHE
 def config(tmp_path: Path, corpus: Path, vocabulary: Path) -> RunConfig:
     return RunConfig(
         model=tiny.model(vocab_size=1024, emb_dim=64, num_heads=2, mlp_dim=128, num_decoder_layers=2),
-        data=DataConfig(
-            "demo_span_corruption",
-            {"inputs": 48},
-            batch_size=16,
-            vocabulary=str(vocabulary),
-            data_files=str(corpus),
-            validation_percent=5.0,
-            num_data_shards=4,
-        ),
+        data=tiny.demo_data(corpus, vocabulary),
         model_dir=str(tmp_path / "run"),
         train_steps=1_000_000,
         mesh=MeshConfig(2, 2, 2),

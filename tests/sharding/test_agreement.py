@@ -30,6 +30,7 @@ from limba.config import (
     StorageError,
 )
 from limba.sharding import agreement
+from tests.sharding.processes import COMPILED_ALIKE
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
@@ -279,7 +280,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
         variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            **COMPILED_ALIKE,
             "PYTHONPATH": str(root),
             "COORDINATOR_ADDRESS": address,
             "NUM_PROCESSES": "2",
@@ -369,7 +370,7 @@ def test_two_processes_with_other_code_end_with_the_file_s_name(arguments: list[
     roots = (tmp_path / "one", tmp_path / "two")
     for root in roots:
         for folder in ("limba", "launch", "tasks", "gin"):
-            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / folder, root / folder)  # compiled modules too, or each start would compile them
     step = roots[1] / "limba" / "training" / "step.py"
     step.write_text(step.read_text() + "# one line more\n")
     (first, second) = two([tuple((str(root), arguments) for root in roots)], roots)

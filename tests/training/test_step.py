@@ -24,7 +24,7 @@ CURVE = str(Path(__file__).parent.parent / "golden" / "curve_t5_1_1")
 
 @pytest.mark.parametrize(
     ("scan_layers", "attention", "logits"),
-    [pytest.param(True, "auto", "auto", marks=pytest.mark.fast), (False, "memory_efficient", "chunked")],
+    [(True, "auto", "auto"), (False, "memory_efficient", "chunked")],
 )
 def test_replays_a_recorded_t5x_run(scan_layers: bool, attention: str, logits: str) -> None:
     parts = 1 if scan_layers else 2

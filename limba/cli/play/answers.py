@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ MOST_LETTERS = 20_000  # of a text
 MOST_TOKENS = 512  # that one answer may have
 MOST_BEAMS = 8
 MOST_SAMPLES = 8
+MAX_SECONDS = 120.0  # that one answer may take
 WAYS = ("greedy", "beams", "sample")
 
 
@@ -74,13 +75,19 @@ def generation_fields(asked: Mapping[str, Any]) -> GenerationFields:
 class Player:
     """A model that answers the page's questions; `name` is what the page calls it.
 
-    It must be asked one question at a time: `server` sees to that.
+    It must be asked one question at a time: `server` sees to that. A text takes `max_seconds` of `clock` at most.
     """
 
-    def __init__(self, name: str, trained: TrainedModel):
+    def __init__(
+        self,
+        name: str,
+        trained: TrainedModel,
+        max_seconds: float = MAX_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         from limba.data.vocabulary.load import num_sentinels, piece_bytes, sentinel_ids
 
-        self.name, self._trained = name, trained
+        self.name, self._trained, self._max_seconds, self._clock = name, trained, max_seconds, clock
         self._sentinels = sentinel_ids(trained.vocabulary, num_sentinels(trained.vocabulary))
         self._pieces = piece_bytes(trained.vocabulary, trained.network.config.vocab_size)
 
@@ -93,6 +100,7 @@ class Player:
             "continues": model.is_decoder_only,
             "sentinels": len(self._sentinels),
             "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
+            "letters": MOST_LETTERS,
             "length": None if model.is_decoder_only else int(self._trained.lengths["inputs"]),
         }
 
@@ -105,21 +113,24 @@ class Player:
     def texts(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the texts that the model writes, best first, each with the probability of each piece.
 
-        A probability is that of the piece after those before it, at temperature 1 and among all pieces.
+        A probability is that of the piece after those before it, at temperature 1 and among all pieces. Raises
+        TimeIsOverError soon after `max_seconds`.
         """
+        from limba.inference.deadline import Deadline
         from limba.inference.infill import join_infill
         from limba.inference.score import logits
 
         text, fields = checked_text(asked), generation_fields(asked)
-        trained, began = self._trained, time.monotonic()
+        trained, began, deadline = self._trained, time.monotonic(), Deadline(self._max_seconds, self._clock)
         ids = trained.tokenize(text)
         try:
             config = trained.generation.replaced(**fields)
         except ConfigError as error:
             raise InputError(str(error)) from None
-        (written,) = trained.written([text], config)
+        (written,) = trained.written([text], config, deadline)
+        deadline.check()
         pairs = [(ids, self._targets(each.ids)) for each in written]
-        rows = logits(trained.network, trained.params, trained.mesh, pairs, trained.batch_size)
+        rows = logits(trained.network, trained.params, trained.mesh, pairs, trained.rows(len(pairs)))
         found = []
         for each, (_, targets), row in zip(written, pairs, rows, strict=True):
             chosen = _probabilities(row, targets)

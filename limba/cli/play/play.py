@@ -7,6 +7,7 @@ from pathlib import Path
 
 from limba.cli import serving
 from limba.cli.arguments import Parser
+from limba.cli.play.answers import MAX_SECONDS, Player
 from limba.cli.play.server import Server
 from limba.cli.program import names_said
 from limba.cli.use import model
@@ -28,6 +29,12 @@ def run(argv: Sequence[str]) -> None:
     parser.add_object("model", "MODEL", f"one or two of these: {model.MODEL}", takes_several=True)
     parser.add_argument("--step", type=int, action="append", default=[], help="step of a run; given twice: both")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the models' own")
+    parser.add_argument(
+        "--max_seconds",
+        type=float,
+        default=MAX_SECONDS,
+        help=f"seconds after which an answer is given up; default: {MAX_SECONDS:g}",
+    )
     parser.add_argument("--port", type=int, help=f"port; default: the first free one from {serving.FIRST_PORT} on")
     serving.add_flags(parser)
     model.add_import_flag(parser)
@@ -35,6 +42,8 @@ def run(argv: Sequence[str]) -> None:
     names = given.model or []
     if not 1 <= len(names) <= 2 or (len(names) == 2 and len(given.step) > 1) or len(given.step) > 2:
         raise InputError("Give one or two models, limba play MODEL [MODEL], or one and two --step.")
+    if not 0 < given.max_seconds < float("inf"):
+        raise InputError(f"--max_seconds is {given.max_seconds:g}; give a number above 0.")
     token = serving.checked(given.host, given.port, given.token, "--port")
 
     def listening(players: Sequence) -> Server:
@@ -43,8 +52,6 @@ def run(argv: Sequence[str]) -> None:
         )
 
     listening(()).server_close()  # before minutes are spent on a model
-    from limba.cli.play.answers import Player
-
     steps = given.step or [None]
     chosen = [(name, step) for name in names for step in steps]
     players = []
@@ -53,6 +60,7 @@ def run(argv: Sequence[str]) -> None:
             trained = model.load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
-        players.append(Player(label if label not in [each.name for each in players] else f"{label} (2)", trained))
+        label = label if label not in [each.name for each in players] else f"{label} (2)"
+        players.append(Player(label, trained, given.max_seconds))
     with listening(players) as server:
         serving.serve(server)

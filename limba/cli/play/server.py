@@ -14,6 +14,7 @@ from typing import Any
 from limba.cli.play.answers import Player, TooLongError
 from limba.cli.serving import PageHandler, PageServer, RefusedError, as_json
 from limba.config import InputError
+from limba.inference.deadline import TimeIsOverError
 
 MOST_WAITING = 4  # questions at one time, that which is answered included
 LONGEST_WAIT = 60.0  # seconds until a question is refused because others are before it
@@ -27,6 +28,16 @@ class Server(PageServer):
         self.waiting = threading.BoundedSemaphore(MOST_WAITING)
         self.turn = threading.Lock()
         super().__init__(host, port, Handler, token)
+
+
+def too_slow(over: TimeIsOverError) -> str:
+    """Returns the sentence for an answer whose time is over.
+
+    >>> too_slow(TimeIsOverError(120.0, 31))
+    'There was no answer within 120 seconds (31 tokens were written); ask for fewer tokens, beams or samples.'
+    """
+    written = f" ({over.num_tokens:,} tokens were written)" if over.num_tokens else ""
+    return f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer tokens, beams or samples."
 
 
 class Handler(PageHandler):
@@ -72,6 +83,8 @@ class Handler(PageHandler):
                 )
             try:
                 return player.texts(asked)
+            except TimeIsOverError as over:
+                raise RefusedError(http.HTTPStatus.SERVICE_UNAVAILABLE, too_slow(over)) from None
             finally:
                 self.server.turn.release()
         finally:
