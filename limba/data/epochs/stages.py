@@ -87,10 +87,8 @@ class StagedStream:
         if positions is None:
             self._open(wanted)
             return
-        number, mine = (
-            self._number_of(positions),
-            {shard: positions[shard] for shard in self._shards if shard in positions},
-        )
+        number = self._number_of(positions)
+        mine = {shard: positions[shard] for shard in self._shards if shard in positions}
         for shard, saved in _opened(mine).items():
             self._ended[shard] = list(saved.stages.get("ended", []))
             self._tokens[shard] = saved.stages.get("tokens")
