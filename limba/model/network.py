@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,8 +32,10 @@ class Network:
         """`mesh` is where it will run, on which the attention kernel depends. None: this machine's devices."""
         self.config, self.mesh = config, mesh
         self._module = (LanguageModel if config.is_decoder_only else Transformer)(config, mesh)
+        # jax keeps what it has traced, and a start asks several times. Inlined: programs are as without it.
+        self._boxed = jax.jit(self._new_boxed, inline=True)
 
-    def _boxed(self, key: Array) -> Parameters:
+    def _new_boxed(self, key: Array) -> Parameters:
         # The parameters' shapes do not depend on the batch, so the smallest batch is used.
         ones = jnp.ones((1, 1), jnp.int32)
         names = ("decoder_input_tokens", "decoder_target_tokens")
@@ -48,11 +48,7 @@ class Network:
 
     def logical_axes(self) -> Parameters:
         """Returns the same tree with a `PartitionSpec` of logical axis names for each parameter."""
-        return nn.get_partition_spec(self._boxed_shapes)
-
-    @functools.cached_property
-    def _boxed_shapes(self) -> Parameters:
-        return jax.eval_shape(self._boxed, jax.random.key(0))  # traced once: a start asks several times
+        return nn.get_partition_spec(jax.eval_shape(self._boxed, jax.random.key(0)))
 
     def apply(
         self, parameters: Parameters, batch: Batch, dropout_key: Array | None = None, as_states: bool = False
