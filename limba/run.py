@@ -25,7 +25,7 @@ from limba.inference.samples import sampler
 from limba.model import Network
 from limba.sharding import multihost
 from limba.sharding.agreement import check_alike, facts_of_run, together
-from limba.sharding.exchange import compiled_together
+from limba.sharding.compiling import compiled_together
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax._src import distributed
 
-from limba.config import RestartError
-from limba.config.waiting import waiting
-
-COMPILING_SECONDS = 3600.0  # in which all processes compile, where a run sets no limit to a step
 GRACE_SECONDS = 60.0  # after the first process's limit, for its answer to the others
 
 
@@ -58,40 +54,6 @@ def gather_texts(name: str, text: str, seconds: float) -> Sequence[str]:
         processes = f"process{'es' if len(late) > 1 else ''} {', '.join(map(str, late))}"
         raise TimeoutError(f"{processes} gave no answer within {seconds:,.0f} s")
     return texts
-
-
-def compiled_together(function: Callable[..., Any], name: str, seconds: float | None) -> Callable[..., Any]:
-    """Returns a jitted function that first compiles, and then waits until all processes have; each calls it.
-
-    The first process says how long it has been compiling.
-    Only the first process uses the cache of compiled programs, so the others may be minutes later, and some backends
-    give up when processes come to an exchange more than 30 s apart. RestartError names a process that has not compiled
-    within `seconds`.
-    """
-    own, number = own_part()
-    compiled: list[Callable[..., Any]] = []
-
-    def call(*arguments: Any) -> Any:
-        if not compiled and number == 1:
-            compiled.append(function)
-            with waiting(f"compiling {name}"):
-                return function(*arguments)
-        if not compiled:
-            lower = getattr(function, "lower", None)  # what is compiled already has none
-            with waiting(f"compiling {name}", shows=own == 0):
-                ready = function if lower is None else lower(*arguments).compile()
-            limit = COMPILING_SECONDS if seconds is None else seconds
-            try:
-                gather_texts(f"compiled/{name}", "", limit)
-            except TimeoutError as error:
-                raise RestartError(
-                    f"While {name} was compiled, {error} (RunConfig.step_timeout_seconds); look at that process, and"
-                    " start all of them again."
-                ) from error
-            compiled.append(ready)
-        return compiled[0](*arguments)
-
-    return call
 
 
 def forget_texts(name: str) -> None:

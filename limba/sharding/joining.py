@@ -19,6 +19,7 @@ from jax._src import distributed
 from limba.config import InputError, RestartError, RunConfig, environment
 from limba.config.errors import reason_of
 from limba.sharding import clusters, roll_call
+from limba.sharding.compiling import keep_whole_entries, share_cache
 from limba.sharding.liveness import SHUTDOWN_SECONDS, losses_told, others
 from limba.sharding.watchdog import log_folder
 
@@ -38,6 +39,7 @@ def join_hosts(run: RunConfig | None = None) -> None:
     processes, one that is lost later ends this one with a sentence (`limba.sharding.liveness`), within
     `run.host_timeout_seconds`; what libraries print goes to a file in the run's directory.
     """
+    keep_whole_entries()
     if not jax.distributed.is_initialized():
         place = clusters.find()
         if place is None:
@@ -112,6 +114,7 @@ def _join(run: RunConfig | None, place: clusters.Membership) -> None:
             f" {left:.0f} s ({reason_of(error)}); start all of them again."
         ) from error
     others().watch(distributed.global_state.coordinator_address or "", float(timeout))
+    share_cache()
 
 
 def _join_seconds() -> float:
