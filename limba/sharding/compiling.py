@@ -102,7 +102,10 @@ def _place_of_cache() -> str:
     folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if jax.default_backend() != "cpu" or not folder or not jax.config.jax_enable_compilation_cache:  # pyright: ignore[reportAttributeAccessIssue]
         return ""
+    if "://" in folder:
+        return ""
     try:
+        os.makedirs(folder, exist_ok=True)
         found = os.stat(folder)
     except OSError:
         return ""

@@ -23,10 +23,20 @@ import json, sys
 from pathlib import Path
 import numpy as np, jax
 from limba.config import InputError
+from limba.sharding.compiling import compiled_together
 from limba.sharding.multihost import any_process, entered_by_first, gather, gather_bytes, join_hosts, write_once
 from limba.storage.lease import held
+read = []
+jax.monitoring.register_event_listener(lambda event, **_: read.append(event.endswith("/cache_hits")))
 join_hosts()
 join_hosts()
+mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
+numbers = jax.make_array_from_callback((2,), rows, lambda place: np.array([3.0, 4.0])[place])
+kept = Path(jax.config.jax_compilation_cache_dir)
+before, found = sum(read), len(list(kept.glob('*')))
+total = float(compiled_together(jax.jit(lambda x: (x * x).sum()), "the sum", 60.0)(numbers))
+compiling = [total, sum(read) - before, len(list(kept.glob('*'))) - found]
 index, path = jax.process_index(), Path(sys.argv[1])
 parts = {2 * index: b"", 2 * index + 1: b"long" * (index + 1), **({9: b"\\0end\\0"} if index else {})}
 gathered = gather_bytes(parts)
@@ -45,6 +55,7 @@ try:
 except InputError as error:
     said.append(str(error))
 print(json.dumps([
+    compiling,
     said,
     gather(np.array([index, 7])).tolist(),
     [any_process(index == 1), any_process(False)],
@@ -63,10 +74,13 @@ def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for given in variables(2)
+        for given in variables(2, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
     ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
-    said = [json.loads(output.splitlines()[-1]).pop(0) for output in outputs]
+    printed = [json.loads(output.splitlines()[-1]) for output in outputs]
+    # The first process compiles, and keeps one program; the other reads it.
+    assert [compiling[:2] for compiling, *_ in printed] == [[25.0, 0], [25.0, 1]] and printed[0][0][2] == 1
+    said = [each for _, each, *_ in printed]
     assert [mine_is_none for mine_is_none, *_ in said] == [False, True] and said[0][1:] == said[1][1:]
     assert said[1][1].startswith(f"Another process trains in {tmp_path}/run now (process {started[0].pid} on ")
     assert said[1][2].startswith(f"{tmp_path}/file/file/lease.json cannot be written (Not a directory)")
@@ -76,7 +90,7 @@ def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
         {"0": "", "1": "long", "2": "", "3": "longlong", "9": "\0end\0"},
         "0",
     ]
-    assert [json.loads(output.splitlines()[-1])[1:] for output in outputs] == [expected] * 2
+    assert [each[2:] for each in printed] == [expected] * 2
 
 
 @pytest.mark.parametrize(
