@@ -2,7 +2,8 @@
 # Sets up .venv, checks style and types, and runs the tests.
 #
 #   bash tests/run.sh               all but the slow tests: under 10 minutes on 2 cores
-#   bash tests/run.sh --all         the slow ones, too: about an hour; what .ci/run calls
+#   bash tests/run.sh --all         the slow ones, too, and some of the fast ones on the other Python (3.12): about an
+#                                   hour; what .ci/run calls
 #   bash tests/run.sh -m long       the longest ones, minutes each, which nothing else runs
 #   bash tests/run.sh -m fast       a test or two of every part, without types: minutes, before each commit
 #   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
@@ -13,12 +14,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+other=() # what the other Python runs: models, configurations, formats of files
 chosen=(-m "not slow and not long") # how the tests are chosen, where the arguments do not
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,12s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all) chosen=(-m "not long") ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    --all) chosen=(-m "not long") other=(-m fast tests/model tests/config tests/formats) ;;
     -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
   esac
@@ -45,5 +47,9 @@ failed=0
 if $whole; then
   wait "$checked" || failed=1
   cat "$types"
+  if [ ${#other[@]} -gt 0 ]; then
+    bash tests/other_python.sh "${other[@]}" || ended=$?
+    case ${ended:-0} in 0 | 77) ;; *) failed=1 ;; esac # 77: it has said why nothing could be tested
+  fi
 fi
 exit "$failed"

@@ -75,7 +75,7 @@ class Start:
     def _compiling(environment: Mapping[str, str], processes: int) -> dict[str, str]:
         """Returns what makes several processes compile in about the same time; gloo waits 30 seconds for the last one.
 
-        Only the first process uses the compile cache, so without it none is early; and without optimization none is
+        Without the compile cache none is early, also where one has lost its part of it; without optimization none is
         late.
         """
         if processes == 1:

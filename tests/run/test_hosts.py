@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.sharding.processes import COMPILED_ALIKE, ROOT, variables
+from tests.sharding.processes import ROOT, variables
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
 # launch.train for several runs, one after the other.
@@ -106,7 +106,7 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
 
     program = ["-m", "launch.train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
-    started = start(program, 2, 2, JAX_ENABLE_COMPILATION_CACHE="false")  # see COMPILED_ALIKE
+    started = start(program, 2, 2)
     wait_for_steps(two, 8, started)
     started[1].send_signal(signal.SIGTERM)
     outputs = finish(started, 75, 75)
@@ -130,7 +130,7 @@ def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tm
     broken, whole, limit = tmp_path / "broken", tmp_path / "whole", "--gin.config.RunConfig.host_timeout_seconds=10"
 
     def start_two(directory: Path, steps: int) -> list[subprocess.Popen]:
-        return start(leg(arguments, directory, steps, limit), 2, 2, **COMPILED_ALIKE)
+        return start(leg(arguments, directory, steps, limit), 2, 2)
 
     started = start_two(broken, 100_000)
     wait_for_steps(broken, 3, started)

@@ -169,10 +169,9 @@ def test_two_processes_change_the_stage_like_one(
 ) -> None:
     monkeypatch.setattr(main.environment, "use_large_pages", lambda: None)  # starts the process again
     one, two, alone = (tmp_path / name for name in ("one", "two", "alone"))
-    # Both compile: one that reads what is compiled would keep waiting for the other at their first exchange.
     same = (STAGES, "DROPOUT_RATE=0.0")  # each device draws its own
     program = ["-c", RUN, str(later), json.dumps(flags(corpus, two, "TRAIN_STEPS=4", *same))]
-    finish(start(program, 2, 1, JAX_ENABLE_COMPILATION_CACHE="false"))
+    finish(start(program, 2, 1))
     copied(two, alone, 3)
     for directory in (alone, one):
         limba_(*flags(corpus, directory, "TRAIN_STEPS=7", *same))

@@ -10,12 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.breaking.start import QUICK
-
 ROOT = Path(__file__).parent.parent.parent
-# Only the first process uses the compile cache. Without it none is at an exchange so early that gloo, which waits for
-# 30 s, gives up; without LLVM's optimization none is late.
-COMPILED_ALIKE = {"JAX_ENABLE_COMPILATION_CACHE": "false", "XLA_FLAGS": QUICK.strip()}
 # Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which the last process
 # does something else, and what: "sleep", "fail".
 PROGRAM = """

@@ -30,7 +30,6 @@ from limba.config import (
     StorageError,
 )
 from limba.sharding import agreement
-from tests.sharding.processes import COMPILED_ALIKE
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
@@ -280,7 +279,7 @@ def two(runs: list[list], roots: tuple[Path, Path] = (ROOT, ROOT)) -> list[tuple
         variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            **COMPILED_ALIKE,
+            "XLA_FLAGS": "",
             "PYTHONPATH": str(root),
             "COORDINATOR_ADDRESS": address,
             "NUM_PROCESSES": "2",
