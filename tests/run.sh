@@ -14,13 +14,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-other=() # what the other Python runs: models, configurations, formats of files
+other=() # what the other Python runs: models, configurations, formats of files, processes that share programs
 chosen=(-m "not slow and not long") # how the tests are chosen, where the arguments do not
 arguments=()
 for argument in "$@"; do
   case $argument in
     -h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all) chosen=(-m "not long") other=(-m fast tests/model tests/config tests/formats) ;;
+    --all) chosen=(-m "not long") other=(-m fast tests/{model,config,formats} tests/sharding/test_{multihost,compiling}.py) ;;
     -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
   esac
