@@ -20,7 +20,10 @@ arguments=()
 for argument in "$@"; do
   case $argument in
     -h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all) chosen=(-m "not long") other=(-m fast tests/{model,config,formats} tests/sharding/test_{multihost,compiling}.py) ;;
+    --all)
+      chosen=(-m "not long")
+      other=(-m fast tests/{model,config,formats} tests/sharding/test_{multihost,compiling}.py)
+      ;;
     -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
   esac
