@@ -72,6 +72,20 @@ RECIPES: Mapping[str, Recipe] = {
         grid={"learning_rate": RATES_ADAM, "warmup": SHAPE["warmup"], "muon_beta": (0.9, 0.95),
               "beta2": (0.95, 0.99, 0.999)},
     ),
+    "fast": Recipe(
+        "gin/recipes/fast.gin: Muon for the layers' matrices, Adafactor for the rest, steps relative to the parameter's"
+        " RMS, a rate that falls for most of the run",
+        {"name": "muon", "muon_by_parameter_scale": True, "muon_others": "adafactor", "muon_rms": 0.1,
+         "muon_beta": 0.9},
+        "warmup_stable_decay", 0.1, 0.0, warmup=0.02, decay=0.7,
+        grid={"learning_rate": (0.07, 0.1, 0.14), "decay": (0.4, 0.7, 0.95), "muon_rms": (0.07, 0.1, 0.2)},
+    ),
+    "muon_rms_long": Recipe(
+        "`muon_rms_wsd` with shorter momenta, and a higher rate that falls for most of the run",
+        {"name": "muon", "muon_by_parameter_scale": True, "muon_rms": 0.1, "beta1": 0.8, "muon_beta": 0.9},
+        "warmup_stable_decay", 0.1, 0.0, warmup=0.02, decay=0.7,
+        grid={"learning_rate": (0.07, 0.1, 0.14), "decay": (0.4, 0.7, 0.95), "muon_rms": (0.1, 0.2)},
+    ),
     "muon_rms_wsd": Recipe(
         "Muon for the layers' matrices, AdamW for the rest, steps relative to the parameter's RMS; warm-up, constant,"
         " linear decay",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, above_zero, one_of, positive, require
@@ -12,6 +12,7 @@ LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
 OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
 ORTHOGONALIZED_IN = ("bfloat16", "float32")
+MUON_OTHERS = ("adamw", "adafactor")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 BRANCH_SHAPES = ("linear", "1-sqrt", "cosine", "constant")
 SCHEDULE_FACTORS = (
@@ -61,8 +62,9 @@ class ScheduleConfig:
     name: str = "factors"  # factors, linear, cosine or warmup_stable_decay
     base_learning_rate: float = 1.0  # the factor 'constant', or the highest rate
     factors: str = "constant * rsqrt_decay"  # product of T5X's factors
-    warmup_steps: int = 10_000  # steps until the highest rate
-    decay_steps: int | None = None  # the last step of linear and cosine; the decay's length in warmup_stable_decay
+    warmup_steps: float = 10_000  # steps until the highest rate; below 1 a share of the run, such as 0.02
+    # the last step of linear and cosine; the decay's length in warmup_stable_decay; below 1 a share of the run
+    decay_steps: float | None = None
     final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
     decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
     steps_per_decay: int = 20_000  # T5X: of decay_every
@@ -83,10 +85,14 @@ class ScheduleConfig:
             "ScheduleConfig.base_learning_rate",
             f"is {self.base_learning_rate!r}; give a number above 0.",
         )
-        require(self.warmup_steps >= 0, "ScheduleConfig.warmup_steps", f"is {self.warmup_steps!r}; give 0 or more.")
+        for name in ("warmup_steps", "decay_steps"):
+            value, least = getattr(self, name), "0" if name == "warmup_steps" else "1"
+            require(
+                value is None or (value == int(value) and value >= int(least)) or 0 < value < 1,
+                f"ScheduleConfig.{name}",
+                f"is {value!r}; give a whole number of steps, {least} or more, or a share of the run between 0 and 1.",
+            )
         positive(self, "steps_per_decay", "steps_per_cycle")
-        if self.decay_steps is not None:
-            positive(self, "decay_steps")
         self._check_branch()
         for name in ("final_learning_rate", "min_learning_rate", "decay_factor"):
             require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
@@ -109,6 +115,22 @@ class ScheduleConfig:
         )
         require((self.branch_step or 0) >= 0, "ScheduleConfig.branch_step", f"is {self.branch_step!r}; give 0 or more.")
 
+    def in_steps(self, steps: int) -> ScheduleConfig:
+        """Returns the same schedule for a run of so many steps, with numbers of steps in place of shares.
+
+        Without `decay_steps` that of `warmup_stable_decay` is a tenth of the run.
+
+        >>> found = ScheduleConfig("warmup_stable_decay", warmup_steps=0.02, decay_steps=0.7).in_steps(600)
+        >>> found.warmup_steps, found.decay_steps
+        (12, 420)
+        """
+        decay = 0.1 if self.decay_steps is None and self.name == "warmup_stable_decay" else self.decay_steps
+        warmup, decay = (
+            each if each is None else int(each if each >= 1 else round(each * steps, 6))
+            for each in (self.warmup_steps, decay)
+        )
+        return replace(self, warmup_steps=warmup or 0, decay_steps=None if decay is None else max(1, decay))
+
     @property
     def factor_names(self) -> tuple[str, ...]:
         return tuple(factor.strip() for factor in self.factors.split("*"))
@@ -116,7 +138,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, Muon with AdamW, or AdEMAMix.
+    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, Muon with one of them, or AdEMAMix.
 
     >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100)).schedule.base_learning_rate
     0.001
@@ -140,7 +162,8 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999  # AdamW: of the second moment
     epsilon: float = 1e-8  # AdamW: added to the root of the second moment
-    # Muon, for the layers' matrices; the other parameters have AdamW's rule
+    # Muon, for the layers' matrices
+    muon_others: str = "adamw"  # the rule of the other parameters; adafactor: without momentum, next to no state
     muon_beta: float = 0.95  # of the momentum (Nesterov's)
     muon_rms: float = 0.2  # root mean square of a matrix's update, before the learning rate; Adam's is about as large
     muon_steps: int = 5  # Newton-Schulz iterations that make the momentum orthogonal
@@ -170,6 +193,7 @@ class OptimizerConfig:
         positive(self, "muon_steps")
         above_zero(self, "muon_rms")
         one_of(self, "muon_dtype", ORTHOGONALIZED_IN)
+        one_of(self, "muon_others", MUON_OTHERS)
         for name in ("clip_global_norm", "clipping_threshold"):
             value = getattr(self, name)
             require(

@@ -127,14 +127,15 @@ def course(schedule: ScheduleConfig, steps: int) -> str:
     >>> course(ScheduleConfig(warmup_steps=10_000), 100_000)
     'The rate is constant for 10,000 of 100,000 steps (10.0%), as in T5, and then falls to the end.'
     """
-    warmup, names = schedule.warmup_steps, schedule.factor_names
+    schedule = schedule.in_steps(steps)
+    warmup, decay, names = int(schedule.warmup_steps), int(schedule.decay_steps or 0), schedule.factor_names
     if schedule.branch_step is not None:
         return f"The rate of the run before falls from step {schedule.branch_step:,} on: {schedule.branch_shape}."
     share = f"{warmup:,} of {steps:,} steps ({warmup / steps:.1%})"
     if schedule.name == "warmup_stable_decay":
-        return f"Warm-up takes {share}, the decay the last {schedule.decay_steps or max(1, steps // 10):,} steps."
+        return f"Warm-up takes {share}, the decay the last {decay:,} steps."
     if schedule.name != "factors":
-        end = f"at step {schedule.decay_steps:,}" if schedule.decay_steps else "with the run"
+        end = f"at step {decay:,}" if decay else "with the run"
         return f"Warm-up takes {share}; the decay ends {end}."
     if any(name in RISING for name in names):
         return f"Warm-up takes {share}."
@@ -165,16 +166,17 @@ def schedule_warnings(config: RunConfig) -> Iterator[Line]:
         return
     offset = schedule.step_offset if schedule.name == "factors" else 0
     steps = max(1, config.train_steps - offset)
+    schedule = schedule.in_steps(steps)
     yield from _of_warmup(schedule, steps)
     if schedule.name == "factors":
         yield from _of_linear_factor(schedule, steps)
-    elif schedule.decay_steps is not None:
-        yield from _of_decay(schedule, schedule.decay_steps, steps)
+    elif config.optimizer.schedule.decay_steps is not None:
+        yield from _of_decay(schedule, int(schedule.decay_steps or 0), steps)
 
 
 def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     rises = schedule.name != "factors" or any(name in RISING for name in schedule.factor_names)
-    warmup, mend = schedule.warmup_steps, f"ScheduleConfig.warmup_steps = {max(1, steps // 50)}"
+    warmup, mend = int(schedule.warmup_steps), f"ScheduleConfig.warmup_steps = {max(1, steps // 50)}"
     if not rises or warmup <= LONG_WARMUP * steps:
         return
     text = f"ScheduleConfig.warmup_steps is {warmup:,} of {steps:,} steps"
@@ -185,11 +187,10 @@ def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
 
 
 def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line]:
+    warmup = int(schedule.warmup_steps)
     if schedule.name == "warmup_stable_decay":
-        if decay + schedule.warmup_steps > steps:
-            text = (
-                f"Warm-up ({schedule.warmup_steps:,}) and decay ({decay:,}) are longer than the run of {steps:,} steps"
-            )
+        if decay + warmup > steps:
+            text = f"Warm-up ({warmup:,}) and decay ({decay:,}) are longer than the run of {steps:,} steps"
             mend = f"ScheduleConfig.decay_steps = {max(1, steps // 10)}"
             yield Line("warning", f"{text}: the rate falls before it is at its peak.", mend)
         return

@@ -165,9 +165,8 @@ def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
     if deal.rows is not None:
         steps = -(-epochs * deal.rows // config.data.batch_size)
         return min(steps, given or steps), []
-    needs_end = schedule.name == "warmup_stable_decay" or (
-        schedule.name in ("linear", "cosine") and schedule.decay_steps is None
-    )
+    needs_end = schedule.name == "warmup_stable_decay" or 0 < schedule.warmup_steps < 1
+    needs_end = needs_end or (schedule.name in ("linear", "cosine") and (schedule.decay_steps or 0.1) < 1)
     if not needs_end:
         return given, []
     if given is None:

@@ -99,12 +99,15 @@ def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: Tree)
 
 
 def _adam_direction(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
-    """Returns the rule of Adam, of AdEMAMix, or of Muon with Adam."""
+    """Returns the rule of Adam, of AdEMAMix, or of Muon with Adam's or Adafactor's."""
     if config.name == "ademamix":
         alpha, beta3 = _slow_average(config, train_steps)
         return contrib.scale_by_ademamix(config.beta1, config.beta2, beta3, alpha, config.epsilon)
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-    return matrices_by_muon(config, adam, shardings) if config.name == "muon" else adam
+    if config.name != "muon":
+        return adam
+    others = per_layer(optax.chain(*_factored(config))) if config.muon_others == "adafactor" else adam
+    return matrices_by_muon(config, others, shardings)
 
 
 def _slow_average(config: OptimizerConfig, train_steps: int | None) -> tuple[optax.Schedule, optax.Schedule]:
@@ -124,6 +127,14 @@ def _slow_average(config: OptimizerConfig, train_steps: int | None) -> tuple[opt
 
 
 def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformation:
+    steps = _factored(config)
+    if config.multiply_by_parameter_scale:
+        steps.append(scale_by_parameter_rms(config.epsilon2))
+    return per_layer(optax.chain(*steps))
+
+
+def _factored(config: OptimizerConfig) -> list[optax.GradientTransformation]:
+    """Returns the parts of Adafactor's rule: factored second moments, updates clipped."""
     steps = [
         optax.scale_by_factored_rms(
             decay_rate=config.decay_rate,
@@ -134,9 +145,7 @@ def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformatio
     ]
     if config.clipping_threshold is not None:
         steps.append(optax.clip_by_block_rms(config.clipping_threshold))
-    if config.multiply_by_parameter_scale:
-        steps.append(scale_by_parameter_rms(config.epsilon2))
-    return per_layer(optax.chain(*steps))
+    return steps
 
 
 def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:

@@ -40,18 +40,19 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
 
 
 def _unbranched(config: ScheduleConfig, train_steps: int) -> optax.Schedule:
-    peak, final, warmup = config.base_learning_rate, config.final_learning_rate, config.warmup_steps
+    config = config.in_steps(train_steps)
+    peak, final = config.base_learning_rate, config.final_learning_rate
+    warmup, decay = int(config.warmup_steps), int(config.decay_steps or 0)
     if config.name == "factors":
         return lambda count: _factors(config, jnp.asarray(count, jnp.float32))
     if config.name == "warmup_stable_decay":
-        decay = config.decay_steps or max(1, train_steps // 10)
         pieces = [
             optax.linear_schedule(0.0, peak, max(1, warmup)),
             optax.constant_schedule(peak),
             optax.linear_schedule(peak, final, decay),
         ]
         return optax.join_schedules(pieces, [warmup, max(warmup, train_steps - decay)])
-    end = config.decay_steps or train_steps
+    end = decay or train_steps
     if config.name == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, max(end, warmup + 1), final)
     pieces = [

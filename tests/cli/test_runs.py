@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.board.dial import size_of
+from benchmarks.board.recipes import RECIPES, optimizer_of
 from limba import config
 from limba.cli import flags, task_modules
 from limba.formats import decoder_only
@@ -72,7 +74,7 @@ def test_header_says_what_a_run_takes(name: str) -> None:
     assert "# Hours" in header or "# Time" in header
 
 
-@pytest.mark.parametrize("name", [*ROMANIAN, *LANGUAGE_MODELS])
+@pytest.mark.parametrize("name", [*ROMANIAN, "ro_fast_base.gin", *LANGUAGE_MODELS])
 def test_hours_on_eight_h100_follow_from_the_flops(name: str) -> None:
     run, _ = build(name)
     steps = run.train_steps - (1_000_000 if run.initial_checkpoint_path else 0)
@@ -104,6 +106,25 @@ def test_romanian_runs_are_as_published_but_for_the_padding(name: str) -> None:
     assert run.mesh == config.MeshConfig()
     assert (run.initial_checkpoint_path is not None) == ("mt5" in name)
     assert (ROOT / "launch" / name.replace("t5x", "t5").replace("_t5_", "_").replace(".gin", ".sh")).exists()
+
+
+def test_the_fast_recipe_is_that_of_the_board() -> None:
+    (run, _), (plain, _) = build("demo_fast.gin"), build("demo.gin")
+    assert dataclasses.replace(run, optimizer=plain.optimizer) == plain
+    ours, theirs = run.optimizer, optimizer_of(RECIPES["fast"], {}, size_of(2), 600)
+    assert run.train_steps == 600
+    assert dataclasses.replace(ours, schedule=theirs.schedule) == theirs
+    rates = [make_schedule(each.schedule, 600) for each in (ours, theirs)]
+    for step in (0, 6, 12, 180, 181, 390, 600):
+        assert float(rates[0](step)) == pytest.approx(float(rates[1](step)), abs=1e-9)
+    assert [float(rates[0](step)) for step in (12, 180, 390, 600)] == pytest.approx([0.1, 0.1, 0.05, 0.0])
+
+
+def test_the_fast_romanian_run_is_the_published_one_by_another_rule_in_half_of_the_steps() -> None:
+    (published, _), (fast, _) = build("ro_t5x_base.gin"), build("ro_fast_base.gin")
+    assert (fast.optimizer.name, fast.train_steps) == ("muon", published.train_steps // 2)
+    assert fast.optimizer.schedule.base_learning_rate == 0.02
+    assert dataclasses.replace(fast, optimizer=published.optimizer, train_steps=published.train_steps) == published
 
 
 def test_the_diacritics_recipe_has_the_numbers_of_its_authors() -> None:

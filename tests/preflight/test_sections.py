@@ -53,6 +53,7 @@ def test_published_lengths_waste_what_is_said(name: str, targets: int, share: fl
         (ScheduleConfig("linear", warmup_steps=10, decay_steps=500), "500 steps are trained at a learning rate of 0"),
         (ScheduleConfig("cosine", warmup_steps=10, decay_steps=5_000), "after the run's 1,000 steps"),
         (ScheduleConfig("warmup_stable_decay", warmup_steps=400, decay_steps=800), "falls before it is at its peak"),
+        (ScheduleConfig("warmup_stable_decay", warmup_steps=0.4, decay_steps=0.8), "falls before it is at its peak"),
         (ScheduleConfig(factors="constant * linear_decay", warmup_steps=10, decay_factor=0.01), "0 from step 110"),
     ],
 )

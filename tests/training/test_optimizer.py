@@ -15,10 +15,12 @@ from tests import tiny
 ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
 
 
-@pytest.mark.parametrize("name", ALL_OPTIMIZERS)
-def test_stacked_layers_update_like_single_ones(name: str) -> None:
+@pytest.mark.parametrize(("name", "others"), [*((name, "adamw") for name in ALL_OPTIMIZERS), ("muon", "adafactor")])
+def test_stacked_layers_update_like_single_ones(name: str, others: str) -> None:
     schedule = ScheduleConfig(base_learning_rate=0.5)
-    config = OptimizerConfig(name, schedule, weight_decay=0.01, muon_dtype="float32", muon_by_parameter_scale=True)
+    config = OptimizerConfig(
+        name, schedule, weight_decay=0.01, muon_dtype="float32", muon_by_parameter_scale=True, muon_others=others
+    )
     params = tiny.parameters(tiny.MODEL)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
@@ -45,6 +47,32 @@ def test_adafactor_factors_matrices_from_128_on() -> None:
     (rows,) = [s for n, s in shapes.items() if "v_row" in n and "encoder/layers/attention/query" in n]
     (whole,) = [s for n, s in shapes.items() if n.split("/")[-1] == "scale" and "/v/" in n and "encoder_norm" in n]
     assert rows == (2, 128) and whole == (128,)
+
+
+def test_muon_with_adafactor_has_the_updates_of_both() -> None:
+    """Embeddings, head, norms and positions move as under Adafactor alone, the layers' matrices as under Muon."""
+    schedule, params = ScheduleConfig("factors", 0.5, "constant", 0), tiny.parameters(tiny.MODEL)
+    configs = {
+        "both": OptimizerConfig("muon", schedule, muon_by_parameter_scale=True, muon_others="adafactor"),
+        "muon": OptimizerConfig("muon", schedule, muon_by_parameter_scale=True),
+        "adafactor": OptimizerConfig("adafactor", schedule),
+    }
+    rules = {name: make_optimizer(config, 1) for name, config in configs.items()}
+    states, updates = {name: rule.init(params) for name, rule in rules.items()}, {}
+    for seed in range(2):
+        random = np.random.default_rng(seed)
+        grads = jax.tree.map(lambda p, random=random: random.standard_normal(p.shape, np.float32), params)
+        for name, rule in rules.items():
+            updates[name], states[name] = jax.jit(rule.update)(grads, states[name], params)
+    found = {name: flatten(jax.device_get(each)) for name, each in updates.items()}
+    for path, update in found["both"].items():
+        by = "muon" if path.endswith("/kernel") and "layers" in path else "adafactor"
+        np.testing.assert_allclose(update, found[by][path], rtol=1e-6, atol=1e-9, err_msg=path)
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(state)) for name, state in states.items()}
+    matrices = sum(
+        array.size for path, array in flatten(params).items() if path.endswith("/kernel") and "layers" in path
+    )
+    assert matrices <= sizes["both"] < matrices + sizes["adafactor"] < sizes["muon"]
 
 
 def test_ademamix_is_its_paper_s() -> None:

@@ -55,13 +55,16 @@ def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
         ("adamw_rms", (4,)),
         ("adamw", (4,)),
         ("muon", (4,)),
+        ("muon+adafactor", (4,)),
         pytest.param("ademamix", (4,), marks=pytest.mark.slow),
     ],
 )
 def test_shares_of_the_update_and_microbatches_do_not_change_it(name: str, counts: tuple[int, ...]) -> None:
     """Of 2 encoder and 3 decoder layers 2 devices cut the former's stack by layers, the latter's within a layer."""
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
-    config = OptimizerConfig(name=name, schedule=schedule, epsilon=1e-4, muon_dtype="float32")
+    rule, _, others = name.partition("+")
+    choices = {"muon_others": others} if others else {}
+    config = OptimizerConfig(name=rule, schedule=schedule, epsilon=1e-4, muon_dtype="float32", **choices)
     losses, state = tiny.train(
         optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2, shard_update=False
     )

@@ -157,7 +157,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"MODEL_DIR is {directory}; the demo writes to a local directory, so give one.")
     corpus = given or f"{directory}/corpus.jsonl"
     arguments = [
-        "--gin_file=gin/demo.gin",
+        "--gin_file=gin/demo_fast.gin",
         f"--gin.MODEL_DIR={directory}",
         f"--gin.VOCABULARY={directory}/vocabulary.model",
         f"--gin.CORPUS={corpus}",
