@@ -95,6 +95,10 @@ def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None
     packed = changed(config, pack=True)
     with pytest.raises(ConfigError, match=r"train_steps is None, and the linear schedule needs .* DataConfig.pack"):
         train(packed)
+    for schedule in (ScheduleConfig(warmup_steps=0.02), ScheduleConfig("cosine", warmup_steps=0, decay_steps=0.7)):
+        rule = OptimizerConfig("adamw", schedule)
+        with pytest.raises(ConfigError, match=r"train_steps is None, and the \w+ schedule needs"):
+            train(dataclasses.replace(packed, optimizer=rule))
     with pytest.raises(
         ConfigError, match=r"CheckpointConfig.every_steps is 'epoch', and the rows .* a number of steps"
     ):
