@@ -300,9 +300,10 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp
         assert first > 0 and page.evaluate(PIXELS, "loss")["pixels"] != before["pixels"]
         page.get_by_text("Loss: the numbers").click()
         rows = page.locator("[data-chart=loss] table tr")
-        assert rows.count() > 50 and "8.79" in (rows.nth(1).text_content() or "")
+        rows.nth(50).wait_for()  # the table is written after it has been opened
+        assert "8.79" in (rows.nth(1).text_content() or "")
         page.get_by_text("Events: the numbers").click()
-        assert "fault: NonFiniteError" in (page.locator("[data-chart=events] table").text_content() or "")
+        page.locator("[data-chart=events] td", has_text="fault: NonFiniteError").first.wait_for()
         assert not browser.faults(page) and not errors and not requests
         if "LIMBA_SCREENSHOTS" in os.environ:
             page.screenshot(path=Path(os.environ["LIMBA_SCREENSHOTS"], f"report_{scheme}.png"), full_page=True)
