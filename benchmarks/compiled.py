@@ -27,6 +27,7 @@ ring moves twice as many for an all-reduce as for an all-gather or a reduce-scat
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import json
 import os
@@ -37,7 +38,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from limba.cli import program
-from limba.config import InputError, ModelConfig, environment
+from limba.config import InputError, ModelConfig, OptimizerConfig, environment
 from limba.config.optimizer import OPTIMIZERS
 from limba.preflight.compiled import nvidia, topologies
 
@@ -66,7 +67,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
-    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="a field of ModelConfig")
+    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE",
+                        help="a field of ModelConfig or of OptimizerConfig")  # fmt: skip
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -75,13 +77,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(
             "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
-    fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    unknown = next((field for field in args.field if field.partition("=")[0] not in fields or "=" not in field), None)
-    if unknown:
-        raise InputError(
-            f"--field={unknown} is not NAME=VALUE with a field of ModelConfig: {', '.join(sorted(fields))}."
-        )
+    network, optimizer = ({field.name for field in dataclasses.fields(of)} for of in (ModelConfig, OptimizerConfig))
+    optimizer -= {"name", "schedule"}  # --optimizer, and a schedule costs nothing
+    for field in args.field:
+        if "=" not in field or field.partition("=")[0] not in network | optimizer:
+            raise InputError(
+                f"--field={field} is not NAME=VALUE with a field of ModelConfig ({', '.join(sorted(network))}) or of"
+                f" OptimizerConfig ({', '.join(sorted(optimizer))})."
+            )
+    pairs = [field.partition("=")[::2] for field in args.field]
+    args.field = [f"{name}={value}" for name, value in pairs if name in network]
+    args.optimizer_fields = {name: _value(value) for name, value in pairs if name in optimizer}
     return args
+
+
+def _value(text: str) -> Any:
+    """Returns what a field's text says: a number, True, None, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def model_config(args: argparse.Namespace) -> Any:
@@ -101,7 +116,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     import numpy as np
     from jax.sharding import AxisType, Mesh
 
-    from limba.config import LossConfig, MeshConfig, OptimizerConfig
+    from limba.config import LossConfig, MeshConfig
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding
     from limba.training.optimizer import make_optimizer
@@ -117,7 +132,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
             " multiple of their product."
         )
     mesh = Mesh(devices.reshape(sizes), ("data", "fsdp", "model"), axis_types=(AxisType.Auto,) * 3)
-    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
+    model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer, **args.optimizer_fields)
     parameters = trained_shardings(model, mesh, args.shard_update)
     optimizer = make_optimizer(choice, 1, shardings=parameters, average=args.average)
     schedule = make_schedule(choice.schedule, 1)

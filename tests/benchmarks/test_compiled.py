@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from benchmarks import compiled
 from benchmarks.compiled_kernels import cycles_of_schedule
 from limba.config import InputError
 from limba.preflight.compiled import nvidia
@@ -93,6 +94,16 @@ def test_a_kernel_s_bundles_are_multiplied_by_its_grid() -> None:
     assert cycles_of_schedule(SCHEDULE) == 3 + 3 * 10  # the exit test counts two iterations of the pipeline's ends
     assert cycles_of_schedule(SCHEDULE.replace("0x3   : >", "0x3   : > >")) is None
     assert cycles_of_schedule(SCHEDULE.replace(" /* loop exit test */", "")) is None
+
+
+def test_fields_are_the_network_s_or_the_optimizer_s() -> None:
+    given = compiled.parse(
+        ["--optimizer=muon", "--field=mlp_dim=8", "--field=muon_others=adafactor", "--field=muon_beta=0.9"]
+    )
+    assert given.field == ["mlp_dim=8"]
+    assert given.optimizer_fields == {"muon_others": "adafactor", "muon_beta": 0.9}
+    with pytest.raises(InputError, match=r"--field=name=muon is not NAME=VALUE .*mlp_dim.*OptimizerConfig \(.*beta1"):
+        compiled.parse(["--field=name=muon"])
 
 
 @pytest.mark.aot

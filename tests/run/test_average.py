@@ -1,4 +1,4 @@
-"""A whole run by Muon whose average of the weights is evaluated, resumed, and used."""
+"""A whole run by the rules of gin/recipes/fast.gin whose average of the weights is evaluated, resumed, and used."""
 
 import dataclasses
 from pathlib import Path
@@ -31,7 +31,14 @@ def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpu
         tiny.demo_data(corpus, vocabulary),
         str(tmp_path / "whole"),
         train_steps=12,
-        optimizer=OptimizerConfig("muon", ScheduleConfig("linear", 0.02, warmup_steps=0, decay_steps=100)),
+        optimizer=OptimizerConfig(
+            "muon",
+            ScheduleConfig("linear", 0.1, warmup_steps=0, decay_steps=100),
+            muon_by_parameter_scale=True,
+            muon_rms=0.1,
+            muon_others="adafactor",
+            muon_beta=0.9,
+        ),
         mesh=MeshConfig(8),
         checkpoint=CheckpointConfig(every_steps=6, best_metric="loss", best_mode="min"),
         evaluation=EvaluationConfig(every_steps=6, num_batches=2, average=0.8),

@@ -46,7 +46,9 @@ class Run:
     """The state of a run on some devices, and its compiled step."""
 
     def __init__(self, optimizer: str = "adafactor", devices: int = 2, average: float | None = 0.9, dtype: str = ""):
-        self.mesh, choice = tiny.mesh_of(MeshConfig(), devices), OptimizerConfig(optimizer, muon_dtype="float32")
+        name, _, others = optimizer.partition("+")
+        choice = OptimizerConfig(name, muon_dtype="float32", muon_others=others or "adamw")
+        self.mesh = tiny.mesh_of(MeshConfig(), devices)
         self.model = Network(SMALL, self.mesh)
         shardings = trained_shardings(self.model, self.mesh)
         self.optimizer = make_optimizer(choice, 8, dtype or "float32", shardings=shardings, average=average)
@@ -108,7 +110,13 @@ def test_the_average_is_the_recursion_in_float64() -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adafactor", "adamw", "adamw_rms", "ademamix"))],
+    [
+        "muon+adafactor",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("muon", "adafactor", "adamw", "adamw_rms", "ademamix")
+        ),
+    ],
 )
 def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, optimizer: str) -> None:
     run = Run(optimizer)
@@ -122,8 +130,9 @@ def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, opti
 
 
 @pytest.mark.slow
-def test_averages_agree_on_one_and_eight_devices() -> None:
-    alone, shared = (run.trained(run.new(), 3) for run in (Run("muon", 1), Run("muon", 8)))
+@pytest.mark.parametrize("optimizer", ["muon", "muon+adafactor"])
+def test_averages_agree_on_one_and_eight_devices(optimizer: str) -> None:
+    alone, shared = (run.trained(run.new(), 3) for run in (Run(optimizer, 1), Run(optimizer, 8)))
     for (name, a), b in zip(
         named_leaves(average_of(alone).average).items(), jax.tree.leaves(average_of(shared).average), strict=True
     ):
