@@ -23,8 +23,12 @@ from tests.training.checkpoints import states
 ROOT = Path(__file__).parents[3]
 
 
+MINUTE = 60.0  # longer than any save takes here, also on a busy machine
+SHORT = 1.5  # for a save that cannot succeed
+
+
 def opened(run: Path, **fields: object) -> Checkpoints:
-    return Checkpoints(str(run), CheckpointConfig(**{"save_timeout_seconds": 1.5, **fields}), states.DATA)
+    return Checkpoints(str(run), CheckpointConfig(**{"save_timeout_seconds": MINUTE, **fields}), states.DATA)
 
 
 def start(checkpoints: Checkpoints, step: int) -> None:
@@ -45,7 +49,7 @@ def polled(checkpoints: Checkpoints, seconds: float = 20.0) -> list[int]:
 def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write, write = threading.Event(), arrays.write_arrays
     monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
-    with opened(tmp_path, keep=2, save_timeout_seconds=60.0) as checkpoints:
+    with opened(tmp_path, keep=2) as checkpoints:
         start(checkpoints, 5)
         for _ in range(3):
             assert checkpoints.poll() == [] and checkpoints.steps() == []
@@ -76,7 +80,7 @@ def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.Monke
     may_write, write = threading.Event(), arrays.write_arrays
     monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
-    with opened(tmp_path, save_timeout_seconds=60.0) as checkpoints:
+    with opened(tmp_path) as checkpoints:
         state = states.state(5)
         checkpoints.save(5, state, {0: b"position 5"}, {"step": 5})
         for _ in range(3):
@@ -141,7 +145,7 @@ def not_a_directory(run: Path) -> None:
 @pytest.mark.fast
 def test_a_save_that_cannot_begin_ends_in_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     states.save(tmp_path, 10)
-    with opened(tmp_path) as checkpoints:
+    with opened(tmp_path, save_timeout_seconds=SHORT) as checkpoints:
         not_a_directory(tmp_path)
         start(checkpoints, 20)
         with pytest.raises(StorageError) as caught:
@@ -160,7 +164,7 @@ def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(StorageError, match="Step 20 cannot be saved .* No earlier step is saved"):  # noqa: SIM117
-        with opened(tmp_path) as checkpoints:
+        with opened(tmp_path, save_timeout_seconds=SHORT) as checkpoints:
             (tmp_path / "checkpoints").mkdir()
             not_a_directory(tmp_path)
             start(checkpoints, 20)
@@ -179,7 +183,7 @@ def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
 @pytest.mark.fast
 def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     states.save(tmp_path, 10)
-    with opened(tmp_path, save_timeout_seconds=60.0) as checkpoints:
+    with opened(tmp_path) as checkpoints:
         shutil.copytree(tmp_path / "checkpoints", tmp_path / "copy")
         not_a_directory(tmp_path)
         start(checkpoints, 20)
@@ -201,7 +205,7 @@ def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
     run, other = tmp_path / "run", tmp_path / "other"
     states.save(run, 10)
     shutil.copytree(run, tmp_path / "whole")
-    with opened(run, fallback_dir=str(other), save_timeout_seconds=60.0) as checkpoints:
+    with opened(run, fallback_dir=str(other)) as checkpoints:
         not_a_directory(run)
         start(checkpoints, 20)
         started = time.monotonic()
@@ -226,7 +230,7 @@ def test_a_disk_without_room_is_found_before_the_first_save(
 ) -> None:
     size = arrays.num_bytes(states.abstract())
     assert 20_000 < size < 40_000
-    with opened(tmp_path, keep=3) as checkpoints:
+    with opened(tmp_path, keep=3, save_timeout_seconds=SHORT) as checkpoints:
         for free, said in ((10 * size, 0), (4 * size, 0), (3 * size, 1)):
             caplog.clear()
             monkeypatch.setattr("limba.training.checkpoints.directory.free_bytes", lambda _, free=free: free)
