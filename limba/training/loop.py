@@ -22,6 +22,7 @@ from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
 from limba.storage.files import try_to_write
+from limba.training.ahead import Ahead
 from limba.training.checkpoints.best import Best
 from limba.training.checkpoints.directory import Checkpoints, Restored
 from limba.training.checks import is_out_of_memory, memory_sentence
@@ -70,6 +71,7 @@ class Loop:
         self.config, self.model, self.stream, self.checkpoints = config, model, stream, checkpoints
         self.evaluations, self.metrics, self.recent, self.best = evaluations, metrics, recent, Best(config)
         self.plan, self.guard, self.reader = plan, guard, RowReader(config.data.num_epochs is not None)
+        self.ahead = Ahead()
         self.check_lease = check_lease  # RestartError if another run has taken over model_dir
         self.figures: dict[str, Any] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -142,6 +144,7 @@ class Loop:
         watchdog.beat(step, step_metrics["loss"])
         self.recent.add(step, rows, step_metrics)
         self.guard.add(step, rows, step_metrics, limits)
+        self.ahead.add(step_metrics["loss"])
         return state
 
     def _drop(self, upto: int, state: TrainState, place: Place) -> None:

@@ -1,0 +1,39 @@
+"""How far the host runs ahead of the devices."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import jax
+
+SECONDS = 1.0  # of steps that have begun and not ended: a stop is carried out after them
+FEWEST, MOST = 2, 32  # steps; with two the devices need not wait for the host
+
+
+class Ahead:
+    """Holds the host back while more than a second's steps have begun and not ended, at least two.
+
+    jax returns from a step before it is computed, and lets a program begin 32: with steps of two seconds a request to
+    stop would be carried out a minute later, when a preempted machine is gone.
+    """
+
+    def __init__(self) -> None:
+        self._begun: deque[Any] = deque()  # an array of each step that may not have ended
+        self._most = FEWEST
+        self._waited: float | None = None  # until when, for the step that began before the oldest one
+
+    def add(self, result: Any) -> None:
+        """Takes an array with which the step that has just begun ends; returns when another step may begin."""
+        self._begun.append(result)
+        while self._begun and (self._begun[0].is_ready() or len(self._begun) > self._most):
+            oldest = self._begun.popleft()
+            if oldest.is_ready():
+                self._waited = None
+                continue
+            jax.block_until_ready(oldest)
+            now = time.monotonic()
+            if self._waited is not None:  # so now - self._waited is the time of one step
+                self._most = min(max(FEWEST, int(SECONDS / max(now - self._waited, 1e-6))), MOST)
+            self._waited = now
