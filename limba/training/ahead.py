@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -21,19 +22,20 @@ class Ahead:
 
     def __init__(self) -> None:
         self._begun: deque[Any] = deque()  # an array of each step that may not have ended
-        self._most = FEWEST
+        self._seconds = deque([math.inf] * 4, maxlen=4)  # of the last steps waited for; the longest counts
         self._waited: float | None = None  # until when, for the step that began before the oldest one
 
     def add(self, result: Any) -> None:
         """Takes an array with which the step that has just begun ends; returns when another step may begin."""
         self._begun.append(result)
-        while self._begun and (self._begun[0].is_ready() or len(self._begun) > self._most):
+        most = min(max(FEWEST, int(SECONDS / max(*self._seconds, 1e-6))), MOST)
+        while self._begun and (self._begun[0].is_ready() or len(self._begun) > most):
             oldest = self._begun.popleft()
             if oldest.is_ready():
                 self._waited = None
                 continue
             jax.block_until_ready(oldest)
             now = time.monotonic()
-            if self._waited is not None:  # so now - self._waited is the time of one step
-                self._most = min(max(FEWEST, int(SECONDS / max(now - self._waited, 1e-6))), MOST)
+            if self._waited is not None:
+                self._seconds.append(now - self._waited)
             self._waited = now
