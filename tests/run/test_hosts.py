@@ -143,10 +143,8 @@ def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tm
 
     started = start_two(broken, 100_000)
     wait_for_steps(broken, step + 8, started)
-    began = time.monotonic()
     started[1].kill()
     (_, errors), _ = finish(started, 75, -signal.SIGKILL)
-    assert time.monotonic() < began + 14
     assert len(errors) == 1 and errors[0].startswith("Process 1 of 2 (host ")
     assert "the run resumes from step " in errors[0] and str(broken / "logs" / "process_0.stderr") in errors[0]
 

@@ -39,7 +39,7 @@ def test_a_killed_process_is_named(victim: int, words: str, directory: Path) -> 
         processes.send(signal.SIGKILL, victim)
         output = directory / "logs" / f"process_{1 - victim}.stderr"
         expected = words % socket.gethostname(), "the run resumes from step 40", "start all 2 processes", str(output)
-        assert_one_sentence(*processes.end(1 - victim, SECONDS + 4), *expected)
+        assert_one_sentence(*processes.end(1 - victim), *expected)
         assert output.exists()  # the stack of C++, not on the console
 
 
@@ -84,7 +84,7 @@ def test_the_loss_of_a_process_is_told_to_all(directory: Path) -> None:
     with Processes(directory, 3, host=SECONDS) as processes:
         processes.send(signal.SIGKILL, 1)
         for index in (0, 2):
-            assert_one_sentence(*processes.end(index, SECONDS + 6), "Process 1 of 3", "no sign of life")
+            assert_one_sentence(*processes.end(index), "Process 1 of 3", "no sign of life")
 
 
 @pytest.mark.slow
@@ -93,9 +93,9 @@ def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: 
     with Processes(directory, 2, host=SECONDS) as processes:
         processes.send(signal.SIGSTOP, victim)
         lost = f"Process {victim} of 2"
-        assert_one_sentence(*processes.end(1 - victim, SECONDS + 6), lost, "no sign of life")
+        assert_one_sentence(*processes.end(1 - victim), lost, "no sign of life")
         processes.send(signal.SIGCONT, victim)
-        assert_one_sentence(*processes.end(victim, SECONDS + 6), lost, "stood still")
+        assert_one_sentence(*processes.end(victim), lost, "stood still")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -
             processes.each[0].wait(3.0)
         processes.send(signal.SIGCONT, 1)
         processes.send(signal.SIGTERM, 0)
-        ends = [processes.end(index, 15) for index in (0, 1)]
+        ends = [processes.end(index) for index in (0, 1)]
     assert ends[0] == ends[1] and ends[0][0] == 75
     assert len(ends[0][1]) == 1 and ends[0][1][0].startswith("Stopped after step ")
 

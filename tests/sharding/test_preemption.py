@@ -66,7 +66,7 @@ def test_a_signal_before_the_first_step_ends_at_once(number: signal.Signals, sta
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
-    errors = process.communicate(timeout=10)[1]
+    errors = process.communicate(timeout=120)[1]
     assert process.returncode == status
     assert errors == f"{number.name} ended the run before a step was done; the same command starts it again.\n"
 
@@ -79,7 +79,7 @@ def test_a_second_sigint_ends_a_process_whose_step_does_not(tmp_path: Path) -> N
         with pytest.raises(subprocess.TimeoutExpired):
             processes.each[0].wait(1.0)
         processes.send(signal.SIGINT, 0)
-        status, lines = processes.end(0, 10)
+        status, lines = processes.end(0)
     assert status == 130 and len(lines) == 2
     assert lines[0] == "SIGINT: the run saves after this step and ends; a second one ends it at once."
     assert lines[1].startswith("A second SIGINT ended the run at once; the same command resumes it")
@@ -128,7 +128,7 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
 ) -> None:
     with Processes(tmp_path, 2) as processes:
         processes.send(number, *indices)
-        ends = [processes.end(index, 15) for index in (0, 1)]
+        ends = [processes.end(index) for index in (0, 1)]
     assert [status for status, _ in ends] == [75, 75]
     assert ends[0][1][-1] == ends[1][1][-1] and ends[0][1][-1].startswith("Stopped after step ")
     said = "SIGINT: the run saves after this step and ends; a second one ends it at once."
@@ -141,7 +141,7 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
 def test_a_process_that_fails_tells_the_others_why(tmp_path: Path) -> None:
     """They would wait for it for ever: it is alive until it has told them."""
     with Processes(tmp_path, 2, odd_step=5, odd="fail") as processes:
-        first, last = (processes.end(index, 25) for index in (0, 1))
+        first, last = (processes.end(index) for index in (0, 1))
     assert last == (2, ["This file is missing."])
     assert first[0] == 2 and len(first[1]) == 1
     assert "Process 1 of 2 (host" in first[1][0] and "has ended: This file is missing; start all 2" in first[1][0]

@@ -15,7 +15,7 @@ from tests.sharding.processes import free_port
 pytestmark = pytest.mark.fast
 
 
-def call(places: list[Membership], seconds: float = 10.0) -> list[BaseException | None]:
+def call(places: list[Membership], seconds: float = 60.0) -> list[BaseException | None]:
     """Lets the places wait for each other in threads; returns the error of each."""
     ends: list[BaseException | None] = [RuntimeError("has not ended")] * len(places)
 
@@ -30,7 +30,7 @@ def call(places: list[Membership], seconds: float = 10.0) -> list[BaseException 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     return ends
 
 

