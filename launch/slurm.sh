@@ -14,7 +14,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 fail() { echo "launch/slurm.sh: $1" >&2; exit 2; }
-say() { echo "launch/slurm.sh: $1" >&2; }
+say() { echo "launch/slurm.sh: $1"; } # into the job's log
 
 # Prints the seconds of a time limit of Slurm: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
 seconds_of() {
@@ -31,19 +31,45 @@ seconds_of() {
   echo $((10#${days:-0} * 86400 + 10#${parts[0]:-0} * 3600 + 10#${parts[1]:-0} * 60 + 10#${parts[2]:-0}))
 }
 
-# On the first node of a job: starts a process for each task, hands SIGTERM on, and queues the job again if that helps.
+# A status that no new start mends says more than 75, with which the others end for want of that process.
+weight() {
+  case $1 in 0) echo 0 ;; 75) echo 1 ;; 74) echo 3 ;; *) if [ "$1" -gt 128 ]; then echo 2; else echo 4; fi ;; esac
+}
+
+# As each of the tasks: runs pretrain.sh, and says how it ended, since srun tells the highest status of all tasks only.
+task() {
+  local status=0
+  trap : TERM # Slurm sends it to every process of the step; this one waits for the others
+  bash "$root/launch/pretrain.sh" "$@" || status=$?
+  if [ "$status" -eq 0 ] || [ "$status" -eq 75 ]; then exit "$status"; fi
+  say "task $SLURM_PROCID on $(hostname) ended with status $status."
+  if [ "$(weight "$status")" -gt 2 ]; then # the others would wait for this process to join them
+    sleep "${LONE_SECONDS:-20}"
+    scancel --signal=TERM "$SLURM_JOB_ID" || true
+  fi
+  exit "$status"
+}
+
+# On the first node of a job: starts a process for each task, lets them save on SIGTERM, and queues the job again if
+# that helps. What it must know of the tasks and of earlier starts is in the job's log, to which all of them write.
 job() {
-  local tasks='' asked='' interrupted='' status=127 now began=$SECONDS
+  local tasks='' asked='' interrupted='' status=127 now who='' began=$SECONDS log=/proc/$$/fd/1 from=1 saved=unknown
+  local idle=${SLURM_RESTART_COUNT:-0} most=${RETRIES:-10} state where
   # shellcheck disable=SC2329  # the trap calls it
   forward() {
     asked=yes interrupted=yes
-    if [ -n "$tasks" ]; then kill -s TERM "$tasks" 2>/dev/null || true; fi
+    # A SIGTERM to srun would kill its tasks: it ends their step with SIGKILL. scancel's goes to them, not to this shell.
+    until [ -z "$tasks" ] || scancel --signal=TERM "$SLURM_JOB_ID"; do
+      kill -0 "$tasks" 2>/dev/null || break
+      say "scancel has failed, and is called again in 10 s; if it never succeeds, Slurm tells the tasks at the limit."
+      sleep 10
+    done
   }
   trap forward TERM
-  local retries=${RETRIES:-10}
+  if [ -f "$log" ]; then from=$(($(wc -c <"$log") + 1)); else log=''; fi
   # A new start inside the job would wait for a node that may be gone; the job itself is queued again.
   export SETUP=no RETRIES=0
-  srun --label --kill-on-bad-exit=0 bash "$root/launch/pretrain.sh" "$@" &
+  srun --label --kill-on-bad-exit=0 bash "$root/launch/slurm.sh" --task "$@" &
   tasks=$!
   while true; do
     interrupted=
@@ -52,29 +78,48 @@ job() {
     if [ -z "$interrupted" ] && ! kill -0 "$tasks" 2>/dev/null; then break; fi
   done
   [ "$status" -ne 0 ] || exit 0
-  [ "$status" -ne 143 ] || status=75 # srun itself was ended by the signal
-  if [ "$status" -ne 75 ] && [ "$status" -le 128 ] && ! { [ "$status" -eq 74 ] && [[ " $* " == *MODEL_DIR=*://* ]]; }; then
-    say "the run ended with status $status, which a new start does not mend."
+  [ "$status" -ne 143 ] || status=75 # the signal came before the run
+  if [ -n "$log" ]; then
+    while read -r now where; do
+      if [ "$(weight "$now")" -ge "$(weight "$status")" ]; then status=$now who=" of $where"; fi
+    done < <(tail -c "+$from" "$log" |
+      sed -nE 's/.*launch\/slurm\.sh: (task [0-9]+ on [^ ]+) ended with status ([0-9]+)\.$/\2 \1/p')
+    saved=
+    if grep -qE '^ *[0-9]+: step [0-9,]+ saved in ' <(tail -c "+$from" "$log"); then saved=yes; fi
+    idle=$(awk -v again="; job $SLURM_JOB_ID is queued again" '
+      /^launch\/slurm\.sh: the run ended / && index($0, again) { n = / saved nothing new;/ ? n + 1 : 0 }
+      END { print n + 0 }' "$log")
+  fi
+  if [ "$status" -ne 75 ] && [ "$status" -le 128 ] &&
+    ! { [ "$status" -eq 74 ] && [[ " MODEL_DIR=${MODEL_DIR:-} $* " == *MODEL_DIR=*://* ]]; }; then
+    say "the run ended with status $status$who, which a new start does not mend."
     exit "$status"
   fi
-  if [ -z "$asked" ] && [ $((SECONDS - began)) -lt "${RESET_SECONDS:-3600}" ] &&
-    [ "${SLURM_RESTART_COUNT:-0}" -ge "$retries" ]; then
-    say "the run ended with status $status, and job $SLURM_JOB_ID was queued again $retries times (RETRIES)."
-    exit "$status"
-  fi
-  if ! scontrol show job "$SLURM_JOB_ID" | grep -q 'JobState=RUNNING'; then
+  state=$(scontrol show job "$SLURM_JOB_ID") || true
+  if [[ $state != *JobState=RUNNING* ]]; then
     say "job $SLURM_JOB_ID was cancelled or preempted; what was saved stays, and the same command resumes it."
     exit "$status"
   fi
-  say "the run ended with status $status; job $SLURM_JOB_ID is queued again, and resumes."
+  # A start that was not cut short, by a crash or for another job, has had its time.
+  if [ $((SECONDS - began)) -ge "${RESET_SECONDS:-3600}" ] || { [ -n "$asked" ] && [[ $state != *PreemptTime=[0-9]* ]]; }; then
+    if [ -z "$saved" ] && [ "$idle" -gt 0 ]; then
+      say "the run ended with status $status$who, and two starts in a row saved nothing new, so job $SLURM_JOB_ID is not queued again: give a longer --time, a shorter CHECKPOINT_PERIOD, or more SAVE_SECONDS."
+      exit "$status"
+    fi
+  elif [ "$saved" != yes ] && [ "$idle" -ge "$most" ]; then
+    say "the run ended with status $status$who, and job $SLURM_JOB_ID was queued again $most times (RETRIES)."
+    exit "$status"
+  fi
+  [ -n "$saved" ] || who+=" and saved nothing new"
+  say "the run ended with status $status$who; job $SLURM_JOB_ID is queued again, and resumes."
   scontrol requeue "$SLURM_JOB_ID" || { say "the job cannot be queued again; submit the same command."; exit "$status"; }
   exit 0
 }
 
-if [ "${1:-}" = --job ]; then
-  shift
-  job "$@"
-fi
+case ${1:-} in
+  --job) shift; job "$@" ;;
+  --task) shift; task "$@" ;;
+esac
 for argument in "$@"; do
   case $argument in -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 done
