@@ -44,7 +44,7 @@ task() {
   if [ "$status" -eq 0 ] || [ "$status" -eq 75 ]; then exit "$status"; fi
   say "task $SLURM_PROCID on $(hostname) ended with status $status."
   if [ "$(weight "$status")" -gt 2 ]; then # the others would wait for this process to join them
-    sleep "${LONE_SECONDS:-20}"
+    sleep "${LONE_SECONDS:-20}" || true
     scancel --signal=TERM "$SLURM_JOB_ID" || true
   fi
   exit "$status"
@@ -81,7 +81,8 @@ job() {
   [ "$status" -ne 143 ] || status=75 # the signal came before the run
   if [ -n "$log" ]; then
     while read -r now where; do
-      if [ "$(weight "$now")" -ge "$(weight "$status")" ]; then status=$now who=" of $where"; fi
+      [ "$(weight "$now")" -ge "$(weight "$status")" ] || continue
+      if [ -z "$who" ] || [ "$(weight "$now")" -gt "$(weight "$status")" ]; then status=$now who=" of $where"; fi
     done < <(tail -c "+$from" "$log" |
       sed -nE 's/.*launch\/slurm\.sh: (task [0-9]+ on [^ ]+) ended with status ([0-9]+)\.$/\2 \1/p')
     saved=

@@ -11,7 +11,7 @@
 # It starts again after status 75 (start again), after a crash (a signal ended the command, such as for memory), and
 # after 74 (storage) if MODEL_DIR is in a bucket, whose outage may pass; a full disk needs somebody. It never does after
 # 0, 1, 2, 3 and 130, nor if it was asked to stop: SIGTERM, SIGINT and SIGHUP go on to the command, which saves and
-# ends.
+# ends. It does so, too, when this script is killed, where setpriv (util-linux 2.33) is installed.
 set -euo pipefail
 set -m # the command has its own process group, so that Ctrl-C reaches it once, from here
 
@@ -65,6 +65,7 @@ restarts() {
   esac
 }
 
+if setpriv --pdeathsig TERM true 2>/dev/null; then set -- setpriv --pdeathsig TERM "$@"; fi
 left=$RETRIES pause=$RETRY_SECONDS
 while true; do
   began=$SECONDS

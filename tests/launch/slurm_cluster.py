@@ -1,7 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each of gpu[01-03,07], without systemd.
 
-Each daemon has namespaces of its own: a host name that resolves to 127.0.0.1, and processes that end with it. So a node
-that is killed takes all its tasks with it, as a machine does, and nothing outlives the tests. The ports are of 127.0.0.1.
+Each daemon has namespaces of its own: a host name that resolves to 127.0.0.1, and processes that end with it. So a
+node that is killed takes all its tasks with it, as a machine does, and nothing outlives the tests. All ports are those
+of 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ class Cluster:
         self.ask("scontrol", "update", f"JobId={number}", "EndTime=now+120")
 
     def restart(self, node: str) -> None:
-        """Starts a node, for the first time or after `kill`."""
+        """Starts a node after `kill`."""
         self.start(node, "slurmd", "-D", "-N", node)
-        until(lambda: self.ask("sinfo", "--noheader", f"--nodes={node}", "--format=%t").split() == ["idle"], node)
+        well = {"idle", "alloc", "mix", "comp"}
+        until(lambda: self.ask("sinfo", "--noheader", f"--nodes={node}", "--format=%t").strip() in well, node)
 
     def kill(self, node: str) -> None:
         """Ends a node as if its power had gone, with all that runs there."""
@@ -141,7 +143,7 @@ def cluster() -> Iterator[Cluster]:
         (folder / "key").chmod(0o400)
         lines = CONFIG.format(port=free_port(), user=getpass.getuser(), folder=folder)
         for name in NODES:
-            lines += f"NodeName={name} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=1000\n"
+            lines += f"NodeName={name} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=16000\n"
         (folder / "slurm.conf").write_text(lines)
         files = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "pid-file", "seed-file")]
         here.start("key", "munged", "--foreground", "--force", f"--key-file={folder}/key", *files)

@@ -1,4 +1,4 @@
-"""Programs in the place of sbatch, srun and scontrol: they record how they were called, and start real processes.
+"""Programs in the place of Slurm's: they record how they were called, and start real processes.
 
 `write` makes them in a folder for PATH. sbatch runs the job at once, in the foreground, with the variables that Slurm
 sets; when the file `signal` holds a step, it sends what --signal asks for as soon as the run has logged that step. A
@@ -49,32 +49,73 @@ for start in range(20):
 (folder / "status").write_text(str(job.returncode))
 sys.exit(0)
 """
+# As srun(1): a task's lines get its number, and the status is the highest of the tasks. SIGTERM is not sent on: srun
+# 22.05.8 says "forcing job termination" and ends its step with SIGKILL (test_slurm_cluster.py has the real one).
 SRUN = """#!{python}
-import json, os, pathlib, signal, subprocess, sys
+import json, os, pathlib, signal, subprocess, sys, threading
 folder = pathlib.Path({folder!r})
 first = next(number for number, argument in enumerate(sys.argv) if number and not argument.startswith("--"))
 options, command = sys.argv[1:first], sys.argv[first:]
 with (folder / "srun.jsonl").open("a") as file:
     file.write(json.dumps([options, command]) + "\\n")
 nodes, each = int(os.environ["STAND_IN_NODES"]), int(os.environ["STAND_IN_EACH"])
-tasks = []
+
+def labelled(number, lines):
+    for line in lines:
+        os.write(1, f"{{number}}: ".encode() + line.rstrip(b"\\n") + b"\\n")
+
+def end(name, frame):
+    print("srun: forcing job termination", flush=True)
+    for task in tasks:
+        os.killpg(task.pid, signal.SIGKILL)
+
+tasks, writers = [], []
 for number in range(nodes * each):
     variables = {{
         **os.environ, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number % each),
         "SLURM_NODEID": str(number // each), "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_TASKS_PER_NODE": f"{{each}}(x{{nodes}})",
     }}
-    tasks.append(subprocess.Popen(command, env=variables))
-for name in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(name, lambda received, _: [task.send_signal(received) for task in tasks])
+    tasks.append(subprocess.Popen(
+        command, env=variables, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ))
+    writers.append(threading.Thread(target=labelled, args=[number, tasks[-1].stdout]))
+    writers[-1].start()
+for name in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(name, end)
+(folder / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
 codes = [task.wait() for task in tasks]
+for writer in writers:
+    writer.join()
+(folder / "tasks").unlink()
 sys.exit(max(128 - code if code < 0 else code for code in codes))
+"""
+# As scancel(1): a signal goes to the steps, not to the batch script, and there to every process (proctrack/cgroup).
+SCANCEL = """#!{python}
+import os, pathlib, signal, sys
+folder = pathlib.Path({folder!r})
+assert sys.argv[1:] == ["--signal=TERM", "4242"], sys.argv
+if (folder / "silent").exists():
+    (folder / "silent").unlink()
+    sys.exit("scancel: error: Kill job error on job id 4242: Unable to contact slurm controller (connect failure)")
+
+def signalled(process):
+    try:
+        below = pathlib.Path(f"/proc/{{process}}/task/{{process}}/children").read_text().split()
+        os.kill(int(process), signal.SIGTERM)
+    except OSError:
+        return
+    for each in below:
+        signalled(each)
+
+for task in (folder / "tasks").read_text().split() if (folder / "tasks").exists() else ():
+    signalled(task)
 """
 SCONTROL = """#!{python}
 import pathlib, sys
 folder = pathlib.Path({folder!r})
 if sys.argv[1] == "show":
-    print("JobId=4242 JobName=any\\n   JobState=" + (folder / "state").read_text() + " Reason=None")
+    print("JobId=4242 JobName=any\\n   JobState=" + (folder / "state").read_text() + " Reason=None PreemptTime=None")
 else:
     assert sys.argv[1:] == ["requeue", "4242"]
     (folder / "requeued").write_text("")
@@ -139,7 +180,7 @@ def write_for_arrays(folder: Path) -> Path:
 
 def write(folder: Path) -> Path:
     """Writes the programs; returns the folder to put first in PATH. They record into `folder`."""
-    return _write(folder, {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL})
+    return _write(folder, {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL})
 
 
 def _write(folder: Path, programs: dict[str, str]) -> Path:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -33,6 +34,7 @@ def calls(folder: Path, name: str) -> list:
 @pytest.mark.slow
 def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "signal").write_text("3")
+    (tmp_path / "silent").write_text("")
     done = submit(
         tmp_path, "gin/demo.gin", "--time=00:30:00", "--nodes=2", "--account=mine", "--offline", "TRAIN_STEPS=40",
         f"--output={tmp_path}/job-%j.log", *SMALL, CORPUS=str(corpus), VOCABULARY=str(vocabulary),
@@ -47,24 +49,37 @@ def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabul
     assert "requeue" in options and options["open-mode"] == "append"
     assert len(calls(tmp_path, "srun")) == 2 and (tmp_path / "status").read_text() == "0", log
     assert "job 4242 is queued again, and resumes" in log and log.count("process 1 of 2 on ") == 3, log
+    assert "scancel has failed, and is called again in 10 s" in log and "forcing job termination" not in log, log
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if line]
     assert [record["step"] for record in steps if record["kind"] == "train"] == list(range(1, 41))
+
+
+SECOND = '[ "$SLURM_PROCID" = 1 ] &&'
+SAVES = 'if [ "$SLURM_PROCID" = 0 ]; then echo "step 1,000 saved in /scratch/ro"; fi;'
+BEFORE = '[ "${SLURM_RESTART_COUNT:-0}" -lt'
 
 
 @pytest.mark.parametrize(
     ("program", "state", "starts", "status", "says"),
     [
-        ("exit 2", "RUNNING", 1, 2, "status 2, which a new start does not mend"),
+        ("exit 2", "RUNNING", 1, 2, "which a new start does not mend"),
+        (f"{SECOND} exit 2; exit 75", "RUNNING", 1, 2, f"status 2 of task 1 on {gethostname()}, which"),
+        (f"{SECOND} exit 3; kill -9 $$", "RUNNING", 1, 3, "status 3 of task 1 on"),
+        (f"{SECOND} exit 74; exit 75", "RUNNING", 1, 74, "status 74 of task 1 on"),
+        (f"{SECOND} exit 2; exec sleep 1000", "RUNNING", 1, 2, "status 2 of task 1 on"),
         ("exit 75", "RUNNING", 3, 75, "was queued again 2 times"),
         ("kill -9 $$", "RUNNING", 3, 137, "was queued again 2 times"),
+        ("RESET_SECONDS=0; exit 75", "RUNNING", 2, 75, "two starts in a row saved nothing new, so job 4242"),
+        (f"{BEFORE} 9 ] || exit 0; {SAVES} exit 75", "RUNNING", 10, 0, "status 75; job 4242 is queued again, and"),
+        (f"{BEFORE} 3 ] && {{ {SAVES} exit 75; }}; exit 75", "RUNNING", 6, 75, "was queued again 2 times"),
         ("exit 75", "CANCELLED", 1, 75, "was cancelled or preempted"),
         ("exit 0", "RUNNING", 1, 0, ""),
     ],
-)
+)  # fmt: skip
 def test_a_job_is_queued_again_where_that_helps(
     program: str, state: str, starts: int, status: int, says: str, tmp_path: Path
 ) -> None:
-    """A copy of launch/ whose pretrain.sh ends at once."""
+    """A copy of launch/ whose pretrain.sh ends at once, in two tasks."""
     place = slurm_stand_ins.write(tmp_path)
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
@@ -72,9 +87,12 @@ def test_a_job_is_queued_again_where_that_helps(
     (tmp_path / "my.gin").write_text("")
     sbatch = place / "sbatch"
     sbatch.write_text(sbatch.read_text().replace('"RUNNING"', repr(state)))
+    variables = {"SETUP": "no", "MODEL_DIR": str(tmp_path), "LONE_SECONDS": "1"}
+    if "RESET_SECONDS=0" in program:
+        variables["RESET_SECONDS"] = "0"
     subprocess.run(
-        ["bash", "launch/slurm.sh", "my.gin", "--time=60", f"--output={tmp_path}/log", "RETRIES=2"],
-        env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "SETUP": "no", "MODEL_DIR": str(tmp_path)},
+        ["bash", "launch/slurm.sh", "my.gin", "--time=60", "--nodes=2", f"--output={tmp_path}/log", "RETRIES=2"],
+        env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}", **variables},
         cwd=tmp_path, check=True, timeout=120, capture_output=True,
     )  # fmt: skip
     log = (tmp_path / "log").read_text()

@@ -1,6 +1,6 @@
 """launch/slurm.sh and `limba prepare --executor=slurm` on a real Slurm of four nodes on this machine."""
 
-import os
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.data.preparation.test_executors import alone, assert_same, flags, large_corpus  # noqa: F401  two fixtures
 from tests.launch import slurm_cluster
 from tests.launch.slurm_cluster import Cluster, until
+from tests.launch.test_slurm import SMALL
 from tests.sharding.processes import ROOT, free_port
 
 pytestmark = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
 
 # A run without data and model: it joins, stops and ends as `limba train` does, by Limba's own code. The step at which
-# all are asked to stop is saved, as each process writes down. DEEDS has for each start what ends it.
+# all are asked to stop is saved, as each process writes down. DEED is what goes wrong.
 TRAINER = """
-import json, os, pathlib, sys, time
+import os, pathlib, sys, time
 from limba.cli import program
 from limba.config import environment
 environment.set_variables()
@@ -26,7 +28,7 @@ def run(argv):
     from limba.sharding import preemption
     folder = pathlib.Path(os.environ["MODEL_DIR"])
     start = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    deed = json.loads(os.environ.get("DEEDS", "[]"))[start:start + 1]
+    deed, task = os.environ.get("DEED"), os.environ["SLURM_PROCID"]
     with preemption.listening():
         import numpy as np
         from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
@@ -35,6 +37,8 @@ def run(argv):
             ModelConfig(8, emb_dim=8, num_heads=8, head_dim=8, mlp_dim=8, num_encoder_layers=1, num_decoder_layers=1),
             DataConfig("any", {"inputs": 64}, batch_size=1), str(folder), train_steps=1,
         )
+        if deed == "wrong before it joins" and task == "2":
+            raise InputError("This node has another file.")
         multihost.join_hosts(config)
         import jax
         index = jax.process_index()
@@ -44,10 +48,12 @@ def run(argv):
                 watchdog.beat(step, jax.numpy.zeros(()))
                 if step == 2:
                     (folder / f"begun-{start}-{index}").touch()
+                if deed == "wrong at step 9" and step == 9 and index == 2:
+                    raise InputError("This node has another file.")
                 if stop_requested(step):
                     break
                 time.sleep(0.05)
-        if deed != ["saves nothing"]:
+        if deed != "saves nothing":
             (folder / f"saved-{start}-{index}").write_text(str(step))
             if index == 0:
                 print(f"step {step:,} saved in {folder}", flush=True)
@@ -102,3 +108,101 @@ def test_four_of_four_processes_save_at_the_time_limit_and_the_job_is_queued_aga
     assert sorted(saved) == [f"saved-0-{index}" for index in range(4)], text
     assert len(set(saved.values())) == 1, saved
     assert f"job {job} is queued again, and resumes" in text and "srun: forcing job termination" not in text, text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("deed", "where"),
+    [
+        ("wrong before it joins", "task 2 on gpu03"),
+        ("wrong at step 9", "task "),
+    ],  # the others are told, and end so, too
+)
+def test_a_wrong_input_in_one_task_ends_the_job(deed: str, where: str, cluster: Cluster, tmp_path: Path) -> None:
+    variables = trainer(tmp_path)
+    job = submit(cluster, f"--output={tmp_path / 'log'}", DEED=deed, **variables)
+    found = cluster.until_state(job, "FAILED")
+    text = (tmp_path / "log").read_text()
+    assert (found["ExitCode"], found["Restarts"]) == ("2:0", "0"), text
+    assert f"launch/slurm.sh: the run ended with status 2 of {where}" in text, text
+    assert "which a new start does not mend" in text
+
+
+@pytest.mark.long
+def test_two_starts_that_save_nothing_new_end_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    variables = trainer(tmp_path)
+    job = submit(cluster, f"--output={tmp_path / 'log'}", DEED="saves nothing", **variables)
+    for start in range(2):
+        until(lambda start=start: len(list((tmp_path / "run").glob(f"begun-{start}-*"))) == 4, "the steps")
+        cluster.end(job)
+        until(lambda start=start: "saved nothing new" in (tmp_path / "log").read_text().split("\n0: ")[-1], "the end")
+    found = cluster.until_state(job, "FAILED")
+    text = (tmp_path / "log").read_text()
+    assert (found["ExitCode"], found["Restarts"]) == ("75:0", "1"), text
+    assert f"status 75 and saved nothing new; job {job} is queued again" in text
+    assert f"two starts in a row saved nothing new, so job {job} is not queued again: give a longer --time" in text
+
+
+@pytest.mark.long
+def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    variables = trainer(tmp_path)
+    job = submit(cluster, f"--output={tmp_path / 'log'}", **variables)
+    until(lambda: len(list((tmp_path / "run").glob("begun-0-*"))) == 4, "the steps")
+    cluster.ask("scancel", job)
+    until(lambda: f"job {job} was cancelled" in (tmp_path / "log").read_text(), "the script's end")
+    assert cluster.job(job)["JobState"] == "CANCELLED" and cluster.job(job)["Restarts"] == "0"
+    assert len(list((tmp_path / "run").glob("saved-0-*"))) == 4, (tmp_path / "log").read_text()
+
+
+def steps(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+    return [record["step"] for record in records if record["kind"] == "train"]
+
+
+@pytest.mark.long
+def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
+    cluster: Cluster, corpus: Path, vocabulary: Path, tmp_path: Path
+) -> None:
+    """Trains a T5 in four processes on four nodes; each start resumes, and no step is left out."""
+    log, run = tmp_path / "log", tmp_path / "run"
+    variables = {"MODEL_DIR": str(run), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
+    given = [f"--output={log}", *SMALL[:-2], "EVAL_STEPS=1", "--gin.config.RunConfig.host_timeout_seconds=60"]
+    job = submit(cluster, *given, "CHECKPOINT_PERIOD=20", "TRAIN_STEPS=100000", **variables)
+    until(lambda: "step 20 saved in" in log.read_text() if log.exists() else False, "a checkpoint", 600)
+    cluster.kill("gpu03")
+    until(lambda: cluster.job(job)["Restarts"] == "1", "a new start without the node", 600)
+    cluster.restart("gpu03")
+    before = max(steps(run))
+    until(lambda: max(steps(run)) > before, "the run to go on", 600)
+    cluster.end(job)
+    until(lambda: cluster.job(job)["Restarts"] == "2", "a new start after the time limit", 600)
+    before = max(steps(run))
+    assert f"step {before:,} saved in" in log.read_text(), log.read_text()
+    until(lambda: max(steps(run)) > before, "the run to go on", 600)
+    cluster.ask("scancel", job)
+    until(lambda: f"job {job} was cancelled" in log.read_text(), "the script's end")
+    before = max(steps(run))
+    assert f"step {before:,} saved in" in log.read_text(), log.read_text()
+    job = submit(cluster, *given, f"TRAIN_STEPS={before + 3}", **variables)
+    cluster.until_state(job, "COMPLETED")
+    assert steps(run)[-3:] == [before + 1, before + 2, before + 3], log.read_text()
+    assert set(steps(run)) == set(range(1, before + 4))
+
+
+@pytest.mark.long
+def test_job_arrays_write_the_files_of_one_machine(
+    cluster: Cluster,
+    large_corpus: Path,  # noqa: F811
+    alone: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    words = flags(large_corpus, tmp_path / "out", "--executor=slurm", "--tasks=3", "--partition=main")
+    printed = cluster.ask(sys.executable, "-m", "limba", "prepare", *words, PYTHONPATH=str(ROOT))
+    assert "Submitted to Slurm: jobs " in printed
+    last = printed.partition(" (write), ")[2].partition(" (finish)")[0]
+    logs = Path(printed.partition("Their logs are in ")[2].partition(". When")[0])
+    found = cluster.until_state(last, "COMPLETED", "FAILED", "CANCELLED")
+    texts = "".join(path.read_text() for path in logs.rglob("*.out"))
+    assert found["JobState"] == "COMPLETED", texts
+    assert_same(tmp_path / "out", alone)

@@ -143,6 +143,21 @@ def test_a_signal_is_forwarded_once_and_the_save_is_waited_for(sent: str, tmp_pa
     assert num_starts(tmp_path) == 1
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv of util-linux is not installed")
+def test_the_command_saves_when_the_script_is_killed(tmp_path: Path) -> None:
+    """The kernel tells the command, which has a process group of its own, that its parent is gone."""
+    process = start(tmp_path, "wait")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ready").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    while (tmp_path / "got").read_text() != "SIGTERM\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.communicate(timeout=60)  # the command, which has these pipes too, has ended
+
+
 def test_a_signal_ends_the_pause(tmp_path: Path) -> None:
     process = start(tmp_path, "75", RETRY_SECONDS="50")
     assert process.stderr is not None and "in 50 s." in process.stderr.readline()
