@@ -8,7 +8,7 @@
 # the libraries of Hugging Face use no network. Other options with two dashes go to sbatch, --gin.NAME=VALUE and
 # NAME=VALUE to launch/pretrain.sh. From the environment or as NAME=VALUE, beside those of launch/pretrain.sh:
 #   SAVE_SECONDS  how long before its time limit a job is told to save and to end; 120 if it is not given
-#   RETRIES       how often a job that crashed is queued again; 10. The ends of time limits are not counted
+#   RETRIES       how often in a row a job that crashed and saved nothing new is queued again; 10
 # The environment (.venv, or VENV=DIR) is made here, where there is internet, and not on the compute nodes.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -58,10 +58,12 @@ job() {
   # shellcheck disable=SC2329  # the trap calls it
   forward() {
     asked=yes interrupted=yes
+    local said found
     # A SIGTERM to srun would kill its tasks: it ends their step with SIGKILL. scancel's goes to them, not to this shell.
-    until [ -z "$tasks" ] || scancel --signal=TERM "$SLURM_JOB_ID"; do
-      kill -0 "$tasks" 2>/dev/null || break
-      say "scancel has failed, and is called again in 10 s; if it never succeeds, Slurm tells the tasks at the limit."
+    until [ -z "$tasks" ] || said=$(scancel --signal=TERM "$SLURM_JOB_ID" 2>&1); do
+      if ! kill -0 "$tasks" 2>/dev/null; then break; fi
+      if found=$(scontrol show job "$SLURM_JOB_ID" 2>&1) && [[ $found != *JobState=RUNNING* ]]; then break; fi # all ends
+      say "scancel has failed, and is called again in 10 s; without it Slurm itself tells the tasks, at the limit. ($said)"
       sleep 10
     done
   }
@@ -69,6 +71,9 @@ job() {
   if [ -f "$log" ]; then from=$(($(wc -c <"$log") + 1)); else log=''; fi
   # A new start inside the job would wait for a node that may be gone; the job itself is queued again.
   export SETUP=no RETRIES=0
+  if [ -z "${SLURM_JOB_END_TIME:-}" ] && state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null); then
+    SLURM_JOB_END_TIME=$(date -d "$state" +%s 2>/dev/null) && export SLURM_JOB_END_TIME # Slurm 22.05 does not set it
+  fi
   srun --label --kill-on-bad-exit=0 bash "$root/launch/slurm.sh" --task "$@" &
   tasks=$!
   while true; do

@@ -55,7 +55,10 @@ SelectType=select/linear
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 ReturnToService=2
 KillWait=30
-PartitionName=main Nodes=gpu[01-03,07] Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=gpu[01-03,07] Default=YES PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=gpu[01-03,07] PriorityTier=9
 """
 
 
@@ -94,6 +97,14 @@ class Cluster:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def states(self, nodes: str = "gpu[01-03,07]") -> list[str]:
+        """Returns such as ["idle", "alloc"]; ["?"] while slurmctld does not answer."""
+        command = ["sinfo", "--noheader", "--Node", "--partition=main", f"--nodes={nodes}", "--format=%t"]
+        done = subprocess.run(
+            command, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
+        )
+        return done.stdout.split() if done.returncode == 0 else ["?"]
+
     def job(self, number: str) -> Mapping[str, str]:
         """Returns what Slurm says of a job, such as {"JobState": "RUNNING", "Restarts": "0"}."""
         return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "show", "job", number)))
@@ -109,8 +120,7 @@ class Cluster:
     def restart(self, node: str) -> None:
         """Starts a node after `kill`."""
         self.start(node, "slurmd", "-D", "-N", node)
-        well = {"idle", "alloc", "mix", "comp"}
-        until(lambda: self.ask("sinfo", "--noheader", f"--nodes={node}", "--format=%t").strip() in well, node)
+        until(lambda: set(self.states(node)) <= {"idle", "alloc", "mix", "comp"}, node)
 
     def kill(self, node: str) -> None:
         """Ends a node as if its power had gone, with all that runs there."""
@@ -151,11 +161,7 @@ def cluster() -> Iterator[Cluster]:
         here.start("head", "slurmctld", "-D")
         for name in NODES:
             here.start(name, "slurmd", "-D", "-N", name)
-        states = lambda: subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--format=%t"], env={**os.environ, **here.environment},
-            capture_output=True, text=True, check=False,
-        ).stdout.split()  # fmt: skip
-        until(lambda: states() == ["idle"] * len(NODES), "the nodes")
+        until(lambda: here.states() == ["idle"] * len(NODES), "the nodes")
         yield here
     except AssertionError as error:
         for log in sorted(folder.glob("*.log")):

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def run(argv):
                 multihost.gather(np.array([step]))
                 watchdog.beat(step, jax.numpy.zeros(()))
                 if step == 2:
-                    (folder / f"begun-{start}-{index}").touch()
+                    (folder / f"begun-{start}-{index}").write_text(os.environ["SLURM_JOB_END_TIME"])
                 if deed == "wrong at step 9" and step == 9 and index == 2:
                     raise InputError("This node has another file.")
                 if stop_requested(step):
@@ -100,6 +101,8 @@ def test_four_of_four_processes_save_at_the_time_limit_and_the_job_is_queued_aga
     log, run = tmp_path / "log", tmp_path / "run"
     job = submit(cluster, f"--output={log}", **variables)
     until(lambda: len(list(run.glob("begun-0-*"))) == 4, "the steps")
+    end = datetime.fromisoformat(cluster.job(job)["EndTime"])
+    assert {float(path.read_text()) for path in run.glob("begun-0-*")} == {end.timestamp()}
     cluster.end(job)
     until(lambda: cluster.job(job)["Restarts"] == "1", "the job to be queued again")
     cluster.ask("scancel", job)
@@ -150,8 +153,24 @@ def test_a_job_that_is_cancelled_saves_and_is_not_queued_again(cluster: Cluster,
     until(lambda: len(list((tmp_path / "run").glob("begun-0-*"))) == 4, "the steps")
     cluster.ask("scancel", job)
     until(lambda: f"job {job} was cancelled" in (tmp_path / "log").read_text(), "the script's end")
-    assert cluster.job(job)["JobState"] == "CANCELLED" and cluster.job(job)["Restarts"] == "0"
+    assert cluster.until_state(job, "CANCELLED")["Restarts"] == "0"
+    assert "scancel" not in (tmp_path / "log").read_text()
     assert len(list((tmp_path / "run").glob("saved-0-*"))) == 4, (tmp_path / "log").read_text()
+
+
+@pytest.mark.long
+def test_a_job_that_is_preempted_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm gives it GraceTime; a start that another job cut short is not one that made no progress."""
+    run = tmp_path / "run"
+    job = submit(cluster, f"--output={tmp_path / 'log'}", DEED="saves nothing", **trainer(tmp_path))
+    for start in range(3):
+        until(lambda start=start: len(list(run.glob(f"begun-{start}-*"))) == 4, f"the steps of start {start}")
+        if start < 2:
+            cluster.ask("sbatch", "--partition=urgent", "--nodes=4", "--output=/dev/null", "--wrap=srun hostname")
+            until(lambda start=start: cluster.job(job)["Restarts"] == str(start + 1), "the end of a start")
+    cluster.ask("scancel", job)
+    text = (tmp_path / "log").read_text()
+    assert text.count(": Stopped after step ") >= 8 and "in a row" not in text, text
 
 
 def steps(run: Path) -> list[int]:

@@ -197,7 +197,7 @@ def waiting_advice(num_steps: int, data_wait: float, num_processes: int) -> str:
 def job_advice(config: RunConfig, num_steps: int, step: int, seconds_per_step: float) -> str:
     """Returns advice if a job of Slurm ends before the next checkpoint of a run is due; else "".
 
-    Slurm 22.05 and newer say when a job ends. A job that is told to end saves; one whose node fails does not.
+    The job's variables say when it ends. A job that is told to end saves; one whose node fails does not.
     """
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     if num_steps < 10 or not end.isdigit():
