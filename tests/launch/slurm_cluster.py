@@ -52,7 +52,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/linear
-SchedulerParameters=sched_interval=2,batch_sched_delay=0
+SchedulerParameters=sched_interval=2,batch_sched_delay=0,preempt_send_user_signal
 ReturnToService=2
 KillWait=30
 PreemptType=preempt/partition_prio
@@ -104,6 +104,10 @@ class Cluster:
             command, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
         )
         return done.stdout.split() if done.returncode == 0 else ["?"]
+
+    def ended(self) -> list[str]:
+        """Returns the hosts whose daemon has ended."""
+        return [host for host, process in self.daemons.items() if process.poll() is not None]
 
     def job(self, number: str) -> Mapping[str, str]:
         """Returns what Slurm says of a job, such as {"JobState": "RUNNING", "Restarts": "0"}."""
@@ -161,7 +165,8 @@ def cluster() -> Iterator[Cluster]:
         here.start("head", "slurmctld", "-D")
         for name in NODES:
             here.start(name, "slurmd", "-D", "-N", name)
-        until(lambda: here.states() == ["idle"] * len(NODES), "the nodes")
+        until(lambda: here.states() == ["idle"] * len(NODES) or here.ended(), "the nodes")
+        assert not here.ended(), f"{here.ended()} cannot start"
         yield here
     except AssertionError as error:
         for log in sorted(folder.glob("*.log")):
