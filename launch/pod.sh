@@ -12,6 +12,9 @@
 #   bash launch/pod.sh delete NAME [--yes]
 #
 # --dry-run prints each gcloud command, and runs none. --zone=ZONE after NAME reaches a pod that another machine made.
+# No call waits without end: variables set its seconds, here with the usual ones. STATUS_SECONDS=60 of status and logs,
+# RUN_SECONDS=120, STOP_SECONDS=900, SETUP_SECONDS=1800; CLOUD_SECONDS=120 of a question to gcloud, CHANGE_SECONDS=900
+# of a request or deletion; NOTICE_SECONDS=30: so often the workers that have not answered are named.
 # GIN_FILE may be a script, such as launch/ro_base.sh. setup takes HF_TOKEN, for private corpora, to the workers.
 # Exit statuses: 0; 2, change what the sentence names; 75, the same command again; of watch also the run's. docs/pods.md
 set -euo pipefail
@@ -19,7 +22,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() { echo "launch/pod.sh: $1" >&2; exit "${2:-2}"; }
 say() { echo "$name: $1"; }
 
-case ${1:---help} in -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+case ${1:---help} in -h | --help) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 action=$1 name=${2:-} dry='' type='' zone='' spot='' bucket='' account='' image='' yes='' lines=20 follow='' tries=20
 case $action in
   create | setup | run | status | logs | stop | watch | delete | remake) ;;
@@ -48,26 +51,15 @@ tries=$((10#$tries))
 [[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices is $slices; give a whole number above 0."
 [ -n "$zone" ] || fail "give --zone=ZONE: no pod $name was made from this machine; your grant names the zones."
 [[ $zone =~ ^[a-z]+-[a-z]+[0-9]+-[a-z]$ ]] || fail "the zone $zone is not one; a zone is like us-central2-b."
+[ -n "$dry" ] || command -v ps >/dev/null || fail "ps is missing, with which calls are ended; install procps"
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is missing; see https://cloud.google.com/sdk/docs/install"
 region=${zone%-*} folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+trap 'end_tree $$; rm -rf "$folder"' EXIT
 exec 3>&1
+# shellcheck source=launch/pod_limits.sh
+. "$root/launch/pod_limits.sh"
 # shellcheck source=launch/pod_gcloud.sh
 . "$root/launch/pod_gcloud.sh"
-
-# Prints a line for each worker, $1 before what it printed last; fails if one failed.
-report() {
-  local worker failed=0
-  for ((worker = 0; worker < workers; worker++)); do
-    if [ "$(cat "$folder/$worker.code")" = 0 ]; then
-      say "worker $worker: $(tail -n 1 "$folder/$worker")"
-    else
-      failed=1
-      say "worker $worker FAILED: $(cat "$folder/$worker" "$folder/$worker.errors" | tail -n 2 | tr '\n' ' ')" >&2
-    fi
-  done
-  return $failed
-}
 
 save() {
   if [ -n "$dry" ]; then return; fi
@@ -103,22 +95,22 @@ create() {
 remake() { remove; request; await; }
 
 setup() {
-  local commit slice
+  local commit
   git -C "$root" diff --quiet HEAD || fail "some changes are not committed; commit them: the workers get a commit."
   commit=$(git -C "$root" rev-parse HEAD)
   find_workers
   git -C "$root" bundle create -q "$folder/limba.bundle" HEAD
-  for ((slice = 0; slice < slices; slice++)); do
-    tpus tpu-vm scp "$folder/limba.bundle" "$(slice_of "$slice"):limba.bundle" --worker=all \
-      --strict-host-key-checking=no >/dev/null || explain "the files were not copied to $(slice_of "$slice")" 75
-  done
+  on_workers "$SETUP_SECONDS" scp_to "$folder/limba.bundle"
+  report >/dev/null || advise "the files were not copied to all workers of $name"
   say "setting up $workers workers with commit ${commit:0:12}"
-  on_workers "set -e; read -r token || true; if [ -n \"\$token\" ]; then mkdir -p ~/.cache/huggingface
+  on_workers "$SETUP_SECONDS" ssh_to "set -e; read -r token || true
+    if [ -n \"\$token\" ]; then mkdir -p ~/.cache/huggingface
     (umask 077; echo \"\$token\" >~/.cache/huggingface/token); fi
+    exec 9>~/limba.lock; flock -w 600 9 || { echo 'an earlier set-up is still going on here; wait' >&2; exit 75; }
     mkdir -p limba; cd limba; git init -q; git fetch -q ../limba.bundle HEAD; git checkout -q --detach $commit
     git diff --quiet HEAD || { echo 'files in ~/limba were changed by hand; undo that' >&2; exit 2; }
     bash launch/setup.sh ${ACCELERATOR:-tpu} </dev/null; echo ready, commit ${commit:0:12}" "${HF_TOKEN:-}"
-  report || fail "not all workers of $name are set up; see above, then the same command again." 75
+  report || advise "not all workers of $name are set up"
 }
 
 run() {
@@ -136,14 +128,15 @@ run() {
     *) say "WARNING: $model_dir is on the workers: it must be one shared disk, and may be lost with the pod" >&2 ;;
   esac
   find_workers
-  on_workers "bash limba/launch/pod_worker.sh check"
-  report >"$folder/check" || fail "nothing was started on $name; if it is not set up: bash launch/pod.sh setup $name"
+  on_workers "$RUN_SECONDS" ssh_to "bash limba/launch/pod_worker.sh check"
+  report >"$folder/check" || advise "nothing was started on $name"
   [ "$(sed 's/.*: //' "$folder/check" | sort -u | wc -l)" -eq 1 ] ||
     fail "the workers of $name have different commits; bash launch/pod.sh setup $name"
   save
-  on_workers "bash limba/launch/pod_worker.sh start$(printf ' %q' "${command[@]}")"
+  on_workers "$RUN_SECONDS" ssh_to "bash limba/launch/pod_worker.sh start$(printf ' %q' "${command[@]}")"
   report || {
-    on_workers "bash limba/launch/pod_worker.sh stop"
+    skip=$(cd "$folder" && grep -lx 124 ./*.code | tr -dc '0-9\n' | tr '\n' ' ' || true)
+    on_workers "$STOP_SECONDS" ssh_to "bash limba/launch/pod_worker.sh stop"
     fail "not all workers of $name started, so the others were stopped; the same command again." 75
   }
 }
@@ -156,25 +149,30 @@ status() {
   say "$now${type:+, $type${spot:+, spot}}, $zone"
   if [ "$now" != ACTIVE ]; then return; fi
   find_workers
-  on_workers "bash limba/launch/pod_worker.sh status"
-  report || fail "not all workers of $name answer; if they are not set up: bash launch/pod.sh setup $name" 75
+  on_workers "$STATUS_SECONDS" ssh_to "bash limba/launch/pod_worker.sh status"
+  report || advise "not all of $name is known"
 }
 
 logs() {
-  local worker
+  local show="bash limba/launch/pod_worker.sh logs $lines"
   find_workers
-  for ((worker = 0; worker < workers; worker++)); do
-    ssh_to "$worker" "bash limba/launch/pod_worker.sh logs $lines $follow" </dev/null |
-      while IFS= read -r line; do echo "worker $worker | $line"; done &
-    if [ -z "$follow" ]; then wait; fi
-  done
-  wait
+  if [ -n "$follow" ]; then # for a day at most; a log may be silent
+    at_once=$workers NOTICE_SECONDS=86400
+    on_workers 86400 print_lines "$show follow"
+  else
+    on_workers "$STATUS_SECONDS" print_lines "$show"
+  fi
+  report >/dev/null || advise "not all logs of $name were shown"
+}
+print_lines() {
+  ssh_to "$@" | while IFS= read -r line; do echo "worker $1 | $line" >&3; done
+  return "${PIPESTATUS[0]}"
 }
 
 stop() {
   find_workers
-  on_workers "bash limba/launch/pod_worker.sh stop"
-  report || fail "not all workers of $name answered; the same command again." 75
+  on_workers "$STOP_SECONDS" ssh_to "bash limba/launch/pod_worker.sh stop"
+  report || advise "not all of $name is known to have stopped"
 }
 
 delete() {
@@ -188,34 +186,44 @@ delete() {
   say "deleted; what is in buckets stays"
 }
 
-# Prints what the pod does: lost, waiting, running, again (all that ran has ended, and may resume) or ended STATUS.
+# Prints what the pod does: lost, waiting, running, again (all that ran has ended, and may resume), failing STATUS
+# (while others run) or ended STATUS; then who is silent, or why gcloud does not tell.
 look() {
   local now at
-  now=$(state) || { echo waiting; return; }
-  at=$(node 1) || at=NONE
+  now=$(state) || { echo "waiting: $(reason "$folder/errors")"; return; }
+  at=$(node 1) || { if absent; then echo waiting; else echo "waiting: $(reason "$folder/errors")"; fi; return; }
   case $now-$at in
     ACTIVE-READY*) each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices)) ;;
     NONE* | SUSPEND* | FAILED* | *-PREEMPTED* | *-TERMINATED* | *-STOPPED*) echo lost; return ;;
     *) echo waiting; return ;;
   esac
-  on_workers "bash limba/launch/pod_worker.sh status"
-  for ((at = 0; at < workers; at++)); do cat "$folder/$at.code" "$folder/$at" | tr '\n' ' '; echo; done | awk '
-    $1 != 0 || /^0 *$/ { if ($1 == 127) again = 1; else silent = 1 } # 127: made again, and not set up
-    $2 == "ended" { if ($3 == 0) done = 1; else if ($3 ~ /^(1|2|3|130)$/) bad = $3; else again = 1 }
-    $2 == "running" { running = 1 } $2 == "gone" || $2 == "idle" { again = 1 }
-    END { if (bad) print "ended", bad; else if (running) print "running"; else if (silent) print "waiting"
+  NOTICE_SECONDS=86400 on_workers "$STATUS_SECONDS" ssh_to "bash limba/launch/pod_worker.sh status"
+  for ((at = 0; at < workers; at++)); do echo "$at $(cat "$folder/$at.code") $(answer "$at")"; done | awk '
+    $2 == 127 { again = 1; next } # made again, and not set up
+    $2 != 0 || NF < 3 { silent = silent (silent ? ", " : "") $1; next }
+    $3 == "ended" { if ($4 == 0) done = 1; else if ($4 ~ /^(1|2|3|130)$/) bad = $4; else again = 1 }
+    $3 == "running" { running = 1 } $3 == "gone" || $3 == "idle" { again = 1 }
+    END {
+      says = silent ? ": no answer from worker " silent : ""
+      if (bad && running) print "failing", bad; else if (bad) print "ended", bad
+      else if (running) print "running" says; else if (silent) print "waiting" says
       else if (again) print "again"; else print done ? "ended 0" : "waiting" }'
 }
 watch() {
-  local left=$tries now last=''
+  local left=$tries now last='' stays="the pod stays, and costs, until: bash launch/pod.sh delete $name"
   [ ${#command[@]} -gt 0 ] || fail "nothing was started on $name from here; bash launch/pod.sh run $name GIN_FILE …"
   while true; do
     now=$(look)
     if [ "$now" != "$last" ]; then say "$(date '+%F %T') $now"; last=$now; fi
     case $now in
-      ended*) exit "${now#ended }" ;;
+      failing*)
+        say "a worker ended with ${now#failing }, so the run is stopped on the others"
+        bash "${BASH_SOURCE[0]}" stop "$name" || true
+        say "$stays"; exit "${now#failing }" ;;
+      ended*) say "$stays"; exit "${now#ended }" ;;
       again | lost)
-        [ "$left" -gt 0 ] || fail "the run has not ended, and no try of $tries is left; the same command goes on." 75
+        [ "$left" -gt 0 ] ||
+          fail "the run has not ended, and no try of $tries is left; the same command goes on; $stays." 75
         left=$((left - 1)) last=''
         say "try $((tries - left)) of $tries"
         if [ "$now" = lost ] && ! bash "${BASH_SOURCE[0]}" remake "$name"; then sleep "$poll"; continue; fi

@@ -1,25 +1,50 @@
 # What launch/pod.sh asks of gcloud, and what gcloud's messages mean. launch/pod.sh sources it.
-# shellcheck shell=bash disable=SC2154
+# shellcheck shell=bash disable=SC2034,SC2154
 
-# Runs gcloud, its messages in a file. With --dry-run it prints the command, and its answer is DRY.
-cloud() {
-  if [ -z "$dry" ]; then gcloud "$@" 2>"$folder/${errors:-errors}"; return; fi
-  printf 'gcloud%s\n' "$(printf ' %q' "$@")" >&3
+# Runs gcloud without questions, its messages in a file. With --dry-run it prints the command, and its answer is DRY.
+call() {
+  if [ -z "$dry" ]; then gcloud "$@" --quiet 2>"$folder/${errors:-errors}"; return; fi
+  printf 'gcloud%s\n' "$(printf ' %q' "$@" --quiet)" >&3
   echo "${DRY:-}"
 }
-tpus() { cloud compute tpus "$@" --zone="$zone" --quiet; }
+# The same within `limit` seconds.
+cloud() {
+  local code=0
+  if [ -n "$dry" ]; then call "$@"; return; fi
+  limited "$limit" 'echo gcloud' call "$@" </dev/null || code=$?
+  if [ "$code" = 124 ]; then echo "ERROR: gcloud gave no answer within $limit s" >>"$folder/errors"; fi
+  return $code
+}
+tpus() { cloud compute tpus "$@" --zone="$zone"; }
 # The name of a slice: that of the pod, or NAME-0, NAME-1 and so on. Workers are counted over all slices.
 slice_of() { if [ "$slices" -eq 1 ]; then echo "$name"; else echo "$name-$1"; fi; }
+# Flags of ssh and scp, as -oNAME=VALUE: gcloud divides --ssh-flag at spaces, and --scp-flag not.
+# https://docs.cloud.google.com/sdk/gcloud/reference/compute/tpus/tpu-vm/ssh, man ssh_config
+ssh_flags() {
+  printf -- "--$1-flag=-o%s\n" BatchMode=yes ConnectTimeout=20 ServerAliveInterval=15 ServerAliveCountMax=4
+}
+# Runs a command on a worker, with $3 as its input; copies a file to a worker's home. One worker a call: for several,
+# gcloud's scp asks for a key in ssh-agent.
 ssh_to() {
-  tpus tpu-vm ssh "$(slice_of $(($1 / each)))" --worker=$(($1 % each)) --strict-host-key-checking=no --command="$2"
+  # shellcheck disable=SC2046  # one word a flag
+  call compute tpus tpu-vm ssh "$(slice_of $(($1 / each)))" --zone="$zone" --worker=$(($1 % each)) \
+    --strict-host-key-checking=no $(ssh_flags ssh) --command="$2" <<<"${3:-}"
+}
+scp_to() {
+  # shellcheck disable=SC2046  # one word a flag
+  call compute tpus tpu-vm scp "$2" "$(slice_of $(($1 / each))):${2##*/}" --zone="$zone" --worker=$(($1 % each)) \
+    --strict-host-key-checking=no $(ssh_flags scp) </dev/null
 }
 absent() { grep -qE 'NOT_FOUND|HTTPError 404|not found' "$folder/errors"; }
 
-# Ends with one sentence for gcloud's last message; $1 says what was tried, $2 is the status.
+# Ends with one sentence for gcloud's message; $1 says what was tried, $2 is the status.
 explain() {
   local text why
-  text=$(sed '/^ *$/d' "$folder/errors" | tail -n 2 | tr '\n' ' ')
+  text=$(reason "$folder/errors")
   case $text in
+    *"gave no answer"*) fail "$1, as far as is known: $text; bash launch/pod.sh status $name --zone=$zone" 75 ;;
+    *'auth tokens'* | *'gcloud auth login'* | *UNAUTHENTICATED*) why="log in again: gcloud auth login, then the same
+      command again" ;;
     *[Qq]uota* | *RESOURCE_EXHAUSTED*) why="the quota of $type in $zone does not suffice; take a zone and kind (--spot
       or not) of your grant, and delete forgotten pods: gcloud compute tpus queued-resources list --zone=$zone" ;;
     *"more capacity"* | *"ot enough resources"*) why="no $type is free in $zone; try later, or take another zone" ;;
@@ -59,7 +84,10 @@ beside() {
   }
   there=$(tr '[:upper:]' '[:lower:]' <<<"$there")
   say "zone $zone (region $region) | $at (region $there)"
-  [ "$there" = "$region" ] || say "WARNING: $at is in another region: slow, and each GB between them is billed; \
+  case $there/$zone in # a multi-region is near all of its regions, as in limba/preflight/storage.py
+    "$region"/* | us/us-* | us/northamerica-* | eu/europe-* | asia/asia-*) return ;;
+  esac
+  say "WARNING: $at is in another region: slow, and each GB between them is billed; \
 make one here: gcloud storage buckets create gs://NEW --location=$region" >&2
 }
 
@@ -77,11 +105,14 @@ image_of() {
 request() {
   local nodes=(--node-id="$name")
   if [ "$slices" -gt 1 ]; then nodes=(--node-count="$slices" --node-prefix="$name"); fi
-  tpus queued-resources create "$name" "${nodes[@]}" --accelerator-type="$type" --runtime-version="$image" \
-    ${spot:+--spot} ${account:+--service-account="$account"} ${more[@]+"${more[@]}"} >/dev/null ||
-    explain "$name was not created"
+  limit=$CHANGE_SECONDS tpus queued-resources create "$name" "${nodes[@]}" --accelerator-type="$type" \
+    --runtime-version="$image" ${spot:+--spot} ${account:+--service-account="$account"} \
+    ${more[@]+"${more[@]}"} >/dev/null || explain "$name was not created"
 }
-remove() { tpus queued-resources delete "$name" --force >/dev/null || absent || explain "$name was not deleted"; }
+remove() {
+  limit=$CHANGE_SECONDS tpus queued-resources delete "$name" --force >/dev/null || absent ||
+    explain "$name was not deleted"
+}
 
 # Sets `workers`; ends if the pod is not ready. With --dry-run by the type: chips or cores, and how many a worker has.
 find_workers() {
@@ -95,20 +126,6 @@ find_workers() {
   each=${at##*[!0-9]} workers=$((${at##*[!0-9]} * slices))
 }
 
-# Runs a command on all workers at once, $2 as its input. $folder/WORKER has what it prints, WORKER.code its status.
-on_workers() {
-  local worker
-  for ((worker = 0; worker < workers; worker++)); do
-    while [ "$(jobs -rp | wc -l)" -ge 16 ]; do sleep 0.2; done
-    {
-      code=0
-      errors=$worker.errors ssh_to "$worker" "$1" <<<"${2:-}" >"$folder/$worker" || code=$?
-      echo $code >"$folder/$worker.code"
-    } &
-    if [ -n "$dry" ]; then wait; fi
-  done
-  wait
-}
 # Waits until the pod is ready; ends, with the request deleted, if it never will be.
 await() {
   local now='' last='' reason

@@ -19,11 +19,14 @@ case ${1:-} in
     else echo "idle | nothing was started"; fi
     ;;
   check) # whether a run can start; prints the commit
-    if is_running; then echo "a run is going on here; stop it first"; exit 2; fi
-    if [ ! -x .venv/bin/python ]; then echo "its set-up has not ended"; exit 2; fi
+    if is_running; then echo "a run is going on here"; exit 4; fi
+    if [ ! -x .venv/bin/python ]; then echo "its set-up has not ended"; exit 127; fi
     git rev-parse HEAD
     ;;
-  start)
+  start) # also a second time: where the connection broke, the first may have come through
+    if is_running && [ "$(cat "$pod/command")" = "${*:2}" ]; then echo started; exit 0; fi
+    if is_running; then echo "a run is going on here"; exit 4; fi
+    (umask 077 && echo "${*:2}" >"$pod/command") # it may hold a key
     rm -f "$pod/status" "$pod/pid"
     if [ -f ~/.cache/huggingface/token ]; then HF_TOKEN=$(cat ~/.cache/huggingface/token) && export HF_TOKEN; fi
     # shellcheck disable=SC2016  # the inner shell expands them
@@ -38,6 +41,9 @@ case ${1:-} in
     for _ in $(seq 600); do is_running || break; sleep 1; done # it saves
     exec bash launch/pod_worker.sh status
     ;;
-  logs) if [ -n "${3:-}" ]; then tail -n "$2" -F "$pod/log"; else tail -n "$2" "$pod/log"; fi ;;
+  logs)
+    if [ ! -f "$pod/log" ]; then echo "nothing was started"; fi
+    if [ -n "${3:-}" ]; then tail -n "$2" -F "$pod/log"; elif [ -f "$pod/log" ]; then tail -n "$2" "$pod/log"; fi
+    ;;
   *) sed -n '2,4s/^# \{0,1\}//p' launch/pod_worker.sh; exit 2 ;;
 esac

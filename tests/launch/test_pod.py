@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
+STAYS = "my-pod: the pod stays, and costs, until: bash launch/pod.sh delete my-pod\n"
 RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
 # In the place of a worker's setup.sh: fails where a file of the worker's home says so.
 SETUP = f"""
@@ -151,7 +152,8 @@ def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
         )
         assert line.endswith("--gin.TRAIN_STEPS=5")
     code, _, errors = pod(laptop, *RUN)
-    assert code == 2 and "a run is going on here; stop it first" in errors and "nothing was started" in errors
+    assert code == 2 and "worker 0 FAILED: a run is going on here" in errors
+    assert errors.endswith("nothing was started on my-pod; a run is going on: bash launch/pod.sh stop my-pod\n")
 
     code, printed, _ = pod(laptop, "status", "my-pod")
     assert code == 0 and "my-pod: ACTIVE, v4-16, spot, us-central2-b" in printed
@@ -381,7 +383,7 @@ def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:
     end_runs(laptop)
     printed, errors = watch.communicate(timeout=120)
     assert watch.returncode == 0, errors
-    assert " lost\n" in printed and "try 1 of 20" in printed and printed.rstrip().endswith("ended 0")
+    assert " lost\n" in printed and "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
     actions = [" ".join(call[2:4]) for call in calls(laptop) if call[3] in ("create", "delete")]
     assert actions == ["queued-resources create", "queued-resources delete", "queued-resources create"]
 
@@ -396,7 +398,7 @@ def test_watch_resumes_what_ended_with_75_and_ends_with_the_run_s_status(laptop:
     for n in (0, 1):
         (laptop / "deeds" / str(n)).write_text("3")
     printed, _ = watch.communicate(timeout=120)
-    assert watch.returncode == 3 and " again\n" in printed and printed.rstrip().endswith("ended 3")
+    assert watch.returncode == 3 and " again\n" in printed and printed.endswith(f" ended 3\n{STAYS}")
 
 
 def test_watch_gives_up_after_its_tries(laptop: Path) -> None:
@@ -406,7 +408,7 @@ def test_watch_gives_up_after_its_tries(laptop: Path) -> None:
     assert pod(laptop, *RUN)[0] == 0
     code, printed, errors = pod(laptop, "watch", "my-pod", "--tries=1")
     assert code == 75 and "try 1 of 1" in printed
-    assert errors.splitlines()[-1].endswith("no try of 1 is left; the same command goes on.")
+    assert "no try of 1 is left; the same command goes on; the pod stays, and costs, until:" in errors.splitlines()[-1]
 
 
 PAGE = (ROOT / "docs" / "pods.md").read_text().replace("\\\n", " ").replace("\n  MODEL_DIR", " MODEL_DIR")
@@ -477,6 +479,6 @@ def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     set_world(laptop, pods=world["pods"])
     printed, errors = watch.communicate(timeout=500)
     assert watch.returncode == 0, printed + errors + log.read_text()
-    assert "try 1 of 20" in printed and printed.rstrip().endswith("ended 0")
+    assert "try 1 of 20" in printed and printed.endswith(f" ended 0\n{STAYS}")
     assert re.search(r"resumes at step \d+0, up to step 60", log.read_text())
     assert (model_dir / "checkpoints" / "60").is_dir()
