@@ -54,10 +54,11 @@ tries=$((10#$tries))
 [ -n "$dry" ] || command -v ps >/dev/null || fail "ps is missing, with which calls are ended; install procps"
 [ -n "$dry" ] || command -v gcloud >/dev/null || fail "gcloud is missing; see https://cloud.google.com/sdk/docs/install"
 region=${zone%-*} folder=$(mktemp -d)
-trap 'end_tree $$; rm -rf "$folder"' EXIT
+trap 'rm -rf "$folder"' EXIT
 exec 3>&1
 # shellcheck source=launch/pod_limits.sh
 . "$root/launch/pod_limits.sh"
+trap 'end_tree $$; rm -rf "$folder"' EXIT
 # shellcheck source=launch/pod_gcloud.sh
 . "$root/launch/pod_gcloud.sh"
 

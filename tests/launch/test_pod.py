@@ -1,7 +1,4 @@
-"""launch/pod.sh from a grant to a deleted pod: real bash and git, a stand-in for gcloud, a folder for each worker.
-
-Each worker's set-up is launch/setup.sh of a commit of its own, which puts a small program in Python's place.
-"""
+"""launch/pod.sh from a grant to a deleted pod: real bash and git, a stand-in for gcloud, a folder for each worker."""
 
 import json
 import os
@@ -16,108 +13,23 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
-STAYS = "my-pod: the pod stays, and costs, until: bash launch/pod.sh delete my-pod\n"
-RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
-# In the place of a worker's setup.sh: fails where a file of the worker's home says so.
-SETUP = f"""
-[ "$1" = tpu ] || {{ echo "setup.sh was called with $*" >&2; exit 2; }}
-[ ! -f ~/full ] || {{ echo "No space left on device" >&2; exit 74; }}
-mkdir -p .venv/bin
-printf '#!/bin/sh\\nexec %s program.py "$@"\\n' {sys.executable} >.venv/bin/python
-chmod +x .venv/bin/python
-"""
-# In Python's place: writes down how it was called, and does what ~/deed says.
-PROGRAM = """
-import os, pathlib, signal, sys, time
-home = pathlib.Path.home()
-with (home / "started").open("a") as file:
-    file.write(os.environ.get("HF_TOKEN", "-") + " " + os.environ.get("TFDS_DATA_DIR", "-") + " ")
-    file.write(os.environ["JAX_PLATFORMS"] + " " + " ".join(sys.argv[1:]) + "\\n")
-deeds = pathlib.Path(os.environ["DEEDS"])
-deed = (deeds / os.environ["WORKER"]).read_text() if (deeds / os.environ["WORKER"]).exists() else "wait"
-signal.signal(signal.SIGTERM, lambda *_: (print("saved step 7"), sys.exit(75)))
-print("step 7", flush=True)
-while deed == "wait":
-    time.sleep(0.05)
-    if (deeds / "end").exists():
-        deed = "0"
-sys.exit(int(deed))
-"""
-
-
-@pytest.fixture
-def laptop(tmp_path: Path) -> Path:
-    """A checkout with launch/pod.sh, committed, and a stand-in gcloud on its PATH."""
-    tree = tmp_path / "checkout"
-    shutil.copytree(ROOT / "launch", tree / "launch", ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "gin").mkdir()
-    (tree / "gin" / "demo.gin").write_text("# a gin file\n")
-    (tree / "launch" / "setup.sh").write_text(SETUP)
-    (tree / "program.py").write_text(PROGRAM)
-    (tree / ".gitignore").write_text("/.venv/\n")
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *command], cwd=tree, check=True)
-    (tmp_path / "world").mkdir()
-    (tmp_path / "deeds").mkdir()
-    (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "gcloud"
-    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT}/tests/launch/gcloud.py "$@"\n')
-    stand_in.chmod(0o755)
-    set_world(tmp_path)
-    return tmp_path
-
-
-def set_world(laptop: Path, **changes: object) -> None:
-    """Sets entries of the stand-in's world."""
-    path = laptop / "world" / "world.json"
-    world = json.loads(path.read_text()) if path.exists() else {"workers": 2, "buckets": {"bucket": "us-central2"}}
-    path.write_text(json.dumps({**world, **changes}))
-
-
-def world_of(laptop: Path) -> dict:
-    return json.loads((laptop / "world" / "world.json").read_text())
-
-
-def calls(laptop: Path) -> list[list[str]]:
-    path = laptop / "world" / "calls.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def start(laptop: Path, *arguments: str, **variables: str) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "ACCELERATOR")}
-    environment |= {
-        "PATH": f"{laptop}/bin:{os.environ['PATH']}", "WORLD": str(laptop / "world"), "POLL_SECONDS": "0",
-        "LIMBA_PODS": str(laptop / "pods"), "DEEDS": str(laptop / "deeds"), "RETRIES": "0", **variables,
-    }  # fmt: skip
-    return subprocess.Popen(
-        ["bash", str(laptop / "checkout" / "launch" / "pod.sh"), *arguments], env=environment, cwd=laptop, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-
-
-def pod(laptop: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Returns the status of `launch/pod.sh ARGUMENTS` and what it printed."""
-    process = start(laptop, *arguments, **variables)
-    printed, errors = process.communicate(timeout=120)
-    return process.returncode, printed, errors
-
-
-def make_pod(laptop: Path, *, is_set_up: bool = True) -> None:
-    assert pod(laptop, "create", "my-pod", TYPE, ZONE)[0] == 0
-    if is_set_up:
-        assert pod(laptop, "setup", "my-pod")[0] == 0
-
-
-def worker(laptop: Path, number: int) -> Path:
-    return laptop / "world" / "my-pod" / f"worker{number}"
-
-
-def end_runs(laptop: Path) -> None:
-    """Lets the programs of all workers end."""
-    (laptop / "deeds" / "end").write_text("")
+from tests.launch.laptop import (
+    ROOT,
+    RUN,
+    STAYS,
+    TYPE,
+    ZONE,
+    calls,
+    end_runs,
+    make_pod,
+    pod,
+    set_world,
+    start,
+    started,
+    watching,
+    worker,
+    world_of,
+)
 
 
 @pytest.mark.fast
@@ -189,17 +101,6 @@ def test_several_slices_are_one_pod(laptop: Path) -> None:
     assert pod(laptop, "create", "my-pod", TYPE, ZONE, "--slices=two")[0] == 2
 
 
-def started(laptop: Path, number: int, times: int, name: str = "my-pod") -> list[str]:
-    """Waits until a worker's program was started so many times; returns the lines it wrote."""
-    path, deadline = laptop / "world" / name / f"worker{number}" / "started", time.monotonic() + 60
-    while True:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) >= times:
-            return lines
-        assert time.monotonic() < deadline, f"worker {number} started {len(lines)} times"
-        time.sleep(0.05)
-
-
 def test_dry_run_prints_the_commands_and_runs_none(laptop: Path) -> None:
     code, printed, _ = pod(laptop, "create", "my-pod", "--type=v5litepod-16", ZONE, "--dry-run")
     assert code == 0 and "gcloud compute tpus queued-resources create my-pod" in printed
@@ -254,7 +155,7 @@ DENIED = "PERMISSION_DENIED: Permission 'tpu.nodes.create' denied on 'projects/m
         (
             ["queued-resources", "describe"],
             "UNKNOWN: strange",
-            "gcloud's message follows (ERROR: (gcloud) UNKNOWN: strange",
+            "gcloud's message follows (ERROR: (gcloud.compute.tpus.queued-resources.describe) UNKNOWN: strange",
         ),
     ],
 )
@@ -361,10 +262,6 @@ def test_workers_of_different_commits_do_not_start(laptop: Path) -> None:
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, laptop: Path) -> None:
     code, _, errors = pod(laptop, *arguments)
     assert code == 2 and said in errors and len(errors.splitlines()) == 1, errors
-
-
-def watching(laptop: Path, *arguments: str) -> subprocess.Popen:
-    return start(laptop, "watch", "my-pod", *arguments, POLL_SECONDS="1")
 
 
 def test_watch_makes_a_preempted_pod_again_and_resumes(laptop: Path) -> None:

@@ -1,0 +1,130 @@
+"""A laptop with a checkout and a stand-in for gcloud, and launch/pod.sh there: what the tests of pods share.
+
+Each worker's set-up is launch/setup.sh of a commit of its own, which puts a small program in Python's place.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
+STAYS = "my-pod: the pod stays, and costs, until: bash launch/pod.sh delete my-pod\n"
+RUN = ("run", "my-pod", "gin/demo.gin", "MODEL_DIR=gs://bucket/run")
+# In the place of a worker's setup.sh: fails where a file of the worker's home says so.
+SETUP = f"""
+[ "$1" = tpu ] || {{ echo "setup.sh was called with $*" >&2; exit 2; }}
+[ ! -f ~/full ] || {{ echo "No space left on device" >&2; exit 74; }}
+mkdir -p .venv/bin
+printf '#!/bin/sh\\nexec %s program.py "$@"\\n' {sys.executable} >.venv/bin/python
+chmod +x .venv/bin/python
+"""
+# In Python's place: writes down how it was called, and does what ~/deed says.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+home = pathlib.Path.home()
+with (home / "started").open("a") as file:
+    file.write(os.environ.get("HF_TOKEN", "-") + " " + os.environ.get("TFDS_DATA_DIR", "-") + " ")
+    file.write(os.environ["JAX_PLATFORMS"] + " " + " ".join(sys.argv[1:]) + "\\n")
+deeds = pathlib.Path(os.environ["DEEDS"])
+deed = (deeds / os.environ["WORKER"]).read_text() if (deeds / os.environ["WORKER"]).exists() else "wait"
+signal.signal(signal.SIGTERM, lambda *_: (print("saved step 7"), sys.exit(75)))
+print("step 7", flush=True)
+while deed == "wait":
+    time.sleep(0.05)
+    if (deeds / "end").exists():
+        deed = "0"
+sys.exit(int(deed))
+"""
+
+
+def make_laptop(tmp_path: Path) -> Path:
+    """Returns a folder with a checkout of launch/pod.sh, committed, and a stand-in gcloud for its PATH."""
+    tree = tmp_path / "checkout"
+    shutil.copytree(ROOT / "launch", tree / "launch", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "gin").mkdir()
+    (tree / "gin" / "demo.gin").write_text("# a gin file\n")
+    (tree / "launch" / "setup.sh").write_text(SETUP)
+    (tree / "program.py").write_text(PROGRAM)
+    (tree / ".gitignore").write_text("/.venv/\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=tree, check=True)
+    (tmp_path / "world").mkdir()
+    (tmp_path / "deeds").mkdir()
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "gcloud"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} -S {ROOT}/tests/launch/gcloud.py "$@"\n')
+    stand_in.chmod(0o755)
+    set_world(tmp_path)
+    return tmp_path
+
+
+def set_world(laptop: Path, **changes: object) -> None:
+    """Sets entries of the stand-in's world."""
+    path = laptop / "world" / "world.json"
+    world = json.loads(path.read_text()) if path.exists() else {"workers": 2, "buckets": {"bucket": "us-central2"}}
+    path.write_text(json.dumps({**world, **changes}))
+
+
+def world_of(laptop: Path) -> dict:
+    return json.loads((laptop / "world" / "world.json").read_text())
+
+
+def calls(laptop: Path) -> list[list[str]]:
+    path = laptop / "world" / "calls.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def start(laptop: Path, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str) -> subprocess.Popen:
+    """Starts `launch/pod.sh ARGUMENTS` with variables of the environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "ACCELERATOR")}
+    environment |= {
+        "PATH": f"{laptop}/bin:{os.environ['PATH']}", "WORLD": str(laptop / "world"), "POLL_SECONDS": "0",
+        "LIMBA_PODS": str(laptop / "pods"), "DEEDS": str(laptop / "deeds"), "RETRIES": "0", **variables,
+    }  # fmt: skip
+    return subprocess.Popen(
+        ["bash", str(laptop / "checkout" / "launch" / "pod.sh"), *arguments], env=environment, cwd=laptop, text=True,
+        stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def pod(laptop: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Returns the status of `launch/pod.sh ARGUMENTS` and what it printed."""
+    process = start(laptop, *arguments, **variables)
+    printed, errors = process.communicate(timeout=300)
+    return process.returncode, printed, errors
+
+
+def make_pod(laptop: Path, *, is_set_up: bool = True) -> None:
+    assert pod(laptop, "create", "my-pod", TYPE, ZONE)[0] == 0
+    if is_set_up:
+        assert pod(laptop, "setup", "my-pod")[0] == 0
+
+
+def worker(laptop: Path, number: int) -> Path:
+    return laptop / "world" / "my-pod" / f"worker{number}"
+
+
+def end_runs(laptop: Path) -> None:
+    """Lets the programs of all workers end."""
+    (laptop / "deeds" / "end").write_text("")
+
+
+def watching(laptop: Path, **variables: str) -> subprocess.Popen:
+    return start(laptop, "watch", "my-pod", **{"POLL_SECONDS": "1"}, **variables)
+
+
+def started(laptop: Path, number: int, times: int, name: str = "my-pod") -> list[str]:
+    """Waits until a worker's program was started so many times; returns the lines it wrote."""
+    path, deadline = laptop / "world" / name / f"worker{number}" / "started", time.monotonic() + 60
+    while True:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) >= times:
+            return lines
+        assert time.monotonic() < deadline, f"worker {number} started {len(lines)} times"
+        time.sleep(0.05)
