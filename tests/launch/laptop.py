@@ -3,6 +3,7 @@
 Each worker's set-up is launch/setup.sh of a commit of its own, which puts a small program in Python's place.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
@@ -67,8 +69,10 @@ def make_laptop(tmp_path: Path) -> Path:
 def set_world(laptop: Path, **changes: object) -> None:
     """Sets entries of the stand-in's world."""
     path = laptop / "world" / "world.json"
-    world = json.loads(path.read_text()) if path.exists() else {"workers": 2, "buckets": {"bucket": "us-central2"}}
-    path.write_text(json.dumps({**world, **changes}))
+    with (laptop / "world" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the stand-in
+        world = json.loads(path.read_text()) if path.exists() else {"workers": 2, "buckets": {"bucket": "us-central2"}}
+        path.write_text(json.dumps({**world, **changes}))
 
 
 def world_of(laptop: Path) -> dict:
@@ -80,7 +84,7 @@ def calls(laptop: Path) -> list[list[str]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def start(laptop: Path, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str) -> subprocess.Popen:
+def start(laptop: Path, *arguments: str, stdin: Any = subprocess.DEVNULL, **variables: str) -> subprocess.Popen:
     """Starts `launch/pod.sh ARGUMENTS` with variables of the environment."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "ACCELERATOR")}
     environment |= {

@@ -80,18 +80,19 @@ def of_workers(laptop: Path, program: str = "ssh", number: int = 1) -> int:
 def test_a_silent_worker_is_named_and_ended(action: tuple[str, ...], limit: str, ended: str, laptop: Path) -> None:
     make_pod(laptop, is_set_up=False)
     set_world(laptop, deeds=[[["--worker=1"], "hang", 100]])
-    code, printed, errors = pod(laptop, *action, **{limit: "4"}, NOTICE_SECONDS="1")
+    code, printed, errors = pod(laptop, *action, **{limit: "2"}, NOTICE_SECONDS="1")
     assert code == 75 and errors.splitlines()[-1].startswith(f"launch/pod.sh: {ended}"), errors
-    assert "my-pod: no answer for 3 s from worker " in printed
+    assert "my-pod: no answer for 1 s from worker " in printed
     if "logs" not in action:
-        assert "worker 1 FAILED: ERROR: gcloud or ssh gave no answer within 4 s" in errors
+        assert "worker 1 FAILED: ERROR: gcloud or ssh gave no answer within 2 s" in errors
     assert nothing_hangs(laptop)
 
 
+@pytest.mark.slow
 def test_a_silent_worker_at_the_start_stops_the_others(laptop: Path) -> None:
     make_pod(laptop)
     set_world(laptop, deeds=[[["--worker=1", "~pod_worker.sh start"], "hang", 1]])
-    code, printed, errors = pod(laptop, *RUN, RUN_SECONDS="20")
+    code, printed, errors = pod(laptop, *RUN, RUN_SECONDS="60")
     assert code == 75 and "worker 0: started" in printed, errors
     assert "not all workers of my-pod started, so the others were stopped" in errors and nothing_hangs(laptop)
     assert ["--worker=0" in call for call in calls(laptop) if any("pod_worker.sh stop" in each for each in call)] == [
@@ -101,23 +102,27 @@ def test_a_silent_worker_at_the_start_stops_the_others(laptop: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("action", "words", "limit", "what"),
     [
-        (["buckets"], "the bucket gs://bucket cannot be read"),
-        (["accelerator-types"], "my-pod was not created"),
-        (["queued-resources", "create"], "my-pod was not created"),
-        (["queued-resources", "describe"], "my-pod was not created"),
+        (("create", "my-pod", TYPE, ZONE), ["queued-resources", "describe"], "CLOUD", "my-pod was not created"),
+        (("create", "my-pod", TYPE, ZONE), ["queued-resources", "create"], "CHANGE", "my-pod was not created"),
+        (RUN, ["buckets"], "CLOUD", "the bucket gs://bucket cannot be read"),
+        (("stop", "my-pod"), ["tpu-vm", "describe"], "CLOUD", "my-pod does not answer"),
+        (("delete", "my-pod", "--yes"), ["queued-resources", "delete"], "CHANGE", "my-pod was not deleted"),
     ],
-)
-def test_a_silent_gcloud_ends_with_a_sentence(words: list[str], what: str, laptop: Path) -> None:
+)  # the first call of each action that has this limit
+def test_a_silent_gcloud_ends_with_a_sentence(
+    action: tuple[str, ...], words: list[str], limit: str, what: str, laptop: Path
+) -> None:
+    if action[0] != "create":
+        make_pod(laptop, is_set_up=False)
     set_world(laptop, deeds=[[words, "hang", 1]])
-    limits = {"CHANGE_SECONDS" if "create" in words else "CLOUD_SECONDS": "6", "NOTICE_SECONDS": "2"}
-    code, printed, errors = pod(laptop, "create", "my-pod", TYPE, ZONE, "--bucket=gs://bucket", **limits)
+    code, printed, errors = pod(laptop, *action, **{f"{limit}_SECONDS": "2"}, NOTICE_SECONDS="1")
     assert code == 75 and errors == (
-        f"launch/pod.sh: {what}, as far as is known: ERROR: gcloud gave no answer within 6 s; "
+        f"launch/pod.sh: {what}, as far as is known: ERROR: gcloud gave no answer within 2 s; "
         "bash launch/pod.sh status my-pod --zone=us-central2-b\n"
     )
-    assert "my-pod: no answer for 2 s from gcloud" in printed and nothing_hangs(laptop)
+    assert "my-pod: no answer for 1 s from gcloud" in printed and nothing_hangs(laptop)
 
 
 def on_a_terminal(laptop: Path, *arguments: str) -> tuple[int, str]:
@@ -277,10 +282,10 @@ def test_watch_outlives_a_silent_worker_and_an_expired_login(laptop: Path) -> No
     """Worker 1 is silent, then the login expires, then the pod is taken away: watch says each, and resumes the run."""
     make_pod(laptop)
     assert pod(laptop, *RUN)[0] == 0
-    set_world(laptop, deeds=[[["ssh", "--worker=1"], "hang", 2]])
+    set_world(laptop, deeds=[[["ssh", "--worker=1"], "hang", 100]])
     watch = watching(laptop, STATUS_SECONDS="5")
     lines_of(watch, "running: no answer from worker 1")
-    set_world(laptop, errors=[[["queued-resources", "describe"], LOGIN, 2]])
+    set_world(laptop, errors=[[["queued-resources", "describe"], LOGIN, 100]])
     lines_of(watch, "waiting: ERROR: (gcloud.compute.tpus.queued-resources.describe) There was a problem refreshing")
     world = world_of(laptop)
     world["pods"]["my-pod"] |= {"states": ["SUSPENDED"], "node": "PREEMPTED"}
