@@ -35,4 +35,6 @@ def run(argv: Sequence[str]) -> None:
     if not is_t5x(given.gin_file, folders):
         found = " and ".join(given.gin_file)
         raise InputError(f"{found} includes none of T5X's files and names none of its modules; give T5X's gin files.")
-    print(translate(given.gin_file, given.gin, folders, GIVEN_LATER).whole_text(), end="")
+    found = translate(given.gin_file, given.gin, folders, GIVEN_LATER)
+    found.check()
+    print(found.whole_text(), end="")

@@ -6,7 +6,7 @@ from typing import Any
 
 from limba.cli.t5x import tables
 from limba.cli.t5x.settings import Found, class_of, refuse
-from limba.cli.t5x.translation import Translation
+from limba.cli.t5x.translation import SCRIPTS, Translation
 from limba.config import InputError
 
 ACTIVATIONS = {"swish": "silu"}
@@ -39,7 +39,10 @@ def translate_model(t: Translation) -> bool:
     if is_decoder:
         found = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
         t.set("config.ModelConfig.prefix_attention", found, "full" if found.value else "causal")
-    t.drop(kind, {"feature_converter_cls": "the rows follow from the task and TASK_FEATURE_LENGTHS"})
+    converter = t.settings.find(kind, "feature_converter_cls")
+    if class_of(converter.value) == "PassThroughFeatureConverter":
+        raise refuse(converter, "the task gives T5X's model features; Limba makes them, of a task's inputs and targets")
+    t.dropped(converter, "the rows follow from the task and TASK_FEATURE_LENGTHS")
     return is_decoder
 
 
@@ -101,6 +104,7 @@ def translate_decoding(t: Translation, kind: str) -> None:
     method = f"{kind}.predict_batch_with_aux"
     beams = find(method, "num_decodes", default=1)
     t.drop(method, {"return_all_decodes": "limba generate --num=N gives several texts"})
+    t.must_be(method, "prompt_with_targets", [False], "Limba's decoder starts from no prompt; leave it out")
     default = "temperature_sample" if kind == "DecoderOnlyModel" else "beam_search"
     decode = find(kind, "decode_fn")
     name = class_of(decode.value) or default
@@ -128,6 +132,14 @@ def translate_decoding(t: Translation, kind: str) -> None:
         if top_p.value:
             t.set(f"{field}top_p", top_p)
     t.set(f"{field}num_samples" if not is_greedy else f"{field}num_beams", beams)
+    steps = find(owner, "max_decode_steps")
+    if steps.value:  # at most these tokens after the prompt
+        limit = f"{field}max_tokens" if t.skeleton == SCRIPTS["train"] else "MAX_TOKENS"
+        longest = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets", steps.value)
+        t.set(limit, steps, min(steps.value, longest))
+    for name in ("state_callback_fn", "logit_callback_fn"):
+        t.must_be(owner, name, [None], "Limba calls no function while it decodes; leave it out")
+    t.drop(owner, {"rescale_log_probs": "samples have no scores here", "num_decodes": f"{method}.num_decodes counts"})
 
 
 def translate_optimizer(t: Translation) -> None:

@@ -17,6 +17,7 @@ from limba.config import InputError
 
 _MARKS = re.compile(r"""^\s*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
 _OURS = re.compile(r"^\s*from\s+limba\s+import\s+config\b", re.MULTILINE)
+OLD_OWNERS = {"ModelBasedPjitPartitioner": "PjitPartitioner"}  # names of 2021 -> T5X's later ones
 _INCLUDE = re.compile(r"""^\s*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
 
 
@@ -137,7 +138,10 @@ def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: st
 def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
     for binding in source.bindings:
         parts = binding.owner.split(".")
+        if parts[-1] == "loss_fn" and len(parts) > 1:  # in 2021 the loss's fields were those of the model's method
+            parts.pop()
         owner = ".".join(parts[-2:]) if parts[-1] == "predict_batch_with_aux" else parts[-1]
+        owner = OLD_OWNERS.get(owner, owner)
         theirs.lines.append(
             Line(
                 binding.scope,

@@ -8,11 +8,11 @@ from typing import Any
 
 from limba.cli.gin.statements import Macro, Reference
 from limba.cli.t5x.settings import Found, class_of, refuse
-from limba.cli.t5x.translation import Translation
+from limba.cli.t5x.tables import VOCABULARIES
+from limba.cli.t5x.translation import SCRIPTS, Translation
 
 NEVER = 10**9  # steps between two
 ALL_EXAMPLES = 1_000_000
-SCRIPTS = {"train": "gin/runs/pretrain.gin", "evaluate": "gin/runs/evaluate.gin", "infer": "gin/runs/infer.gin"}
 _CACHE = "Limba reads the source itself, in an order that resumes; config.DataConfig.cache_dir names a cache of seqio"
 _OWN_VOCABULARY = "the task's own vocabulary counts, as in T5X"
 _ANY = "Limba does this in its own way"
@@ -87,7 +87,8 @@ def translate_vocabulary(t: Translation) -> None:
     for other in ("ByteVocabulary", "PassThroughVocabulary"):
         for name in ("extra_ids", "vocab_size", "size", "eos_id", "unk_id"):
             t.dropped(t.settings.find(other, name), _OWN_VOCABULARY)
-    if model is None or class_of(model.value) != owner or path.line is None or path.line.is_table:
+    is_own = path.line is not None and not (path.line.is_table and path.value in VOCABULARIES.values())
+    if model is None or class_of(model.value) != owner or not is_own:
         for each in (path, extra_ids):
             t.dropped(each, _OWN_VOCABULARY)
         if t.skeleton != SCRIPTS["train"]:
@@ -117,11 +118,11 @@ def translate_train_evaluation(t: Translation, is_decoder: bool) -> None:
             t.dropped(split, f"{scope}_dataset_cfg is None")
             continue
         if task.value not in (None, t.bindings["MIXTURE_OR_TASK_NAME"][0]):
-            raise refuse(task, "Limba evaluates on another split of the task that it trains on; name that task")
+            t.differs(task, "MIXTURE_OR_TASK_NAME", "Limba evaluates on a split of the task that it trains on")
         known = t.bindings.get("config.DataConfig.validation_split")
         if split.value is not None and known is not None and known[0] != split.value:
-            raise refuse(split, f"loss and text are evaluated on one split in Limba, and the other is {known[0]!r}")
-        if split.value is not None:
+            t.differs(split, "", f"loss and text are evaluated on one split in Limba, {known[0]!r}")
+        elif split.value is not None:
             t.set("config.DataConfig.validation_split", split)
     examples = find("Evaluator", "num_examples")
     if infer_eval.value is not None and not never:
@@ -252,7 +253,7 @@ def translate_train_script(t: Translation) -> None:
     t.drop("train", reasons | {"run_eval_before_training": "limba evaluate MODEL_DIR evaluates any checkpoint"})
     t.drop("get_training_eval_datasets", {"deterministic": "the order of an evaluation is fixed"})
     t.drop("train", {"actions": "a number that is not finite ends the run; config.GuardConfig does more"})
-    t.drop("TerminateOnNanAction", {"task": "a number that is not finite ends the run"})
+    t.drop("TerminateOnNanAction", dict.fromkeys(("task", "metric"), "a number that is not finite ends the run"))
     t.drop("Trainer", dict.fromkeys(("weight_metrics_computer", "use_gda"), _ANY))
 
 
@@ -274,7 +275,14 @@ def translate_use(t: Translation, script: str) -> None:
     t.drop("Evaluator", {"use_memory_cache": "Limba keeps no examples in memory"})
     t.drop("JSONLogger", {"write_n_results": "limba generate writes all texts"})
     names = ("model", "dataset_cfg", "partitioner", "restore_checkpoint_cfg", "inference_evaluator_cls", "mode",
-             "summarize_config_fn", "use_orbax", "verify_matching_vocabs_fn", "training_evaluator_cls")  # fmt: skip
+             "summarize_config_fn", "use_orbax", "verify_matching_vocabs_fn", "training_evaluator_cls", "write_fn",
+             "merge_fn", "train_state_initializer_cls", "train_eval_get_dataset_fn", "fallback_init_rng",
+             "output_vocab_feature_name", "file_extension", "keep_aux_as_numpy")  # fmt: skip
     t.drop(script, dict.fromkeys(names, _ANY))
     stops = "a stopped limba generate resumes after its last line; --input names the texts"
-    t.drop(script, dict.fromkeys(("checkpoint_period", "shard_id", "num_shards", "merge_chunked_results"), stops))
+    t.drop(
+        script,
+        dict.fromkeys(
+            ("checkpoint_period", "shard_id", "num_shards", "merge_chunked_results", "checkpoint_ds_iter"), stops
+        ),
+    )

@@ -78,6 +78,11 @@ class Settings:
         line = self.macros[name]
         return self._resolved(line.value, Found(line.value, line, name), (*inside, name))
 
+    def referred(self) -> set[str]:
+        """Returns the classes and functions that a value refers to."""
+        counting = [*self.macros.values(), *self.fields.values()]
+        return {class_of(leaf) for line in counting for leaf in leaves(line.value) if isinstance(leaf, Reference)}
+
     def unread(self) -> list[Line]:
         """Returns the user's lines, each that counts once, that nothing has read."""
         counting = [*self.macros.values(), *self.fields.values()]

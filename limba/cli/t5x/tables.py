@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from limba.cli.t5x.examples import EXAMPLES
+
 PAGE = "docs/coming_from_t5x.md"
 LOSS_NORMALIZERS = {  # loss_normalizing_factor -> LossConfig.normalize_by
     "NUM_REAL_TARGET_TOKENS": "tokens",
     "NUM_TOTAL_TARGET_TOKENS": "all_tokens",
     "AVERAGE_PER_SEQUENCE": "sequences",
 }
+OUTPUT = (
+    "write_inferences_to_file",
+    "JSONLogger",
+    "TensorBoardLogger",
+    "summarize_gin_config",
+)  # how results are written
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
 
@@ -357,6 +365,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], Table]] = {  # path -> (files inclu
         )
         for size in _NEW
     },
+    **EXAMPLES,
 }
 PATHS = (
     *_OTHERS,

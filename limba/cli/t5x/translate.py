@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from limba.cli.gin import GinRun, read_translated
-from limba.cli.gin.statements import Macro, leaves, literal
+from limba.cli.gin.read import run_of
+from limba.cli.gin.statements import REQUIRED, Macro, Source, leaves, literal, read_override, read_with_includes
 from limba.cli.gin.statements import read as read_gin_files
 from limba.cli.t5x import run as parts
 from limba.cli.t5x import tables
 from limba.cli.t5x.model import translate_decoding, translate_loss, translate_model, translate_optimizer
-from limba.cli.t5x.read import Line, read
+from limba.cli.t5x.names import OURS
+from limba.cli.t5x.read import read
 from limba.cli.t5x.settings import Settings, class_of
-from limba.cli.t5x.translation import Row, Translation
+from limba.cli.t5x.translation import SCRIPTS, Row, Translation
 from limba.config import InputError
 
-OURS = re.compile(r"config\.\w+\.\w+|(\w+/)+config\.\w+\.\w+")
+_OURS = re.compile(r"config\.\w+\.\w+|(\w+/)+config\.\w+\.\w+")
 
 
 class Translated(NamedTuple):
@@ -39,6 +41,20 @@ class Translated(NamedTuple):
         """Returns our gin file with the table as comments and the overrides as lines."""
         lines = [f"{name} = {literal(value)}  # --gin.{name}" for name, _, value in map(_split, self.overrides)]
         return "\n".join([self.translation.table() + self.text.rstrip("\n"), *lines]) + "\n"
+
+    @property
+    def written_as(self) -> dict[str, str]:
+        """What their files call our names, for messages."""
+        return {our: their for our, their in self.translation.names.items() if our != their}
+
+    def check(self) -> None:
+        """Raises InputError if `limba train` refuses the printed run; what is given later may still be missing."""
+        source = Source()
+        read_with_includes(source, self.whole_text(), "the printed file")
+        for name, (value, _) in self.translation.bindings.items():
+            if value == REQUIRED:
+                read_override(source, f"{name}='later'", "--gin.")
+        run_of(source, "--gin.", self.written_as)
 
 
 def _split(override: str) -> tuple[str, str, str]:
@@ -61,7 +77,7 @@ def translate(
     for override in overrides:
         name, _, value = _split(override)
         is_path = name == "VOCABULARY" and not value.startswith("@")
-        (own if is_path or OURS.fullmatch(name) or (name in ours and name not in names) else theirs).append(override)
+        (own if is_path or _OURS.fullmatch(name) or (name in ours and name not in names) else theirs).append(override)
     settings = Settings(read(files, theirs, search_paths), may_lack)
     title = f"Translated from T5X's {' and '.join(files)}."
     translation = _translated(settings, title)
@@ -86,10 +102,9 @@ def read_t5x(
     found = translate(files, overrides, search_paths)
     place = " and ".join(files)
     print(f"{place}: {found.translation.summary()}; limba convert-gin {' '.join(files)} lists them.", file=sys.stderr)
-    written = {our: their for our, their in found.translation.names.items() if our != their}
     _search_modules(search_paths)
-    run = read_translated(found.text, place, found.overrides, written, allowed)
-    if found.translation.skeleton == parts.SCRIPTS["train"]:
+    run = read_translated(found.text, place, found.overrides, found.written_as, allowed)
+    if found.translation.skeleton == SCRIPTS["train"]:
         _check_directory(run.config.model_dir)
     return run
 
@@ -117,13 +132,13 @@ def _macros_of_ours() -> set[str]:
 
 
 def _translated(settings: Settings, title: str) -> Translation:
-    script = next((name for name in parts.SCRIPTS if settings.has(name)), None)
+    script = next((name for name in SCRIPTS if settings.has(name)), None)
     if script is None:
         raise InputError(
             f"{title.removesuffix('.')}: no file says what to run; include t5x/configs/runs/pretrain.gin, finetune.gin,"
             f" eval.gin or infer.gin ({tables.PAGE})."
         )
-    t = Translation(settings, parts.SCRIPTS[script])
+    t = Translation(settings, SCRIPTS[script])
     is_decoder = translate_model(t)
     kind = class_of(settings.macros["MODEL"].value)
     if script == "train":
@@ -156,22 +171,26 @@ def _decoding_by_macros(t: Translation, kind: str) -> None:
 
 
 def _check_unread(settings: Settings, translation: Translation, ours: set[str]) -> None:
-    """Raises InputError for the first line of the user's that nothing has read and no table knows."""
+    """Notes what T5X ignores; raises InputError for all lines of the user's that nothing has read and no table knows.
+
+    T5X ignores a macro in a file that nothing uses, and the fields of what this run does not refer to.
+    """
     known = {name for path in tables.PATHS for name in _names_in(path)}
+    used = settings.referred() | SCRIPTS.keys()
+    unknown = []
     for line in settings.unread():
         name = f"{line.owner}.{line.field}" if line.field else line.owner
-        if name in known or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
-            translation.rows.append(_nothing_uses(line))
-            continue
         near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ";"
-        raise InputError(
-            f"{line.place} sets {line.written}, which Limba does not know{hint} {tables.PAGE} has the list."
-        )
-
-
-def _nothing_uses(line: Line) -> Row:
-    return Row("dropped", f"{line.written} = {line.value!r}", "", "nothing in this run uses it")
+        hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
+        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.place.startswith("--gin.")
+        is_idle |= line.owner in tables.OUTPUT
+        if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
+            why = f"nothing in this run uses it{'' if name in known or line.field else hint}"
+            translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", why))
+            continue
+        unknown.append(f"{line.place} sets {line.written}{hint}")
+    if unknown:
+        raise InputError(f"{', '.join(unknown)}, which Limba does not know; {tables.PAGE} has the list.")
 
 
 def _names_in(path: str) -> set[str]:

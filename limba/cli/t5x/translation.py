@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from limba.cli.gin.statements import Reference
 from limba.cli.t5x.settings import Found, Settings, refuse
 
+SCRIPTS = {"train": "gin/runs/pretrain.gin", "evaluate": "gin/runs/evaluate.gin", "infer": "gin/runs/infer.gin"}
 HEADER = ("from __gin__ import dynamic_registration", "", "from limba import config")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from limba.config import InputError
 from limba.data.t5_names.denoising import Example
 
 Features = Mapping[str, seqio.Feature]
@@ -86,7 +87,12 @@ def _check_apart(cut: Sequence[str], passed: Sequence[str] | None) -> None:
 
 
 def _room(name: str, lengths: Mapping[str, int], features: Features) -> int:
-    """Returns a feature's length without the end of sequence that is still to come."""
+    """Returns a feature's length without the end of sequence that is still to come; InputError without the feature."""
+    if name not in features:
+        raise InputError(
+            f"A preprocessor of the task cuts to the length of {name!r}, which its output_features lack (t5 refuses"
+            f" such a task, too); add {name!r}: seqio.Feature(vocabulary, add_eos=True) to them."
+        )
     return lengths[name] - bool(features[name].add_eos)
 
 

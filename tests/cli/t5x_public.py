@@ -1,0 +1,180 @@
+"""Counts how many of the public runs of T5X in a folder Limba converts, and compares each with the original.
+
+    python -m tests.cli.t5x_public FOLDER --t5x=CLONE
+
+FOLDER holds clones of repositories, one a folder, and CLONE is one of google-research/t5x. A run is a gin file that
+names a script and T5X's own network. The originals are read by `t5x_originals`, which shares nothing with Limba, and
+with T5X's own files from CLONE; Limba reads them with its tables. What a file leaves to the command line gets the
+values of FILLED on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from limba.cli.gin.read import run_of
+from limba.cli.gin.statements import Source, read_with_includes
+from limba.cli.t5x.translate import translate
+from limba.config import InputError, RunConfig
+from tests.cli.t5x_originals import Original, original
+
+FILLED = {
+    "MODEL_DIR": "/m", "TRAIN_STEPS": 2000, "MIXTURE_OR_TASK_NAME": "task", "DROPOUT_RATE": 0.0,
+    "TASK_FEATURE_LENGTHS": {"inputs": 512, "targets": 512}, "INITIAL_CHECKPOINT_PATH": "/c", "CHECKPOINT_PATH": "/c",
+    "EVAL_OUTPUT_DIR": "/e", "INFER_OUTPUT_DIR": "/i", "TRAIN_EVAL_MIXTURE_OR_TASK_NAME": "task",
+}  # fmt: skip
+NEVER = 10**9
+
+
+class Result(NamedTuple):
+    """What became of one run: `error` is Limba's sentence, `differs` the facts that are not the original's."""
+
+    repository: str
+    path: str
+    original: Original
+    error: str = ""
+    differs: Mapping[str, tuple[Any, Any]] = {}
+
+
+def runs(folder: Path, t5x: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields (clone, gin file) of each run of T5X's networks; files that are T5X's own are left out of forks."""
+    for clone in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for file in sorted(clone.rglob("*.gin")):
+            if clone != t5x and (t5x / file.relative_to(clone)).exists():
+                continue
+            found = original([str(file)], [file.parent, clone, t5x])
+            if found.script and found.is_of_t5x:
+                yield clone, file
+
+
+def filled(found: Original) -> dict[str, Any]:
+    """Returns the macros that the command line must give, with values."""
+    names = found.required() | {"INITIAL_CHECKPOINT_PATH"} & {name for name in FILLED if found.macro(name) == ""}
+    return {name: FILLED.get(name, 1000) for name in sorted(names)}
+
+
+def converted(files: Sequence[str], given: Mapping[str, Any], folders: Sequence[Path]) -> RunConfig:
+    """Returns the run that the printed file of `limba convert-gin` is, without its task modules."""
+    found = translate(files, [f"{name}={value!r}" for name, value in given.items()], folders)
+    found.check()
+    source = Source()
+    read_with_includes(source, found.whole_text(), "the printed file")
+    return run_of(source).config
+
+
+def ours(config: RunConfig, script: str) -> dict[str, Any]:
+    """Returns the facts of `Original.facts` as Limba's configuration has them."""
+    model, data, optimizer = config.model, config.data, config.optimizer
+    schedule = optimizer.schedule
+    found: dict[str, Any] = {
+        "sizes": [model.emb_dim, model.num_heads, model.head_dim, model.mlp_dim],
+        "layers": [model.num_encoder_layers, model.num_decoder_layers],
+        "vocab_size": model.vocab_size,
+        "activations": ["swish" if name == "silu" else name for name in model.mlp_activations],
+        "tied": model.logits_via_embedding,
+        "dtype": model.dtype,
+        "task": data.mixture_or_task_name,
+        "lengths": dict(data.task_feature_lengths),
+        "batch": data.batch_size,
+        "split": data.train_split if script == "train" else data.validation_split,
+        "z_loss": config.loss.z_loss,
+        "smoothing": config.loss.label_smoothing,
+        "loss": config.loss.normalize_by,
+        "mesh": config.mesh.model,
+        "vocabulary": [data.vocabulary, data.extra_ids],
+        "start": config.initial_checkpoint_path,
+    }
+    if model.is_decoder_only:
+        found["prefix"] = model.prefix_attention == "full"
+    if script != "train":
+        return found
+    adafactor = {
+        "factors": schedule.factors.split(" * "),
+        "rate": schedule.base_learning_rate,
+        "warmup": schedule.warmup_steps,
+        "decay": optimizer.decay_rate,
+        "offset": optimizer.step_offset,
+    }
+    return found | {
+        "steps": config.train_steps,
+        "dropout": model.dropout_rate,
+        "pack": data.pack,
+        "shuffle": data.shuffle,
+        "microbatches": config.num_microbatches,
+        "saved": None if config.checkpoint.every_steps == NEVER else config.checkpoint.every_steps,
+        "optimizer": {"adafactor": "Adafactor"}.get(optimizer.name, optimizer.name),
+        **(adafactor if optimizer.name == "adafactor" else {}),
+    }
+
+
+def expected(found: Original) -> dict[str, Any]:
+    """Returns the original's facts in the form in which Limba has them."""
+    facts = found.facts()
+    lengths = facts["lengths"]
+    if lengths is None:  # T5X measures the data
+        lengths = {"targets": 1024} if "prefix" in facts else {"inputs": 512, "targets": 512}
+    elif "prefix" in facts and "inputs" in lengths:
+        lengths = {"targets": sum(lengths.values())}
+    normalizers = {
+        "NUM_REAL_TARGET_TOKENS": "tokens", "NUM_TOTAL_TARGET_TOKENS": "all_tokens", "AVERAGE_PER_SEQUENCE": "sequences"
+    }  # fmt: skip
+    loss = facts["loss"]
+    kind, file, extra_ids = facts["vocabulary"]
+    own = kind == "SentencePieceVocabulary" and not file.startswith("gs://t5-data/vocabs/")
+    facts |= {
+        "lengths": lengths,
+        "loss": normalizers.get(loss.upper(), loss) if isinstance(loss, str) else loss,
+        # The task's own vocabulary counts, as in T5X, unless the files name one of the user's.
+        "vocabulary": [file, extra_ids or 0] if own else None,
+        "mesh": facts["mesh"] or 1,
+    }
+    return facts
+
+
+def compared(files: Sequence[str], folders: Sequence[Path], t5x: Sequence[Path]) -> tuple[Original, Any]:
+    """Returns the original, and what Limba's run has otherwise: {fact: (original's, ours)}; raises InputError."""
+    found = original(files, [*folders, *t5x])
+    given = filled(found)
+    for name, value in given.items():
+        found.set(name, value)
+    config = converted(files, given, folders)
+    wanted, has = expected(found), ours(config, found.script)
+    if wanted["vocabulary"] is None:
+        wanted.pop("vocabulary")
+    return found, {name: (value, has.get(name)) for name, value in wanted.items() if has.get(name) != value}
+
+
+def results(folder: Path, t5x: Path) -> Iterator[Result]:
+    """Yields what became of each run in the clones of `folder`."""
+    for clone, file in runs(folder, t5x):
+        place = (clone.name, str(file.relative_to(clone)))
+        folders = [file.parent, clone]
+        try:
+            found, differs = compared([str(file)], folders, [t5x])
+            yield Result(*place, found, "", differs)
+        except InputError as error:
+            yield Result(*place, original([str(file)], [*folders, t5x]), str(error).replace(f"{clone}/", ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--t5x", type=Path, required=True, help="a clone of google-research/t5x")
+    given = parser.parse_args()
+    found = list(results(given.folder.resolve(), given.t5x.resolve()))
+    for repository in dict.fromkeys(each.repository for each in found):
+        own = [each for each in found if each.repository == repository]
+        same = [each for each in own if not each.error and not each.differs]
+        print(f"{repository}: {len(same)} of {len(own)} convert with the original's values")
+        for each in own:
+            if each.error or each.differs:
+                print(f"    {each.path}: {each.error or dict(each.differs)}")
+    converts = sum(not each.error and not each.differs for each in found)
+    print(f"{converts} of {len(found)} runs convert with the original's values")
+
+
+if __name__ == "__main__":
+    main()
