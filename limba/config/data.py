@@ -25,7 +25,8 @@ class DataConfig:
 
     With `task_feature_lengths={'inputs': 512}` the length of the targets follows from the objective (114 for span
     corruption), so that there is no padding. {'targets': 256} is for a decoder-only model: each row is one sequence of
-    that length. `vocabulary` and `data_files` replace those of the task.
+    that length; with {'targets': 626, 'prefix': 512} a pair's inputs have 512 of it, not half. `vocabulary` and
+    `data_files` replace those of the task.
 
     >>> DataConfig("my_task", {"inputs": 512}, batch_size=128).rows_per_shard
     8
@@ -76,7 +77,8 @@ class DataConfig:
         )
         lengths = self.task_feature_lengths
         require(
-            isinstance(lengths, Mapping) and bool(lengths) and set(lengths) <= {"inputs", "targets"},
+            isinstance(lengths, Mapping)
+            and (set(lengths) == {"targets", "prefix"} or (bool(lengths) and set(lengths) <= {"inputs", "targets"})),
             "DataConfig.task_feature_lengths",
             f"is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
             " for a decoder-only model.",
@@ -87,6 +89,11 @@ class DataConfig:
                 "DataConfig.task_feature_lengths",
                 f"gives {length!r} for {name!r}; give a whole number above 0.",
             )
+        require(
+            "prefix" not in lengths or lengths["prefix"] < lengths["targets"],
+            "DataConfig.task_feature_lengths",
+            f"gives {dict(lengths)!r}, and 'prefix' is the inputs' part of 'targets'; give a smaller one.",
+        )
         positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
             one_of(self, "objective", OBJECTIVES)

@@ -180,7 +180,7 @@ def memory_sentence(config: RunConfig, error: BaseException) -> str:
 def _check_memory(config: RunConfig) -> None:
     """Raises ConfigError if one layer's activations, or the batch itself, exceed the memory for certain."""
     data, groups = config.data, jax.device_count()
-    tokens = data.batch_size * sum(data.task_feature_lengths.values())
+    tokens = data.batch_size * (data.sequence_length or sum(data.task_feature_lengths.values()))
     device = jax.local_devices()[0]
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = (device.memory_stats() or {}).get("bytes_limit") or host

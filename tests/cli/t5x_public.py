@@ -117,7 +117,8 @@ def expected(found: Original) -> dict[str, Any]:
     if lengths is None:  # T5X measures the data
         lengths = {"targets": 1024} if "prefix" in facts else {"inputs": 512, "targets": 512}
     elif "prefix" in facts and "inputs" in lengths:
-        lengths = {"targets": sum(lengths.values())}
+        row = {"targets": sum(lengths.values()), "prefix": lengths["inputs"]}
+        lengths = {"targets": row["targets"]} if len(set(lengths.values())) == 1 else row
     normalizers = {
         "NUM_REAL_TARGET_TOKENS": "tokens", "NUM_TOTAL_TARGET_TOKENS": "all_tokens", "AVERAGE_PER_SEQUENCE": "sequences"
     }  # fmt: skip

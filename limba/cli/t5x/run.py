@@ -66,10 +66,12 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
     if is_decoder and "inputs" in lengths:
         if t.skeleton == SCRIPTS["infer"]:
             raise refuse(found, "limba infer reads a prompt as text to continue, not as inputs; use eval.gin for these")
-        if lengths["inputs"] != lengths.get("targets"):
-            raise refuse(found, "a decoder-only row of Limba's is half inputs, half targets; give both one length")
-        total = {"targets": 2 * lengths["inputs"]}
-        t.set("TASK_FEATURE_LENGTHS", found, total, differs="it is a row's whole length, half of it for the inputs")
+        if "targets" not in lengths:
+            raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
+        row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}
+        if lengths["inputs"] == lengths["targets"]:
+            del row["prefix"]  # half of the row
+        t.set("TASK_FEATURE_LENGTHS", found, row, differs="it is a row's whole length, of which inputs have a part")
         if t.skeleton == SCRIPTS["train"]:
             t.fix("config.GenerationConfig.max_tokens", lengths["targets"], f"{found.origin}, of the targets")
         return

@@ -150,17 +150,22 @@ def reads_prefix(task: seqio.Task | seqio.Mixture) -> bool:
 def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"}, or only {"targets"}; targets that are not given follow from the objective.
 
-    Only {"targets": L} is the length of a decoder-only model's sequence; the result is then the maximum length of each
-    part. Raises ConfigError for lengths that are too short, and for missing targets if the task's objective is not
-    one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
+    {"targets": L}, alone or with "prefix", is the length of a decoder-only model's sequence; the result is then the
+    maximum length of each part. Raises ConfigError for lengths that are too short, and for missing targets if the
+    task's objective is not one of `limba.data.objectives`. Targets longer than needed stay, with a warning.
     """
     parts = [needed for part in _tasks(task) if (needed := _lengths_needed(part, lengths))]
     given = lengths.get("targets")
     if "inputs" not in lengths:
+        if "prefix" in lengths and any(part.get("inputs") != lengths["prefix"] for part in parts):
+            raise ConfigError(
+                "DataConfig.task_feature_lengths",
+                f"gives 'prefix', which rows of pairs have, and task {task.name} has another objective; leave it out.",
+            )
         sides = [name for name in ("inputs", "targets") if any(name in part for part in parts)]
         if sides or not all(map(is_supervised, _tasks(task))):
             return {name: max(part.get(name, 0) for part in parts) for name in sides} or {"targets": lengths["targets"]}
-        return lm_adaptation_lengths(lengths)  # inputs, then targets: half of the sequence each
+        return lm_adaptation_lengths(lengths)  # inputs, then targets
     if not parts:
         if given is None:
             raise ConfigError(

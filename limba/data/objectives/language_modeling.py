@@ -41,11 +41,12 @@ def prefix_lm_lengths(lengths: Mapping[str, int], split: str = "random") -> dict
 def lm_adaptation_lengths(lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"} as given; targets that are not given are as long as the inputs.
 
-    For a single sequence, {"targets": L}, each side has half of L.
+    For a single sequence, {"targets": L}, each side has half of L; with "prefix" P the inputs have P.
     """
     if "inputs" not in lengths:
         _check_not_too_short("targets", lengths["targets"])
-        return {"inputs": lengths["targets"] // 2, "targets": lengths["targets"] - lengths["targets"] // 2}
+        prefix = lengths.get("prefix", lengths["targets"] // 2)
+        return {"inputs": prefix, "targets": lengths["targets"] - prefix}
     needed = {"inputs": lengths["inputs"], "targets": lengths.get("targets", lengths["inputs"])}
     for name, length in needed.items():
         _check_not_too_short(name, length)

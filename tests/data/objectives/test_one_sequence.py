@@ -130,3 +130,34 @@ def test_rows_of_the_hub_are_rewritten_and_its_test_split_taken(tmp_path):
         found = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1).as_numpy_iterator()]
         assert found == wanted
     assert list(source.pinned("main").texts("train")) == wanted
+
+
+@pytest.mark.parametrize(("lengths", "sides"), [({"targets": 26, "prefix": 20}, (20, 6)), ({"targets": 20}, (10, 10))])
+def test_a_row_of_a_pair_is_that_of_seqio_s_prefix_lm(lengths, sides, tmp_path):
+    """As T5X's decoder-only models read inputs and targets, of equal lengths and of others."""
+    texts = ["a", "many words are too long for the inputs", "short", "as long as it may"]
+    pairs = [
+        {"inputs": text, "targets": text[::-1][:length]} for text, length in zip(texts, (1, 30, 5, 3), strict=True)
+    ]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "validation")}
+    data = DataConfig("text_to_text", lengths, 4, "byte", 0, data_files=files)
+    task = resolve_task(data)
+    found = derive_lengths(task, lengths)
+    assert found == dict(zip(("inputs", "targets"), sides, strict=True))
+    (batch,) = validation.validation_batches(task, found, data, 1)
+    rows = task.get_dataset(found, "validation", shuffle=False)
+    theirs = list(seqio.PrefixLMFeatureConverter(pack=False)(rows, found).as_numpy_iterator())
+    assert set(theirs[0]) == set(batch) and len(theirs) == 4
+    for name in batch:
+        assert sorted(batch[name].tolist()) == sorted(row[name].tolist() for row in theirs), name
+
+
+def test_a_prefix_is_for_pairs():
+    data = DataConfig("lm1b_causal_lm", {"targets": 64, "prefix": 32}, 8, "byte", 0)
+    with pytest.raises(InputError, match="gives 'prefix', which rows of pairs have"):
+        derive_lengths(resolve_task(data), data.task_feature_lengths)
+    assert lm_adaptation_lengths({"targets": 64, "prefix": 48}) == {"inputs": 48, "targets": 16}
+    with pytest.raises(InputError, match="'prefix' is the inputs' part of 'targets'"):
+        DataConfig("lm1b_causal_lm", {"targets": 64, "prefix": 64}, 8, "byte", 0)
