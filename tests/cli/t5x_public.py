@@ -11,12 +11,14 @@ values of FILLED on both sides.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from limba.cli.gin.read import run_of
 from limba.cli.gin.statements import Source, read_with_includes
+from limba.cli.t5x import tables
 from limba.cli.t5x.translate import translate
 from limba.config import InputError, RunConfig
 from tests.cli.t5x_originals import Original, original
@@ -160,6 +162,33 @@ def results(folder: Path, t5x: Path) -> Iterator[Result]:
             yield Result(*place, original([str(file)], [*folders, t5x]), str(error).replace(f"{clone}/", ""))
 
 
+def write_tables(folder: Path) -> None:
+    """Writes T5X's own files as gin, as Limba's tables have them."""
+    for path in tables.PATHS:
+        includes, table = tables.include_file(path) or ((), {})
+        lines = [*(f"include '{each}'" for each in includes), *(f"{name} = {value}" for name, value in table.items())]
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("\n".join([*lines, ""]))
+
+
+def wrong_tables(t5x: Path) -> Iterator[str]:
+    """Yields a line for each of T5X's files whose facts are others in Limba's tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tables(Path(folder))
+        for path in (path for path in tables.PATHS if (t5x / path).exists()):
+            files = ["t5x/examples/t5/t5_1_1/base.gin", "t5x/configs/runs/pretrain.gin", path]
+            files = files[2:] if "/examples/" in path.removeprefix("t5x/examples/") else files
+            files = [files[0], path] if "t5x/configs/" in path else files
+            theirs, written = (filled_facts(files, place) for place in (t5x, Path(folder)))
+            if differs := {name: (value, written[name]) for name, value in theirs.items() if written[name] != value}:
+                yield f"{path}: {differs}"
+
+
+def filled_facts(files: Sequence[str], t5x: Path) -> dict[str, Any]:
+    """Returns the facts of T5X's own files, with the values that the command line must give."""
+    return original(files, [t5x], filled(original(files, [t5x]))).facts()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -173,6 +202,8 @@ def main() -> None:
         for each in own:
             if each.error or each.differs:
                 print(f"    {each.path}: {each.error or dict(each.differs)}")
+    for line in wrong_tables(given.t5x.resolve()):
+        print(f"Limba's table is another: {line}")
     converts = sum(not each.error and not each.differs for each in found)
     print(f"{converts} of {len(found)} runs convert with the original's values")
 

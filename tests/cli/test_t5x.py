@@ -14,7 +14,7 @@ from limba.cli.gin import GinRun
 from limba.cli.t5x import convert, tables
 from limba.cli.t5x.examples import EXAMPLES
 from limba.cli.t5x.read import is_t5x
-from limba.cli.t5x.translate import translate
+from limba.cli.t5x.translate import Translated, translate
 from limba.config import InputError
 from limba.data.t5_names import finder
 
@@ -235,6 +235,97 @@ def test_an_assignment_map_that_limba_cannot_honour_is_refused(pairs):
     override = f"utils.RestoreCheckpointConfig.assignment_map={pairs}"
     with pytest.raises(InputError, match="RestoreCheckpointConfig.assignment_map to .*: Limba renames no parameters"):
         bindings("wmt_finetune", "MODEL_DIR=/tmp/x", override)
+
+
+def of_lines(folder: Path, *lines: str, model: str = "t5/t5_1_1/small", run: str = "pretrain") -> Translated:
+    """The translation of a gin file with these lines after T5X's own files; every required name has a value."""
+    file = folder / "mine.gin"
+    file.write_text(
+        f"include 't5x/examples/{model}.gin'\ninclude 't5x/configs/runs/{run}.gin'\nMIXTURE_OR_TASK_NAME = 'a'\n"
+        "TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\nTRAIN_STEPS = 5\nDROPOUT_RATE = 0.0\n" + "\n".join(lines)
+    )
+    output = {"eval": "EVAL_OUTPUT_DIR", "infer": "INFER_OUTPUT_DIR"}.get(run, "MODEL_DIR")
+    found = translate(
+        [str(file)], [f"{output}=/tmp/x", "CHECKPOINT_PATH=/c"][: 2 if run in ("eval", "infer") else 1], []
+    )
+    found.check()
+    return found
+
+
+def test_a_macro_that_nothing_uses_is_dropped_with_a_line(tmp_path):
+    """Legal gin, which T5X runs; a name near a known one may be a mistake, so the line has both."""
+    found = of_lines(tmp_path, "NUM_EMBEDDINGS = 32128", "TOPOLOGY = 'v2-32'", "BATCH_SIZ = 4", "MESH = %TOPOLOGY")
+    table = found.translation.table()
+    for line in ("NUM_EMBEDDINGS = 32128", "BATCH_SIZ = 4"):
+        assert f"#     {line} -> nothing: nothing in this run uses it" in table
+    assert found.translation.bindings["BATCH_SIZE"][0] == 128
+    assert "BATCH_SIZ (did you mean BATCH_SIZE?)" in found.translation.summary()
+    with pytest.raises(
+        InputError, match=r"--gin.BATCH_SIZ sets BATCH_SIZ \(did you mean BATCH_SIZE\?\), which Limba does"
+    ):
+        translate([str(tmp_path / "mine.gin")], ["MODEL_DIR=/tmp/x", "BATCH_SIZ=4"], [])
+
+
+def test_fields_of_what_a_run_does_not_refer_to_are_dropped(tmp_path):
+    found = of_lines(tmp_path, "optax.adamw.b1 = 0.5", "decoding.temperature_sample.topk = 3")
+    assert "optax.adamw.b1 = 0.5 -> nothing: nothing in this run uses it" in found.translation.table()
+
+
+def test_all_unknown_names_are_told_at_once(tmp_path):
+    with pytest.raises(InputError) as error:
+        of_lines(tmp_path, "network.T5Config.emb_dims = 5", "NUM_EMBEDDINGS = 3", "mine.Own.field = 4")
+    assert str(error.value) == (
+        f"{tmp_path}/mine.gin line 7 sets network.T5Config.emb_dims (did you mean T5Config.emb_dim?),"
+        f" {tmp_path}/mine.gin line 9 sets mine.Own.field, which Limba does not know;"
+        " docs/coming_from_t5x.md has the list."
+    )
+
+
+def test_names_of_2021(tmp_path):
+    """T5X's of its first months: the loss's fields were its method's, and the partitioner had another name."""
+    old = of_lines(
+        tmp_path,
+        "models.EncoderDecoderModel.loss_fn.z_loss = 0.5",
+        "models.EncoderDecoderModel.loss_fn.loss_normalizing_factor = 7",
+        "train_script.train.partitioner = @partitioning.ModelBasedPjitPartitioner()",
+        "partitioning.ModelBasedPjitPartitioner.model_parallel_submesh = (2, 2, 1, 1)",
+    ).translation.bindings
+    assert old["Z_LOSS"][0] == 0.5 and old["config.LossConfig.normalize_by"][0] == 7
+    assert old["config.MeshConfig.model"][0] == 4
+
+
+@pytest.mark.parametrize(("run", "limit"), [("pretrain", "config.GenerationConfig.max_tokens"), ("eval", "MAX_TOKENS")])
+@pytest.mark.parametrize(("steps", "tokens"), [(5, 5), (200, 16)])
+def test_max_decode_steps_is_the_limit_of_a_text(run, limit, steps, tokens, tmp_path):
+    line = f"decoding.temperature_sample.max_decode_steps = {steps}"
+    found = of_lines(tmp_path, line, model="decoder_only/models/base", run=run)
+    assert found.translation.bindings[limit][0] == tokens  # a row of 8 + 8 tokens at most
+
+
+def test_unequal_lengths_of_a_decoder_only_row(tmp_path):
+    lengths = "TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
+    found = of_lines(tmp_path, lengths, model="decoder_only/models/base")
+    assert found.translation.bindings["TASK_FEATURE_LENGTHS"][0] == {"targets": 626, "prefix": 512}
+    assert found.translation.bindings["config.GenerationConfig.max_tokens"][0] == 114
+
+
+def test_an_evaluation_of_another_task_is_named(tmp_path):
+    lines = ("train_eval/utils.DatasetConfig.mixture_or_task_name = 'b'",
+             "train_eval/utils.DatasetConfig.split = 'valid'")  # fmt: skip
+    found = of_lines(tmp_path, *lines).translation
+    assert "mixture_or_task_name = 'b' -> MIXTURE_OR_TASK_NAME: Limba evaluates on a split of the task" in found.table()
+    assert found.bindings["config.DataConfig.validation_split"][0] == "valid"
+
+
+def test_convert_gin_prints_nothing_that_train_refuses(tmp_path, capsys):
+    file = tmp_path / "mine.gin"
+    of_lines(tmp_path)
+    file.write_text(file.read_text() + "INITIAL_CHECKPOINT_PATH = ''\nutils.RestoreCheckpointConfig.path = ['']\n")
+    with pytest.raises(InputError, match="is ''; give a text that is not empty or None"):
+        convert.run([str(file)])
+    assert not capsys.readouterr().out
+    convert.run([str(file), "--gin.INITIAL_CHECKPOINT_PATH=/c", "--gin.utils.RestoreCheckpointConfig.path='/c'"])
+    assert "MODEL_DIR = %gin.REQUIRED" in capsys.readouterr().out
 
 
 def test_a_macro_without_a_value_is_named():

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from limba.cli.t5x import tables
 from limba.config import InputError
 from tests.cli import t5x_public
 from tests.cli.t5x_originals import original
@@ -49,11 +48,7 @@ RUNS = public_runs()
 def t5x(tmp_path_factory):
     """T5X's own files as gin, for the other parser."""
     folder = tmp_path_factory.mktemp("t5x")
-    for path in tables.PATHS:
-        includes, table = tables.include_file(path) or ((), {})
-        lines = [*(f"include '{each}'" for each in includes), *(f"{name} = {value}" for name, value in table.items())]
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("\n".join([*lines, ""]))
+    t5x_public.write_tables(folder)
     return folder
 
 

@@ -20,19 +20,20 @@ def _of(selector: str, **values: object) -> dict[str, str]:
     return {f"{selector}.{name}": str(value) for name, value in values.items()}
 
 
-def _task(name: str, inputs: int, targets: int, dropout: float = 0.0, steps: int | None = None) -> dict[str, str]:
-    table = {"MIXTURE_OR_TASK_NAME": repr(name), "DROPOUT_RATE": str(dropout)}
-    table["TASK_FEATURE_LENGTHS"] = str({"inputs": inputs, "targets": targets})
-    return table | ({} if steps is None else {"TRAIN_STEPS": str(steps)})
-
-
 def _train(**values: object) -> dict[str, str]:
     return _of("train_script.train", **values)
 
 
-def _published(size: str) -> dict[str, str]:
+def _task(name: str, inputs: int, targets: int, dropout: float, **macros: object) -> dict[str, str]:
+    lengths = {"inputs": inputs, "targets": targets}
+    macros = {"MIXTURE_OR_TASK_NAME": repr(name), "TASK_FEATURE_LENGTHS": lengths, "DROPOUT_RATE": dropout, **macros}
+    return {name: str(value) for name, value in macros.items()}
+
+
+def _tuned(task: str, size: str, dropout: float, **macros: object) -> dict[str, str]:
     path = f"'gs://t5-data/pretrained_models/t5x/t5_1_1_{size}/checkpoint_1000000'"
-    return {"INITIAL_CHECKPOINT_PATH": path, "LOSS_NORMALIZING_FACTOR": "233472"}
+    macros |= {"INITIAL_CHECKPOINT_PATH": path, "LOSS_NORMALIZING_FACTOR": 233472, "TRAIN_STEPS": 1_020_000}
+    return _task(task, 256, 256, dropout, **macros)
 
 
 def _seeded(batch: int, eval_steps: int) -> dict[str, str]:
@@ -40,24 +41,25 @@ def _seeded(batch: int, eval_steps: int) -> dict[str, str]:
     return both[0] | both[1] | _train(random_seed=0, eval_steps=eval_steps)
 
 
+_MODULE = {"MIXTURE_OR_TASK_MODULE": "'t5.data.mixtures'"}
 _BEAMS = _of("models.EncoderDecoderModel.predict_batch_with_aux", num_decodes=4)
-_TUNED = {
-    **_published("base"), **_BEAMS, **_train(eval_period=100),
+_EVALUATED = {
+    **_BEAMS, **_train(eval_period=100),
     **_of(f"infer_eval/{_DATA}", task_feature_lengths="%TASK_FEATURE_LENGTHS", batch_size=64),
 }  # fmt: skip
 _SCRATCH = {
+    **_task(_ENDE, 256, 256, 0.0, TRAIN_STEPS=50_000),
     **_seeded(128, 20), **_of("utils.SaveCheckpointConfig", period=5000), _PARTS: "2",
     **_train(eval_period=500, use_hardware_rng=True, infer_eval_dataset_cfg=f"@infer_eval/{_DATA}()"),
     **_of(f"infer_eval/{_DATA}", mixture_or_task_name="%MIXTURE_OR_TASK_NAME", task_feature_lengths=None),
     **_of(f"infer_eval/{_DATA}", split="'validation'", batch_size=128, shuffle=False, seed=0, use_cached=False),
 }  # fmt: skip
 _WMT19 = {
+    **_task(_ENDE19, 512, 512, 0.1, LABEL_SMOOTHING=0.1, INITIAL_CHECKPOINT_PATH=None), **_MODULE,
     **_seeded(128, 20), **_BEAMS, **_train(eval_period=250, use_hardware_rng=True),
     **_of(f"train_eval/{_DATA}", pack=False), **_of("trainer.Trainer", num_microbatches=2),
     **_of("utils.SaveCheckpointConfig", period=500, keep=1), **_of("utils.CheckpointConfig", restore=None),
-    **_of("utils.create_learning_rate_scheduler", warmup_steps=1000), "LABEL_SMOOTHING": "0.1",
     **_of("partitioning.PjitPartitioner", model_parallel_submesh=(1, 1, 1, 2)),
-    "INITIAL_CHECKPOINT_PATH": "None", "MIXTURE_OR_TASK_MODULE": "'t5.data.mixtures'",
 }  # fmt: skip
 _TINY = {
     **_of("network.T5Config", vocab_size=32128, dtype="'bfloat16'", emb_dim=8, num_heads=4, head_dim=3, mlp_dim=16),
@@ -68,61 +70,49 @@ _TINY = {
     **_of(f"infer_eval/{_DATA}", task_feature_lengths="%TASK_FEATURE_LENGTHS"),
     **_of("trainer.Trainer", num_microbatches=0), **_of("utils.CheckpointConfig", restore=None),
 }  # fmt: skip
-EXAMPLES: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {  # path -> (files included first, what it sets)
-    f"{_NEW}/examples/base_c4_pretrain.gin": (
-        (_BASE, _PRETRAIN), {**_task(_C4, 512, 114, 0.0, 100_000), "BATCH_SIZE": "256", **_train(eval_period=2000)},
+_OF_T5_1_1 = {  # name -> (files included first, what it sets)
+    "base_c4_pretrain": (
+        (_BASE, _PRETRAIN),
+        _task(_C4, 512, 114, 0.0, TRAIN_STEPS=100_000, BATCH_SIZE=256) | _train(eval_period=2000),
     ),
-    f"{_NEW}/examples/small_c4_pretrain.gin": (
-        (_SMALL, _PRETRAIN), {**_task(_C4, 512, 114, 0.0, 10_000), "BATCH_SIZE": "256"},
-    ),
-    f"{_NEW}/examples/base_wmt14enfr_train.gin": (
-        (_PRETRAIN, _BASE), {**_task(_ENFR, 256, 256, 0.1, 100_000), **_train(eval_period=2000),
+    "small_c4_pretrain": ((_SMALL, _PRETRAIN), _task(_C4, 512, 114, 0.0, TRAIN_STEPS=10_000, BATCH_SIZE=256)),
+    "base_wmt14enfr_train": (
+        (_PRETRAIN, _BASE), {**_task(_ENFR, 256, 256, 0.1, TRAIN_STEPS=100_000), **_train(eval_period=2000),
                              **_of("utils.SaveCheckpointConfig", period=200)},
     ),
-    f"{_NEW}/examples/base_wmt14enfr_finetune.gin": (
-        (_FINETUNE, _BASE), {**_task(_ENFR, 256, 256, 0.1, 1_020_000), **_TUNED},
-    ),
-    f"{_NEW}/examples/base_wmt_finetune.gin": (
-        (_FINETUNE, _BASE), {**_task(_ENDE, 256, 256, 0.1, 1_020_000), **_TUNED, "USE_CACHED_TASKS": "False"},
-    ),
-    f"{_NEW}/examples/small_wmt_finetune.gin": (
-        (_SMALL, _FINETUNE),
-        {**_task(_ENDE, 256, 256, 0.0, 1_020_000), **_published("small"), "USE_CACHED_TASKS": "False"},
-    ),
-    f"{_NEW}/examples/base_wmt_from_scratch.gin": (
-        (_BASE, _PRETRAIN), {**_task(_ENDE, 256, 256, 0.0, 50_000), **_SCRATCH, **_BEAMS},
-    ),
-    f"{_NEW}/examples/base_wmt19_ende_train.gin": (
-        (_BASE, _FINETUNE), {**_task(_ENDE19, 512, 512, 0.1, 5000), **_WMT19, **_train(stats_period=250)},
-    ),
-    f"{_SCALABLE}/t5_1_1/examples/wmt19_ende_from_scratch.gin": (
-        (f"{_SCALABLE}/t5_1_1/base.gin", _FINETUNE), {**_task(_ENDE19, 512, 512, 0.1, 25_000), **_WMT19},
-    ),
-    "t5x/examples/decoder_only/examples/base_wmt_from_scratch.gin": (
-        ("t5x/examples/decoder_only/models/base.gin", _PRETRAIN),
-        {**_task(_ENDE, 256, 256, 0.0, 50_000), **_SCRATCH,
-         **_of("models.DecoderOnlyModel.predict_batch_with_aux", num_decodes=8),
-         **_of("models.DecoderOnlyModel", inputs_bidirectional_attention=True)},
-    ),
-    f"{_NEW}/examples/test_train_t5_tiny.gin": (
+    "base_wmt14enfr_finetune": ((_FINETUNE, _BASE), _tuned(_ENFR, "base", 0.1) | _EVALUATED),
+    "base_wmt_finetune": ((_FINETUNE, _BASE), _tuned(_ENDE, "base", 0.1, USE_CACHED_TASKS=False) | _EVALUATED),
+    "small_wmt_finetune": ((_SMALL, _FINETUNE), _tuned(_ENDE, "small", 0.0, USE_CACHED_TASKS=False)),
+    "base_wmt_from_scratch": ((_BASE, _PRETRAIN), _SCRATCH | _BEAMS),
+    "base_wmt19_ende_train": ((_BASE, _FINETUNE), {**_WMT19, "TRAIN_STEPS": "5000", **_train(stats_period=250)}),
+    "test_train_t5_tiny": (
         (_PRETRAIN, f"{_NEW}/tiny.gin"),
-        {**_task(_ENDE19, 32, 32, 0.0, 3), **_seeded(8, 2), _PARTS: "2", "MODEL_DIR": "'/tmp'",
+        {**_task(_ENDE19, 32, 32, 0.0, TRAIN_STEPS=3, MODEL_DIR="'/tmp'"), **_MODULE, **_seeded(8, 2), _PARTS: "2",
          **_of(f"train/{_DATA}", pack=False, shuffle=False), **_of(f"train_eval/{_DATA}", pack=False),
          **_of("models.EncoderDecoderModel", z_loss=0.0), **_of("utils.SaveCheckpointConfig", period=4),
-         **_of("utils.create_learning_rate_scheduler", warmup_steps=1000),
-         "MIXTURE_OR_TASK_MODULE": "'t5.data.mixtures'"},
+         **_of("utils.create_learning_rate_scheduler", warmup_steps=1000)},
     ),
-    f"{_NEW}/examples/base_wmt_eval.gin": (
+    "base_wmt_eval": (
         (_BASE, _EVAL), {"MIXTURE_OR_TASK_NAME": repr(_ENDE), "DROPOUT_RATE": "0.0", _PARTS: "2"},
     ),
-    f"{_NEW}/examples/base_wmt14enfr_eval.gin": (
+    "base_wmt14enfr_eval": (
         (_BASE, _EVAL), {"INITIAL_CHECKPOINT_PATH": "%gin.REQUIRED", "DROPOUT_RATE": "0.0", **_BEAMS,
                          **_of("utils.RestoreCheckpointConfig", path="%INITIAL_CHECKPOINT_PATH")},
     ),
-    f"{_NEW}/examples/base_wmt_infer.gin": ((_BASE, _INFER), _task(_ENDE, 64, 64)),
+    "base_wmt_infer": ((_BASE, _INFER), _task(_ENDE, 64, 64, 0.0)),
+}  # fmt: skip
+EXAMPLES: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {  # path -> the same
+    **{f"{_NEW}/examples/{name}.gin": entry for name, entry in _OF_T5_1_1.items()},
+    f"{_SCALABLE}/t5_1_1/examples/wmt19_ende_from_scratch.gin": (
+        (f"{_SCALABLE}/t5_1_1/base.gin", _FINETUNE), {**_WMT19, "TRAIN_STEPS": "25000"},
+    ),
+    "t5x/examples/decoder_only/examples/base_wmt_from_scratch.gin": (
+        ("t5x/examples/decoder_only/models/base.gin", _PRETRAIN),
+        {**_SCRATCH, **_of("models.DecoderOnlyModel", inputs_bidirectional_attention=True),
+         **_of("models.DecoderOnlyModel.predict_batch_with_aux", num_decodes=8)},
+    ),
     "t5x/examples/t5/local_tiny.gin": (
-        (), {**_TINY, **_of("utils.CheckpointConfig", save=None),
-             "TASK_FEATURE_LENGTHS": "{'inputs': 8, 'targets': 8}"},
+        (), _TINY | {"utils.CheckpointConfig.save": "None", "TASK_FEATURE_LENGTHS": "{'inputs': 8, 'targets': 8}"},
     ),
     f"{_SCALABLE}/local_tiny.gin": (
         (), {**_TINY, **_of("network.T5Config", scan_layers=True, remat_policy="'minimal'"),

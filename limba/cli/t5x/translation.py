@@ -30,6 +30,7 @@ class Translation:
         self.names: dict[str, str] = {}  # our name -> theirs, for messages
         self.rows: list[Row] = []
         self.modules: list[str] = []
+        self.unused: list[str] = []  # the user's names that nothing in this run uses
 
     def set(self, name: str, found: Found, value: Any = None, differs: str = "") -> None:
         """Binds our name to a value of theirs, or to `value`, what it means here; `differs` says how that differs."""
@@ -77,7 +78,10 @@ class Translation:
     def summary(self) -> str:
         """Returns a line with the numbers of the rows."""
         count = {kind: len({row for row in self.rows if row.kind == kind}) for kind in ("same", "differs", "dropped")}
-        return f"{count['same']} settings are the same, {count['differs']} differ, {count['dropped']} are dropped"
+        unused = f" (nothing uses {', '.join(self.unused)})" if self.unused else ""
+        return (
+            f"{count['same']} settings are the same, {count['differs']} differ, {count['dropped']} are dropped{unused}"
+        )
 
     def table(self) -> str:
         """Returns the table of what is the same, what differs and why, and what is dropped, as gin comments."""
