@@ -54,6 +54,7 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
+    environment.open_streams()
     environment.set_variables()
     environment.set_logging()
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -64,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """The console script `limba`; finds modules in the current directory first, as `python -m limba` does."""
-    sys.path.insert(0, os.getcwd())
+    """The console script `limba`; finds modules in the current directory, such as tasks/, after those installed."""
+    sys.path.append(os.getcwd())
     sys.exit(main(sys.argv[1:]))
 
 

@@ -49,6 +49,15 @@ GPU_VARIABLES = {
 CHATTER = re.compile(rb"^(I0000 |W0000 .*cuda|WARNING: All log messages before absl::InitializeLog)")
 
 
+def open_streams() -> None:
+    """Opens the streams that this process has begun without, as after `>&-`, on the null device."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w"))
+
+
 def set_variables() -> None:
     """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices.
 

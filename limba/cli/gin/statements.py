@@ -25,6 +25,7 @@ from limba.cli.task_modules import ROOT
 from limba.config import InputError, kinds
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
+MOST_FILES, MOST_LETTERS = 100, 2_000_000  # of one run; a file counts each time it is included
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,30 @@ class Binding:
 
 
 @dataclass
+class Size:
+    """How much gin was read: a few files that include each other twice would never end."""
+
+    files: int = 0
+    letters: int = 0
+
+    def add(self, text: str, name: str) -> None:
+        """Counts the text of a file; InputError beyond the limits."""
+        self.files, self.letters = self.files + 1, self.letters + len(text)
+        if self.files > MOST_FILES or self.letters > MOST_LETTERS:
+            raise InputError(
+                f"With {name} the gin files, each counted as often as it is included, are {self.files:,} with"
+                f" {self.letters:,} letters; at most {MOST_FILES} with {MOST_LETTERS:,} are read: remove includes."
+            )
+
+
+@dataclass
 class Source:
     """All statements read. Of two bindings of one name the later one is used."""
 
     bindings: list[Binding] = field(default_factory=list)
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
     old: list[tuple[str, str]] = field(default_factory=list)  # (old name, place) in files and flags of a person
+    size: Size = field(default_factory=Size)
 
     def add(self, statement: config_parser.BindingStatement, place: str, is_own: bool = False) -> None:
         """Appends a binding under its current name; `is_own`: from a run's own config.gin."""
@@ -116,8 +135,9 @@ def leaves(value: Any) -> Iterator[Any]:
 def _parsed(text: str, place: str) -> Iterator[Any]:
     try:
         yield from config_parser.ConfigParser(io.StringIO(text), _Delegate())
-    except (SyntaxError, tokenize.TokenError) as error:
-        reason = str(error.args[0]).splitlines()[0].rstrip(".")
+    except (SyntaxError, tokenize.TokenError, RecursionError) as error:
+        reason = "brackets are nested too deeply" if isinstance(error, RecursionError) else str(error.args[0])
+        reason = reason.splitlines()[0].rstrip(".")
         line = getattr(error, "lineno", None)
         where = f"{place} line {line}" if line and "\n" in text.rstrip("\n") else place
         raise InputError(f"{where} is not gin: {reason}.") from None
@@ -151,6 +171,7 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
 
 def read_text(source: Source, text: str, name: str, include: Any = None) -> None:
     """Adds the statements of a gin file's text; `include(name, asked_by=place)` adds those of an included file."""
+    source.size.add(text, name)
     for statement in _parsed(text + "\n", name):
         place = f"{name} line {statement.location.line_num}"
         if isinstance(statement, config_parser.BindingStatement):
@@ -181,7 +202,7 @@ def literal(value: str) -> str:
     try:
         is_whole = len(list(config_parser.ConfigParser(text, _Delegate()))) == 1
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (SyntaxError, tokenize.TokenError):
+    except (SyntaxError, tokenize.TokenError, RecursionError):
         return repr(value)
     has_comment = any(token.type == tokenize.COMMENT for token in tokens)
     return value if is_whole and not has_comment and "\n" not in value else repr(value)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from limba.cli.arguments import did_you_mean
-from limba.cli.gin.statements import Source, read_override, read_text
+from limba.cli.gin.statements import Size, Source, read_override, read_text
 from limba.cli.t5x import tables
 from limba.config import InputError
 
-_MARKS = re.compile(r"""^\s*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
-_OURS = re.compile(r"^\s*from\s+limba\s+import\s+config\b", re.MULTILINE)
+_MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
+_OURS = re.compile(r"^[ \t]*from\s+limba\s+import\s+config\b", re.MULTILINE)
 OLD_OWNERS = {"ModelBasedPjitPartitioner": "PjitPartitioner"}  # names of 2021 -> T5X's later ones
-_INCLUDE = re.compile(r"""^\s*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
+_INCLUDE = re.compile(r"""^[ \t]*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,27 @@ class Theirs:
     lines: list[Line] = field(default_factory=list)
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place)
     imports: list[tuple[str, str]] = field(default_factory=list)  # those of T5X and its libraries
+    size: Size = field(default_factory=Size)
 
 
 def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
     """Returns whether these gin files are T5X's dialect: one is T5X's own, or names its modules, or includes such."""
-    return any(_is_theirs(file, [*search_paths, Path.cwd()], ()) for file in files)
-
-
-def _is_theirs(name: str, folders: Sequence[Path], above: tuple[str, ...]) -> bool:
-    path = _path_of(name, folders)
-    if path is None:
-        return _own_name(name) in tables.PATHS
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    if _OURS.search(text) or str(path) in above:
-        return False
-    return bool(_MARKS.search(text)) or any(
-        _is_theirs(each, folders, (*above, str(path))) for each in _INCLUDE.findall(text)
-    )
+    folders, names = [*search_paths, Path.cwd()], list(files)
+    for name in names:  # which grows by what they include
+        path = _path_of(name, folders)
+        if path is None:
+            if _own_name(name) in tables.PATHS:
+                return True
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if not _OURS.search(text):
+            if _MARKS.search(text):
+                return True
+            names += [each for each in dict.fromkeys(_INCLUDE.findall(text)) if each not in names]
+    return False
 
 
 def read(files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path]) -> Theirs:
@@ -104,7 +105,7 @@ def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The gin file {name} cannot be read: {error}.") from None
     found = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
-    network, source = found[-1] if found else "", Source()
+    network, source = found[-1] if found else "", Source(size=theirs.size)
     is_table = _own_name(name) in tables.PATHS
 
     def include(filename: str, asked_by: str) -> None:
@@ -129,7 +130,7 @@ def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: st
     first, values = table
     for each in first:
         _read_file(theirs, each, folders, own, (*above, own))
-    source = Source()
+    source = Source(size=theirs.size)
     read_text(source, "".join(f"{key} = {value}\n" for key, value in values.items()), own)
     bindings = [dataclasses.replace(each, place=own) for each in source.bindings]  # a table has no lines
     _add(theirs, Source(bindings), tables.network_of(own) or "", is_table=True)
