@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -65,8 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def script() -> None:
-    """The console script `limba`; finds modules in the current directory, such as tasks/, after those installed."""
-    sys.path.append(os.getcwd())
+    """The console script `limba`."""
     sys.exit(main(sys.argv[1:]))
 
 

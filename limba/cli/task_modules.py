@@ -1,9 +1,11 @@
-"""Finds and imports the modules that register tasks, first in the current directory, then in the repository."""
+"""Finds and imports the modules that register tasks, first in the current directory, then in the
+repository, and both after what is installed."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
@@ -44,6 +46,8 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def _is_found(module: str) -> bool:
+    if not {"", os.getcwd()} & set(sys.path):  # at the end, and not before it is needed: what lies there may be theirs
+        sys.path.append(os.getcwd())
     try:
         return importlib.util.find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # ValueError: a text that is no module's name

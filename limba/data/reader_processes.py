@@ -28,7 +28,8 @@ from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revis
 
 logger = logging.getLogger(__name__)
 
-NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # devices belong to the first process
+# Devices belong to the first process; modules are looked for where that one looks, and not first where it was started.
+NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
 }  # fewer page faults in arrays; the user's own setting has priority

@@ -6,11 +6,11 @@ may be somebody else's, so it must not choose what is run.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from limba.config import UntrustedModuleError
@@ -44,10 +44,10 @@ def _is_allowed(name: str, directory: str | None, allowed: Sequence[str]) -> boo
 
 
 def _places(package: str) -> list[str]:
-    """Returns the folders of a package, where Python would look for its modules."""
+    """Returns the folders of a package, where Python would look for its modules: in the current directory too."""
     if package in sys.modules:  # other folders may have been added to it
         return list(getattr(sys.modules[package], "__path__", ()))
-    spec = importlib.util.find_spec(package)
+    spec = PathFinder.find_spec(package, [*sys.path, os.getcwd()])
     return [] if spec is None else list(spec.submodule_search_locations or ())
 
 

@@ -86,7 +86,7 @@ def devices() -> Section:
     """Returns the findings about what jax computes on, asked in another process, which may hang."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", ASK], capture_output=True, text=True, timeout=DEVICE_SECONDS, check=False
+            [sys.executable, "-P", "-c", ASK], capture_output=True, text=True, timeout=DEVICE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         what = f"jax did not find its devices in {DEVICE_SECONDS:.0f} s; another process may hold them."
