@@ -1,5 +1,6 @@
-"""Finds and imports the modules that register tasks, first in the current directory, then in the
-repository, and both after what is installed."""
+"""Finds and imports the modules that register tasks: in the current directory, then in the repository.
+
+Both come after all that is installed, so that no file there replaces a library."""
 
 from __future__ import annotations
 

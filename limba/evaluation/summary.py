@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from etils import epath
 from limba.config import RunConfig
 from limba.evaluation.page.history import History, Table
 from limba.evaluation.page.thinning import evenly, kept
+from limba.storage.files import write_whole
 from limba.training.metrics.records import bits_per_byte_by_set, duration, markdown_table
 
 NUM_SAMPLED = 10  # evaluations whose samples are shown
@@ -101,6 +103,7 @@ def plot_loss(
     axes.set(xlabel="step", ylabel="loss (nats per target token)", title=config.data.mixture_or_task_name)
     axes.grid(alpha=0.3)
     axes.legend()
-    with path.open("wb") as file:
-        figure.savefig(file, format="png")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_whole(path, picture.getvalue())
     return path

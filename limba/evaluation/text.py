@@ -34,6 +34,7 @@ from limba.inference.load import TrainedModel
 from limba.inference.score import log_likelihoods
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
+from limba.storage.files import write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
@@ -141,7 +142,7 @@ class TextEvaluation:
             lines.append({"input": given, "target": target, "prediction": prediction})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         path = self._directory / f"{part.name}-{step}.jsonl"
-        (unused(self._directory, f"{part.name}-{step}-{self._name}", ".jsonl") if self._name else path).write_text(text)
+        write_whole(unused(self._directory, f"{path.stem}-{self._name}", ".jsonl") if self._name else path, text)
 
 
 def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:

@@ -147,6 +147,7 @@ def _convert(
     writing, failed = (final.with_name(final.name + end) for end in (".writing", ".failed"))
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
+    writing.mkdir(parents=True)  # a link of this name is an error
     arrays = source.arrays(step)
     name, vocabulary = tokenizer or (None, None)
     task = _task(source)

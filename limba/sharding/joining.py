@@ -22,6 +22,7 @@ from limba.sharding import clusters, roll_call
 from limba.sharding.compiling import keep_whole_entries, share_cache
 from limba.sharding.liveness import SHUTDOWN_SECONDS, losses_told, others
 from limba.sharding.watchdog import log_folder
+from limba.storage.files import open_no_link
 
 JOIN_SECONDS = 1_800.0  # workers of a large pod start minutes apart (marin-community/marin#7232: 300 s are too few)
 LEAST_SECONDS = 60.0  # for jax's service, once all have come
@@ -49,7 +50,7 @@ def join_hosts(run: RunConfig | None = None) -> None:
         them = others()
         them.model_dir = run.model_dir
         them.native_output = os.path.join(log_folder(run.model_dir), f"process_{jax.process_index()}.stderr")
-        environment.divert_native_output(them.native_output)
+        environment.divert_native_output(them.native_output, open_no_link)
     if jax.process_count() > 1:
         _say_joined(run is not None)
 

@@ -20,6 +20,7 @@ from limba.config import RestartError, RunConfig
 from limba.config.environment import end_now
 from limba.sharding.liveness import others, resumes_from
 from limba.sharding.progress import kept, progress
+from limba.storage.files import open_no_link
 
 PHASE_STEPS = 12  # what is no step, such as an evaluation, may take as long as this many steps, and
 PHASE_SECONDS = 4 * 3600.0  # at least this long
@@ -165,4 +166,4 @@ def _copy(log: str, model_dir: str) -> None:
 
 
 def _open_log(model_dir: str, name: str) -> TextIO:
-    return open(os.path.join(log_folder(model_dir), name), "a")
+    return open(os.path.join(log_folder(model_dir), name), "a", opener=open_no_link)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -95,6 +96,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
             os.unlink(unfinished)
         raise
     sync_folder(place.parent)
+
+
+def open_no_link(path: str | os.PathLike[str], flags: int) -> int:
+    """Returns the descriptor of a local file of a run; InputError for a link, which leads out of somebody's folder.
+
+    It is also an `opener` of Python's `open`.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"{os.fspath(path)} is a link, and runs do not write through links; remove it.") from None
 
 
 def new_file_beside(place: Path) -> tuple[int, Path]:

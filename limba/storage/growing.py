@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 
 from limba.config import InputError, StorageError
+from limba.storage.files import open_no_link
 from limba.storage.places import REQUEST_SECONDS
 
 TAIL = ".tail"
@@ -27,7 +28,7 @@ class LocalFile:
 
     def __init__(self, path: str):
         self.address = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._descriptor = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def __len__(self) -> int:
         return os.fstat(self._descriptor).st_size

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-from limba.storage.files import is_local, new_file_beside
+from limba.storage.files import is_local, new_file_beside, open_no_link
 
 REQUEST_SECONDS = 15.0  # for one request to a bucket
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
@@ -56,7 +56,7 @@ class LocalPlace:
         for _ in range(100):
             if self._descriptor is None:
                 try:
-                    descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+                    descriptor = open_no_link(self._path, os.O_RDWR)
                 except FileNotFoundError:
                     return Seen(None)
                 lock = _locked(descriptor)

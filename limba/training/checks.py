@@ -212,7 +212,7 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
 
 def check_writable(directory: str, field: str, value: str) -> None:
     """Raises ConfigError, which shows a field's value, for a directory in which this process cannot write a file."""
-    probe = epath.Path(directory) / f".writable-{jax.process_index()}"
+    probe = epath.Path(directory) / f".writable-{secrets.token_hex(8)}"
     reaching.check(directory)
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)

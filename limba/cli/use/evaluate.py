@@ -41,6 +41,7 @@ def run(argv: Sequence[str]) -> None:
 
     from limba.evaluation import text as evaluation
     from limba.inference.samples import sampler
+    from limba.storage.files import write_whole
     from limba.training.metrics.logging import Metrics
 
     split = given.split or config.data.validation_split
@@ -61,7 +62,7 @@ def run(argv: Sequence[str]) -> None:
         about = {"checkpoint": trained.path, "step": trained.step, "split": split, "figures": figures}
         text = json.dumps({**about, "copied": copied, "texts": texts}, indent=1, ensure_ascii=False) + "\n"
         path = evaluation.unused(directory, f"evaluation-{trained.step}-{split}", ".json", ".md")
-        path.write_text(text)
-        path.with_suffix(".md").write_text(table + "\n")
+        write_whole(path, text)
+        write_whole(path.with_suffix(".md"), table + "\n")
         with Metrics(config.model_dir, trained.step, config.train_steps, True) as metrics:
             metrics.write("evaluation" + (f"/{given.split}" if given.split else ""), trained.step, figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import platform
@@ -21,6 +22,7 @@ from limba.config import NonFiniteError, RunConfig
 from limba.config.errors import reason_of
 from limba.model.kernels.choose import unfit
 from limba.sharding.progress import progress
+from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import duration
@@ -226,8 +228,9 @@ def _report(
     path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
     arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
     try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        write_whole(path, content.getvalue())
         written = f"its batch is in {path}"
     except Exception as error:  # noqa: BLE001  the sentence is worth more than the file
         written = f"its batch cannot be written to {path} ({reason_of(error)})"
