@@ -10,9 +10,13 @@ import errno
 import hmac
 import http
 import http.server
+import io
 import json
+import math
 import secrets
+import socket
 import sys
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -26,6 +30,7 @@ FIRST_PORT, PORTS = 8000, 20  # that are tried if none is given
 MOST_BYTES = 200_000  # of a request
 MOST_READ = 100_000_000  # bytes that are read of a longer one, so that a browser has sent it and sees the answer
 LONGEST_SILENCE = 30.0  # seconds for which a connection may send nothing
+LONGEST_REQUEST = 60.0  # seconds until all of a request must be there, from the end of the one before
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 ServerT = TypeVar("ServerT", bound="PageServer")
@@ -42,9 +47,8 @@ class RefusedError(Exception):
 class PageServer(http.server.ThreadingHTTPServer):
     """Serves a page. OSError if the port cannot be had. `token` is asked of every request."""
 
-    daemon_threads = True
-    allow_reuse_address = False  # else a port that another server listens on could be taken
-    request_queue_size = 32
+    daemon_threads = True  # its `allow_reuse_address` takes a port that was just left, on Linux none that is in use
+    request_queue_size = 1_024  # connections that come at the same moment; beyond it the kernel resets some
 
     def __init__(self, host: str, port: int, handler: type[PageHandler], token: str | None = None):
         self.token = token
@@ -65,6 +69,22 @@ class PageServer(http.server.ThreadingHTTPServer):
             print(f"A request failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
+class _Limited(socket.SocketIO):
+    """What a connection sends, until `ends`: a client that sends a byte now and then must not keep its thread."""
+
+    ends = math.inf
+
+    def __init__(self, connection: socket.socket, clock: Callable[[], float]):
+        super().__init__(connection, "r")
+        self._clock = clock
+
+    def readinto(self, buffer: Any) -> int | None:
+        """As the socket's; TimeoutError when the time is over, which ends the connection."""
+        if self._clock() > self.ends:
+            raise TimeoutError("The request has not come within its limit.")
+        return super().readinto(buffer)
+
+
 class PageHandler(http.server.BaseHTTPRequestHandler):
     """Answers one request with what `get` or `post` returns: a type of content and its bytes."""
 
@@ -72,6 +92,16 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "limba", ""
     timeout = LONGEST_SILENCE
     protocol_version = "HTTP/1.1"
+    clock = staticmethod(time.monotonic)
+
+    def setup(self) -> None:
+        super().setup()
+        self._limited = _Limited(self.connection, self.clock)
+        self.rfile = io.BufferedReader(self._limited)
+
+    def handle_one_request(self) -> None:
+        self._limited.ends = self.clock() + LONGEST_REQUEST
+        super().handle_one_request()
 
     def get(self, path: str) -> tuple[str, bytes]:
         """Returns what is at a path; this one has nothing."""
@@ -142,7 +172,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             )
         try:
             asked = json.loads(self.rfile.read(int(length)))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError("The request is not JSON; send an object.") from None
         if not isinstance(asked, dict):
             raise InputError("The request is not a JSON object; send one.")

@@ -240,7 +240,7 @@ def listener(port: int) -> str:
             if is_it and connection.pid:
                 command = " ".join(psutil.Process(connection.pid).cmdline())
                 return f"process {connection.pid}: {command[:100]}"
-    return "a process of another user"
+    return "another process"
 
 
 def _named(indices: list[int]) -> str:

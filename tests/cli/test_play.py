@@ -9,10 +9,12 @@ import json
 import math
 import os
 import re
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ from limba.cli import serving as web
 from limba.cli.play import server as servers
 from limba.cli.play.answers import MOST_LETTERS, Player
 from limba.cli.play.server import Server
+from limba.config import InputError
 from tests import browser, tiny
 from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run
@@ -159,11 +162,17 @@ def test_what_is_wrong_is_said_in_a_sentence_and_the_server_continues(players: l
             ({**good, "way": "beams", "num_beams": 1}, 400, "num_beams is 1"),
             (b"{", 400, "not JSON"),
             (b"[]", 400, "not a JSON object"),
+            (b"[" * 100_000 + b"]" * 100_000, 400, "not JSON"),
+            (b'{"model": ' * 10_000 + b"1" + b"}" * 10_000, 400, "not JSON"),
+            ({**good, "text": "a \ud83d b"}, 400, "half of a letter"),
+            ({**good, "model": "\ud83d"}, 400, "is not open"),
+            ({**good, "way": "\udfff"}, 400, "way is"),
             (b"x" * 10_000_000, 413, "10,000,000 bytes"),
         ]:
             found, answer = asked(server, "/api/texts", body)
             assert found == status and words in answer["error"], (str(body)[:80], answer)
             assert "\n" not in answer["error"] and answer["error"].endswith(".")
+        assert asked(server, "/api/tokens", {**good, "text": "\udc00"})[0] == 400
         assert asked(server, "/nothing")[0] == 404 and asked(server, "/api/nothing", good)[0] == 404
         assert asked(server, "/api/texts", good, **{"Content-Type": "text/plain"})[0] == 415
         assert asked(server, "/api/models")[0] == 200
@@ -209,6 +218,55 @@ def test_a_full_server_says_so(players: list[Player], monkeypatch: pytest.Monkey
         for thread in threads:
             thread.join(60)
         assert found == [200] * servers.MOST_WAITING
+
+
+def test_of_two_hundred_questions_at_once_each_is_answered(
+    players: list[Player], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Player, "texts", lambda self, body: {"texts": []})
+    good, start = {"model": "run, step 9", "text": TEXT}, threading.Barrier(200)
+
+    def ask(_: int) -> int:
+        start.wait(60)
+        return asked(server, "/api/texts", good)[0]
+
+    with serving(players) as server, ThreadPoolExecutor(200) as pool:
+        assert set(pool.map(ask, range(200))) <= {200, 503}
+
+
+def test_a_request_that_comes_byte_by_byte_is_cut_off(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock on which each look at it takes 4 seconds; the next byte is sent after the look."""
+    seconds, looked = itertools.count(0, 4), threading.Semaphore(0)
+
+    def clock() -> float:
+        looked.release()
+        return float(next(seconds))
+
+    monkeypatch.setattr(servers.Handler, "clock", staticmethod(clock))
+    with serving(players) as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as sent:
+        sent.sendall(b"POST /api/texts HTTP/1.1\r\nContent-Length: 1000\r\nX: ")
+        is_open = True
+        while is_open:
+            looked.acquire(timeout=0.1)
+            try:
+                is_open = not select.select([sent], [], [], 0)[0] or sent.recv(1) != b""
+                sent.sendall(b"a")
+            except ConnectionError:
+                is_open = False
+        assert next(seconds) <= 4 * 20, "it was cut off soon after its 60 seconds"
+        monkeypatch.undo()
+        assert asked(server, "/api/models")[0] == 200
+
+
+def test_a_port_that_was_just_left_is_taken_again(players: list[Player]) -> None:
+    """The server closed the last connection first, so the kernel keeps the port for a minute (TIME_WAIT)."""
+    with serving(players) as server:
+        assert asked(server, "/nothing", Connection="close")[0] == 404
+        port = server.server_port
+    with web.listening(lambda port: Server("127.0.0.1", port, players), "127.0.0.1", port, "--port") as again:
+        assert again.server_port == port
+        with pytest.raises(InputError, match=f"Port {port} of 127.0.0.1 is in use by process {os.getpid()}"):
+            web.listening(lambda port: Server("127.0.0.1", port, players), "127.0.0.1", port, "--port")
 
 
 def test_a_question_that_has_waited_too_long_is_refused(players: list[Player], monkeypatch: pytest.MonkeyPatch) -> None:

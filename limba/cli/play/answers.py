@@ -31,6 +31,8 @@ def checked_text(asked: Mapping[str, Any]) -> str:
     text = asked.get("text")
     if not isinstance(text, str) or not text.strip():
         raise InputError("There is no text; write one.")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError("The text has half of a letter (a lone surrogate, \\ud800 to \\udfff in JSON); remove it.")
     if len(text) > MOST_LETTERS:
         raise TooLongError(f"The text has {len(text):,} letters; give at most {MOST_LETTERS:,}.")
     return text
