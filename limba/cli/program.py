@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError, environment
-from limba.config.errors import NOT_WRITABLE, reason_of
+from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
 from limba.config.secrets import without_credentials
 from limba.data.t5_names import finder
 from limba.storage import failures, reaching
@@ -62,6 +62,8 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return 1
     except OSError as error:
+        if is_out_of_memory(error):
+            return _ended(_of_memory(error), CODES[InputError])
         if error.errno in NOT_WRITABLE:
             place = f"{error.filename or 'A file'} cannot be written ({error.strerror})"
             return _ended(f"{place}; make room, or name a place that can.", CODES[StorageError])
@@ -73,10 +75,14 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
     except Exception as error:
         if failures.is_of_client(error):
             return _ended(_of_client(error), CODES[StorageError])
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        return _ended(f"The memory does not suffice ({reason_of(error)}); give a smaller batch or model.", 2)
+        return _ended(_of_memory(error), CODES[InputError])
     return result if isinstance(result, int) else 0
+
+
+def _of_memory(error: Exception) -> str:
+    return f"The memory does not suffice ({reason_of(error)}); give a smaller batch or model."
 
 
 def _of_client(error: Exception) -> str:
@@ -113,12 +119,6 @@ def _exits() -> list[int]:
 
     threading.Thread(target=end, daemon=True, name="exit").start()
     return status
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent."""
-    of_jax = type(error).__module__.startswith("jax") and "RESOURCE_EXHAUSTED" in str(error)
-    return of_jax or isinstance(error, MemoryError)
 
 
 def said(text: str, names: Mapping[str, str]) -> str:

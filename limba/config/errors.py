@@ -78,6 +78,18 @@ def reason_of(error: BaseException, limit: int = 200) -> str:
     return text[:limit].rstrip(".") or type(error).__name__
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent.
+
+    >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    (True, True)
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    of_jax = type(error).__module__.startswith("jax") and "RESOURCE_EXHAUSTED" in str(error)
+    return of_jax or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's, of its stack
+
+
 def require(condition: bool, field: str, sentence: str) -> None:
     """Raises ConfigError unless the condition holds."""
     if not condition:

@@ -55,6 +55,11 @@ class LossConfig:
         )
 
 
+# No recipe comes near: T5X's highest is 1, Tensor2Tensor's learning_rate_constant 2 (arXiv:1706.03762 has 1 before
+# rsqrt(hidden size)), and a rate of 1,000 moves each weight by 1,000 of Adam's steps.
+MOST_RATE = 1_000
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate over steps; `factors` is T5X's product of named factors."""
@@ -81,9 +86,10 @@ class ScheduleConfig:
         kinds.check(self)
         one_of(self, "name", SCHEDULES)
         require(
-            self.base_learning_rate > 0,
+            0 < self.base_learning_rate <= MOST_RATE,
             "ScheduleConfig.base_learning_rate",
-            f"is {self.base_learning_rate!r}; give a number above 0.",
+            f"is {self.base_learning_rate!r}; give a number above 0, at most {MOST_RATE:,} (usual: 0.5 to 2 for"
+            " Adafactor with rsqrt_decay, 1e-5 to 0.02 for a constant rate and for AdamW).",
         )
         for name in ("warmup_steps", "decay_steps"):
             value, least = getattr(self, name), "0" if name == "warmup_steps" else "1"

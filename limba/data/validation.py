@@ -31,11 +31,7 @@ def validation_batches(
     corpus and objective. The last batch is padded with rows of zeros. For an empty split there are no batches, and a
     warning is logged.
     """
-    parts = [
-        _examples(part, lengths, config)
-        for part in parts_of(task)
-        if isinstance(part.source, UnitSource) or config.validation_split in part.splits
-    ]
+    parts = [_examples(part, lengths, config) for part in parts_of(task) if _has_split(part, config)]
     batches: list[dict[str, np.ndarray]] = []
     left, num_rows = num_batches, num_rows or config.batch_size
     for number, part in enumerate(parts):
@@ -63,14 +59,21 @@ def validation_examples(
 ) -> list[dict[str, Any]]:
     """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
-    The text is bytes. They are the same on every host and in every run. Where inputs and targets are the same text, as
-    with and without diacritics, a text that is truncated is given as far as the model reads it.
+    There are none where the task has no such split. The text is bytes. They are the same on every host and in every
+    run. Where inputs and targets are the same text, as with and without diacritics, a text that is truncated is given
+    as far as the model reads it.
     """
+    if not _has_split(part, config):
+        return []
     examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
     with source_errors(part):
         found = cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
     is_one_text = any(getattr(getattr(step, "func", step), "is_one_text", False) for step in part.preprocessors)
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
+
+
+def _has_split(part: seqio.Task, config: DataConfig) -> bool:
+    return isinstance(part.source, UnitSource) or config.validation_split in part.splits
 
 
 def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:

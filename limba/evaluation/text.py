@@ -25,7 +25,7 @@ from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMe
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data import validation
-from limba.data.objectives.supervised import is_supervised, text_of
+from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.tasks import Provider, parts_of
 from limba.evaluation.validation import Figures, loss_evaluation
@@ -45,7 +45,7 @@ PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
 
 
 class TextEvaluation:
-    """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics.
+    """The validation examples of a run's tasks, and their metrics. `tasks` is empty if none has metrics or examples.
 
     The texts are written to model_dir/evaluations/<task>-<step>.jsonl. With `name` they get that name too, and replace
     no file.
@@ -56,16 +56,17 @@ class TextEvaluation:
         self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any, name: str = ""
     ):
         parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
-        self.tasks: list[seqio.Task] = parts if config.evaluation.num_examples else []
-        for part in self.tasks:
+        parts = parts if config.evaluation.num_examples else []
+        for part in parts:
             if any(metric.model_output_type not in OUTPUTS for metric in part.metric_objs):
                 raise InputError(
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
         self._examples = {
             part.name: validation.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
-            for part in self.tasks
+            for part in parts
         }
+        self.tasks: list[seqio.Task] = [part for part in parts if self._examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model, self._mesh, self._name = model, mesh, name
         if self.tasks:
@@ -98,11 +99,11 @@ class TextEvaluation:
         return self._joined({part.name: self._judge(part, params, step) for part in self.tasks})
 
     def copied(self) -> Figures:
-        """Returns the figures of inputs copied unchanged: the baseline of tasks that change little."""
+        """Returns the figures of inputs copied without the task's prefix: the baseline of tasks that change little."""
         found = {}
         for part in self.tasks:
             examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
-            texts = [text_of(example, "inputs", vocabulary) for example in examples]
+            texts = [text_of(example, "inputs", vocabulary).removeprefix(prefix_of(part)) for example in examples]
             # A task's metric classes may need ids; a copied text has none.
             metrics = [metric for metric in part.metric_objs if isinstance(metric, PassthroughLegacyMetric)]
             found[part.name] = figures_of(part, metrics, examples, {PREDICTION: texts})

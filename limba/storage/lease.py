@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from limba.config import InputError, RestartError, StorageError
-from limba.config.errors import reason_of
+from limba.config.errors import is_out_of_memory, reason_of
 from limba.storage.places import Place, Seen, TakenError, place_at
 
 FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
@@ -115,6 +115,8 @@ class Lease:
             raise
         except Exception as error:  # a bucket's client has errors of its own
             self._close()
+            if is_out_of_memory(error):
+                raise
             kind = InputError if isinstance(error, NotADirectoryError | FileExistsError) else StorageError
             raise kind(
                 f"{self._path} cannot be written ({reason_of(error)}); check the path, the permissions and the space."

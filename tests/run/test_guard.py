@@ -168,7 +168,8 @@ def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limba.config.optimizer.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
     config = config_of(tmp_path / "run", poisoned, "rewind")
     config = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=50)

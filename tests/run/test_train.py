@@ -243,7 +243,8 @@ def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path)
         train(changed(on, model_dir=str(tmp_path / "new"), initial_checkpoint_path=str(tmp_path)))
 
 
-def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig) -> None:
+def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limba.config.optimizer.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
     config = changed(config, optimizer=OptimizerConfig(schedule=schedule), log_every_steps=10)
     with pytest.raises(NonFiniteError, match=r"Step 1 gave loss 7\..*update norm inf.*nothing was saved") as caught:

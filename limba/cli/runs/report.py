@@ -12,7 +12,6 @@ from limba.cli.arguments import Parser
 from limba.cli.program import names_said
 from limba.cli.use.model import NAMES, add_gin_flags, run_of_gin_files, upgrade_once
 from limba.config import InputError, RunConfig, environment, plain
-from limba.config.errors import reason_of
 
 if TYPE_CHECKING:
     from etils import epath
@@ -155,17 +154,13 @@ def _check_output(output: str | None) -> None:
 def _print(each: Run, output: str | None, is_only: bool) -> None:
     """Prints a run's summary, and draws its loss into its directory, or beside the page where that is named."""
     from limba.evaluation import summary
+    from limba.evaluation.page.history import figures_read
 
     if not len(each.train):
         print(f"run                 {each.directory}: no figures yet\n")
         return
-    try:
+    with figures_read(str(each.directory)):
         text = summary.summary(each.config, each.history)
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InputError(
-            f"{each.directory}/metrics.jsonl has a record that no run writes ({type(error).__name__}:"
-            f" {reason_of(error)}); restore it from a copy."
-        ) from error
     if not is_only:
         print(f"run                 {each.directory}")
     print(text)

@@ -39,12 +39,14 @@ def run(argv: Sequence[str]) -> None:
     if not given.seconds >= 1:
         raise InputError(f"--seconds is {given.seconds:g}; give 1 or more.")
     with environment.quiet_imports():
+        from limba.evaluation.page.history import figures_read
         from limba.evaluation.status import Status
         from limba.storage.files import resolved
 
     status = Status(resolved(given.model))
     while True:
-        lines = status.lines()
+        with figures_read(str(given.model)):
+            lines = status.lines()
         lines += _of_this_machine(status.owner, "://" not in str(given.model))
         if given.watch and sys.stdout.isatty():
             print("\x1b[2J\x1b[H", end="")  # an empty screen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from array import array
 from bisect import bisect_left
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from limba.config import InputError
+from limba.config.errors import reason_of
 from limba.storage import growing
 from limba.training.metrics.records import METRICS, files_of
 
@@ -176,6 +179,20 @@ class History:
     def start(self) -> Mapping[str, Any]:
         """The facts of the newest start; nothing of a run of an earlier version."""
         return next((note for note in reversed(self.notes) if "environment" in note), {})
+
+
+@contextlib.contextmanager
+def figures_read(directory: str) -> Iterator[None]:
+    """Raises InputError, inside, for a figure that each record of a run has, and that is missing or no number."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        raise InputError(
+            f"{directory}/{METRICS} has a record that no run writes ({type(error).__name__}: {reason_of(error)});"
+            " restore it from a copy."
+        ) from error
 
 
 def _is_whole(line: bytes) -> bool:
