@@ -81,7 +81,7 @@ def reason_of(error: BaseException, limit: int = 200) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent.
 
-    >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(OSError(12, "no memory"))
     (True, True)
     """
     if isinstance(error, OSError):

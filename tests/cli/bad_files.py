@@ -31,6 +31,10 @@ GIN_FILES = {
     b"hello world\n": "not gin",
     b"include 'gin/models/t5_1_1/huge.gin'\n": "huge.gin, which does not exist",
     b"include 'mine.gin'\n": "which includes itself",
+    b"CORPUS = " + b"[" * 50_000 + b"]" * 50_000: "mine.gin is not gin: brackets are nested too deeply",
+    b"include 'bomb0.gin'\n": "are 101 with",
+    b"include 'chain0.gin'\n": "are 101 with",
+    b"".join(b"A%d = 1\n" % n for n in range(1_000_000)): "at most 100 with 2,000,000 are read: remove includes.",
     b"include '.'\n": "does not exist",
     b"from tasks import nothing_like_it\n": "tasks.nothing_like_it, which does not exist",
     b"import no_such_module_anywhere\n": "no_such_module_anywhere, which does not exist",
@@ -50,8 +54,16 @@ GIN_FILES = {
 
 
 def gin_cases() -> list[Case]:
-    broken = {"tasks/broken.py": b"import limba\n\nnot_a_name\n"}
-    return [Case(tuple(shlex.split(PRETRAIN)), says, {"mine.gin": text, **broken}) for text, says in GIN_FILES.items()]
+    files = {"tasks/broken.py": b"import limba\n\nnot_a_name\n"}
+    files |= {f"bomb{n}.gin": b"include 'bomb%d.gin'\n" % (n + 1) * 2 for n in range(30)}  # 2^30 in all
+    files |= {f"chain{n}.gin": b"include 'chain%d.gin'\n" % (n + 1) for n in range(120)}
+    files |= {"bomb30.gin": b"", "chain120.gin": b""}
+    cases = []
+    for text, says in GIN_FILES.items():
+        needed = {name: data for name, data in files.items() if name[:4].encode() in text}
+        needed |= {"tasks/broken.py": files["tasks/broken.py"]}
+        cases.append(Case(tuple(shlex.split(PRETRAIN)), says, {"mine.gin": text, **needed}))
+    return cases
 
 
 def parquet(values: list, name: str = "text", kind: pa.DataType | None = None) -> bytes:

@@ -35,7 +35,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return " ".join(self.argv)[-70:] + " | " + ",".join(self.files)
+        return " ".join(self.argv)[-70:] + " | " + ",".join(self.files)[:40]
 
 
 # --gin.NAME=VALUE of a T5's run -> what is said.
@@ -140,7 +140,7 @@ SETTINGS = {
     "config.DataConfig.num_epochs=0": "DataConfig.num_epochs is 0",
     "config.DataConfig.mixture_temperature=0.5": "DataConfig.mixture_temperature is 0.5; give 1 (by size) or more",
     "config.DataConfig.noise_density=0": "DataConfig.noise_density is 0",
-    "config.DataConfig.noise_density=1e-9": "is 1e-09 and DataConfig.mean_noise_span_length None; give a share from 0.0",
+    "config.DataConfig.noise_density=1e-9": "is 1e-09 and DataConfig.mean_noise_span_length None; give a share",
     "config.DataConfig.noise_density=1": "DataConfig.noise_density is 1",
     "config.DataConfig.mean_noise_span_length=0.5": "a mean of 1 or more",
     "config.DataConfig.mean_noise_span_length=1e999": "is inf; give a finite number",

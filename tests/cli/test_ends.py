@@ -36,6 +36,9 @@ ENDS = [
     (system_error(errno.EROFS, "/run/loss.png"), 74, "/run/loss.png cannot be written (Read-only file system)"),
     (system_error(errno.EACCES, "/run/a"), 74, "/run/a cannot be written (Permission denied)"),
     (system_error(errno.ENOTDIR, "/run/a"), 2, "/run/a cannot be used (Not a directory); check the path."),
+    (MemoryError(), 2, "The memory does not suffice (MemoryError); give a smaller batch or model."),
+    (RuntimeError("can't start new thread"), 2, "The memory does not suffice (can't start new thread)"),
+    (system_error(errno.ENOMEM, "/run/a"), 2, "The memory does not suffice (Cannot allocate memory)"),
     (system_error(errno.ENAMETOOLONG, "a" * 9), 2, "aaaaaaaaa cannot be used (File name too long)"),
 ]
 
@@ -79,6 +82,27 @@ def test_a_full_disk_is_said() -> None:
     assert said.splitlines() == [
         "A file cannot be written (No space left on device); make room, or name a place that can."
     ]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("command", "status"), [("--help", 0), ("train nothing-here.gin", 2)])
+def test_streams_that_are_closed_are_no_fault(command: str, status: int, closed: str) -> None:
+    """As some daemons start their programs."""
+    done = subprocess.run(
+        ["bash", "-c", f"exec {sys.executable} -m limba {command} {closed}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == status
+    assert len(done.stderr.splitlines()) == (status == 2 and "2>&-" not in closed)
+
+
+@pytest.mark.slow
+def test_a_run_without_streams_trains_and_saves(tmp_path: Path, corpus: Path) -> None:
+    flags = f"CORPUS={corpus} MODEL_DIR={tmp_path}/run VOCABULARY=byte VOCAB_SIZE=384 BATCH_SIZE=8 TRAIN_STEPS=1"
+    gin = " ".join(f"--gin.{each}" for each in [*flags.split(), "config.ModelConfig.emb_dim=16"])
+    command = f"exec {sys.executable} -m limba train gin/demo.gin {gin} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=600).returncode == 0
+    assert (tmp_path / "run" / "checkpoints" / "1" / "manifest.json").is_file()
 
 
 def test_ctrl_c_of_a_command_that_waits_is_one_line() -> None:

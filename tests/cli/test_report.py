@@ -358,3 +358,28 @@ def test_a_million_steps_open_in_two_seconds(tmp_path: Path) -> None:
         elapsed = page.evaluate("performance.now()") / 1000
     print(f"{figures['TaskDuration']:.2f} s of the page's own time, {elapsed:.2f} s by the clock")
     assert 0.05 < figures["TaskDuration"] < 2.0 and not errors
+
+
+KEYS = [(make(1)["kind"], key) for make in (train_record, validation_record) for key in make(1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [pytest.param(*each, marks=[] if each[1] == "seconds_per_step" else [pytest.mark.slow]) for each in KEYS],
+)
+@pytest.mark.parametrize("value", [None, "x"])
+def test_records_that_lack_a_figure_get_a_sentence_or_a_report(
+    kind: str, key: str, value: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recorded(tmp_path)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["kind"] == kind and record.pop(key, None) is not None and value is not None:
+            record[key] = value
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for command in ("report", "status"):
+        status = main.main([command, str(run)])
+        said = capsys.readouterr().err.splitlines()
+        assert (status, len(said)) in ((0, 0), (2, 1)), said
+        if key == "seconds_per_step" and kind == "train":
+            assert status == 2 and "metrics.jsonl has a record that no run writes" in said[0]

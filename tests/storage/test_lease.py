@@ -242,6 +242,15 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             pass
 
 
+def test_memory_that_runs_out_is_not_the_storage_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says it where the memory has no room for its stack
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"), held(str(tmp_path), "trains in"):
+        pass
+
+
 def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LIMIT_SECONDS", 0.1)
     monkeypatch.setattr(places.LocalPlace, "look", lambda self: time.sleep(1))
