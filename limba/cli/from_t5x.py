@@ -66,5 +66,5 @@ def _vocabulary(source: Source, where: str) -> VocabularyName | None:
     used = {binding.value.name for binding in source.bindings if isinstance(binding.value, Reference)}
     if any(name.rpartition(".")[2] == "ByteVocabulary" for name in used):
         extra_ids = _fields(source, "ByteVocabulary").get("extra_ids")
-        return VocabularyName("byte", extra_ids if isinstance(extra_ids, int) else None, where)
+        return VocabularyName("byte", extra_ids if isinstance(extra_ids, int) else 0, where)
     return None

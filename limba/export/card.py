@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from limba.config import CardConfig, RunConfig
 from limba.data.sources.hub import hub_name
 from limba.evaluation.report import plot_loss
-from limba.formats import decoder_only
+from limba.formats import byt5, decoder_only
 from limba.formats.huggingface import head_scale
 from limba.inference.source import Source
 from limba.training.metrics.logging import read_metrics
@@ -31,6 +33,11 @@ UMT5 = {
 DEEP_DECODER_IN_4 = (
     "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
     " `use_cache=False` to `generate` there. 5 needs nothing."
+)
+
+BYTE_SENTINELS = (
+    "As in Google's ByT5, the sentinels are the ids 258, 257, …, 248, of bytes that no text has. The tokenizer of this"
+    " folder writes `<extra_id_0>` as 258; Google's own writes 259, a row of the embedding that was never trained."
 )
 
 
@@ -55,6 +62,7 @@ def write_card(
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
         _usage(source, formats, dtype, transformers),
+        BYTE_SENTINELS if byt5.extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
     if about.licence is None:

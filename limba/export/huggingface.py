@@ -37,7 +37,7 @@ class Choices:
     formats: tuple[str, ...] = FORMATS
     dtype: str = "float32"
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', 'none', or None: the run's own
-    extra_ids: int = 100
+    extra_ids: int | None = None  # above the pieces of `vocabulary`; None: as `open_vocabulary` chooses
     checks: bool = True
     card: CardConfig = dataclasses.field(default_factory=CardConfig)  # what it leaves out is as in the run's own
     dropout: float = 0.1  # of config.json, for those who fine-tune; pretraining mostly has none
@@ -132,8 +132,9 @@ def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Any
         print("No tokenizer files are written, as requested.", flush=True)
         return None
     given = None if choices.vocabulary is None else VocabularyName(choices.vocabulary, choices.extra_ids)
-    if given is None and source.kind == T5X and source.vocabulary is not None and not source.vocabulary.extra_ids:
-        source = dataclasses.replace(source, vocabulary=source.vocabulary._replace(extra_ids=choices.extra_ids))
+    own = source.vocabulary
+    if given is None and source.kind == T5X and own is not None and own.path != "byte" and not own.extra_ids:
+        source = dataclasses.replace(source, vocabulary=own._replace(extra_ids=choices.extra_ids))
     found = open_vocabulary(source, given)
     if found is None:
         print("No vocabulary is known, so no tokenizer files are written; give a vocabulary to write them.", flush=True)

@@ -19,6 +19,7 @@ import tensorstore as ts
 
 from limba.config import InputError, ModelConfig
 from limba.formats import decoder_only
+from limba.formats.byt5 import LAST_BYTE
 from limba.formats.huggingface import FILE_BYTES, HEAD, HEAD_SCALE, Row, flax_name, rows
 from limba.formats.names import unflatten
 from limba.formats.t5x import ARRAY_EXTENSION
@@ -300,14 +301,16 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
 
     With `starts`, for a language model, texts begin with the start id 0 and have no end. `vocabulary` is the path of a
     SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
-    ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out.
+    ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
+    extra ids they are those of bytes that no text has, 258 to 248.
     """
     # These import TensorFlow, which the weights do not need.
-    from limba.data.vocabulary.load import SENTINEL, load_vocabulary
+    from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
 
     if vocabulary == "byte":
-        sentinels = {f"<extra_id_{i}>": 258 + extra_ids - i for i in range(extra_ids)}
+        count = extra_ids or (0 if starts else BYTE_SENTINELS)
+        sentinels = {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
         about = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
         if starts:  # ByT5Tokenizer ends texts and cannot begin them

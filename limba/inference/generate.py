@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from limba.config import GenerationConfig, InputError
-from limba.data.vocabulary.load import num_sentinels, sentinel_ids
+from limba.data.vocabulary.load import decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
@@ -222,7 +222,7 @@ class Writer:
         ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
         kept = [token for token in ids if token > 0]
         shown = read[1:].tolist() if self._continues and self._with_prompt else []
-        return self._vocabulary.decode([*shown, *kept])
+        return decoded(self._vocabulary, [*shown, *kept])
 
 
 def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
@@ -265,14 +265,10 @@ def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = T
 
     <extra_id_0> and so on become sentinels. Raises InputError for one that the vocabulary lacks.
     """
-    sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    sentinels = sentinel_ids(vocabulary, 1 + max(map(int, SENTINEL.findall(text)), default=-1))
     ids: list[int] = []
     for place, part in enumerate(SENTINEL.split(text)):  # odd parts are the numbers of the regular expression's group
         if place % 2:
-            if int(part) >= len(sentinels):
-                raise InputError(
-                    f"A text holds <extra_id_{part}>, and the vocabulary has {len(sentinels)} sentinels; take it out."
-                )
             ids.append(sentinels[int(part)])
         elif part.strip():
             ids += vocabulary.encode(part)

@@ -17,7 +17,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig, RunConfig, plain
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
-from limba.formats import hub, huggingface, limba_checkpoint, t5x
+from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
 from limba.formats.t5x_config import network_of
 from limba.inference import imports
@@ -28,7 +28,6 @@ from limba.training.checkpoints.initial import unscanned
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
 OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
-BYTE_SENTINELS = 125  # of the published ByT5
 OTHER_NETWORK = "give the model's own configuration"
 
 
@@ -36,7 +35,7 @@ class VocabularyName(NamedTuple):
     """The name of a vocabulary in a configuration; it is not opened yet."""
 
     path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
-    extra_ids: int | None = None  # sentinels above the pieces; None: 100, and 0 for a language model
+    extra_ids: int | None = None  # sentinels above the pieces; None: see `_default_extra_ids`
     place: str = ""  # the file that names it
 
 
@@ -274,7 +273,7 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
     if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", BYTE_SENTINELS if extra_ids is None else extra_ids, str(directory))
+        return VocabularyName("byte", byt5.extra_ids_of(about), str(directory))
     return None
 
 
@@ -285,11 +284,10 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     than the network has rows.
     """
     with quiet_imports():
-        from limba.data.vocabulary.load import NUM_SENTINELS, check_vocabulary, load_vocabulary
-    default = 0 if source.model.is_decoder_only else NUM_SENTINELS
+        from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
     name = given or source.vocabulary
     if name is not None:
-        extra_ids = default if name.extra_ids is None else name.extra_ids
+        extra_ids = _default_extra_ids(source, name.path) if name.extra_ids is None else name.extra_ids
         try:
             loaded = load_vocabulary(name.path, extra_ids)
         except InputError as error:
@@ -308,6 +306,19 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         return None
     check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
     return name, loaded
+
+
+def _default_extra_ids(source: Source, path: str) -> int:
+    """Returns the extra ids of a vocabulary that is given without them: 100, and 0 for a language model.
+
+    Bytes have as many as the source names for its own bytes, else none, as in the published ByT5.
+    """
+    from limba.data.vocabulary.load import NUM_SENTINELS
+
+    own = source.vocabulary
+    if path == "byte" and own is not None and own.path == path and own.extra_ids is not None:
+        return own.extra_ids
+    return 0 if source.model.is_decoder_only or path == "byte" else NUM_SENTINELS
 
 
 def task_of(source: Source) -> Any:

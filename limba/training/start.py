@@ -13,7 +13,7 @@ from limba.config.secrets import without_credentials
 from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
 from limba.data.objectives import derive_lengths
 from limba.data.tasks import Provider, check_sources, needs_sentinels, pinned_for_run, resolve_task
-from limba.data.vocabulary.load import check_vocabulary
+from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
@@ -43,7 +43,9 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
     if config.initial_checkpoint_path:
         with together(HOURS_WAITED * 3600):  # a model of the hub is downloaded here
             if not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
-                check_initial(config.initial_checkpoint_path)
+                vocabulary = task.output_features["targets"].vocabulary
+                learns_gaps = needs_sentinels(task) and not config.model.is_decoder_only
+                check_initial(config.initial_checkpoint_path, byte_extra_ids(vocabulary) if learns_gaps else None)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
 

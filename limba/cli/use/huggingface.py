@@ -41,7 +41,7 @@ def add_export_flags(parser: Parser) -> None:
         help="network that replaces the run's configuration; give --vocabulary too",
     )
     parser.add_argument("--vocabulary", help="vocabulary that replaces the run's: a SentencePiece model, byte, or none")
-    parser.add_argument("--extra_ids", type=int, default=100, help="number of sentinels to add to --vocabulary")
+    parser.add_argument("--extra_ids", type=int, help="number of sentinels to add to --vocabulary")
     model.add_import_flag(parser)
     parser.add_argument("--no-check", action="store_true", help="skip the proof")
     parser.add_argument("--licence", help="licence for the model card, by the hub's name: apache-2.0")
@@ -71,7 +71,7 @@ def export(given: argparse.Namespace) -> None:
         raise InputError(f"--formats is {given.formats}; give pytorch, flax, or pytorch,flax.")
     if given.dtype not in ("float32", "bfloat16"):
         raise InputError(f"--dtype is {given.dtype}; give float32 or bfloat16.")
-    if given.extra_ids < 0:
+    if given.extra_ids is not None and given.extra_ids < 0:
         raise InputError(f"--extra_ids is {given.extra_ids}; give a number of sentinels, 0 or more.")
     if not 0 <= given.dropout < 1:
         raise InputError(f"--dropout is {given.dropout}; give a share from 0 to below 1.")

@@ -142,6 +142,7 @@ def span_corruption(
         spans,
         f"Span corruption of {sequence_length['inputs']} inputs",
         "shorter inputs, or a longer mean span",
+        may_be_bytes=True,
     )
     widths = (raw - noise + spans + append_eos, noise + spans + append_eos)
     rows_of = functools.partial(

@@ -14,7 +14,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.vocabulary.load import num_sentinels
+from limba.data.vocabulary.load import has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
 
 Features = Mapping[str, seqio.Feature]
 Rows = dict[str, tf.Tensor]
@@ -107,10 +107,17 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
         )
 
 
-def require_sentinels(vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str) -> None:
-    """Raises InputError if the vocabulary has too few sentinels for `what`."""
+def require_sentinels(
+    vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str, may_be_bytes: bool = False
+) -> None:
+    """Raises InputError if the vocabulary has too few sentinels for `what`.
+
+    With `may_be_bytes`, bytes without extra ids then give the ids of real text, as in T5X: a warning.
+    """
     available = num_sentinels(vocabulary)
-    if needed > available:
+    if may_be_bytes and has_byte_sentinels(vocabulary):
+        warn_of_byte_sentinels(needed, what)
+    elif needed > available:
         raise InputError(
             f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"
             f" or take {otherwise}."

@@ -10,6 +10,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from limba.data.objectives.spans import num_noise
 from limba.data.t5_names.chunks import (
     Features,
     concatenate_and_split_to_fixed_length,
@@ -43,6 +44,7 @@ from limba.data.t5_names.denoising import (
     sentinel_id,
     single_example_denoise,
 )
+from limba.data.vocabulary.load import has_byte_sentinels, warn_of_byte_sentinels
 
 rekey = seqio.preprocessors.rekey
 tokenize = seqio.preprocessors.tokenize
@@ -181,6 +183,9 @@ def span_corruption(
         raise ValueError(f"Span corruption of {inputs_length} inputs makes {targets_length} targets; {given} is less.")
     if merge_examples_to_reduce_padding and passthrough_feature_keys:
         raise ValueError("merge_examples_to_reduce_padding joins documents, and cannot pass features through.")
+    if has_byte_sentinels(output_features["targets"].vocabulary):
+        _, spans = num_noise(raw, noise_density, mean_noise_span_length)
+        warn_of_byte_sentinels(spans, f"Span corruption of {inputs_length} inputs")
     passed: Any = {"passthrough_feature_keys": passthrough_feature_keys}
     dataset = select_random_chunk(dataset, output_features, LONGEST, **passed)
     if merge_examples_to_reduce_padding:

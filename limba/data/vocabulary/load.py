@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 NUM_SENTINELS = 100
 ROWS_MULTIPLE = 128
+BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
+MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
 SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
@@ -128,9 +131,17 @@ def fitting_rows(vocabulary: seqio.Vocabulary) -> int:
 
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
-    """Returns the number of sentinels, the vocabulary's last ids in T5's order: <extra_id_0> is the very last."""
+    """Returns the number of sentinels, the vocabulary's last ids in T5's order: <extra_id_0> is the very last.
+
+    Bytes without extra ids have those that are in no text: 258, 257, …, 248, as T5X trains ByT5.
+
+    >>> num_sentinels(seqio.ByteVocabulary()), num_sentinels(seqio.ByteVocabulary(extra_ids=125))
+    (11, 125)
+    """
     if isinstance(vocabulary, TokenizersVocabulary):
         return vocabulary.num_sentinels
+    if has_byte_sentinels(vocabulary):
+        return BYTE_SENTINELS
     if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
         return vocabulary.extra_ids
     pieces, count = vocabulary.tokenizer, 0
@@ -142,12 +153,59 @@ def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
     return count
 
 
+def byte_extra_ids(vocabulary: seqio.Vocabulary) -> int | None:
+    """Returns the extra ids of a vocabulary of bytes; None for other vocabularies."""
+    return vocabulary.extra_ids if isinstance(vocabulary, seqio.ByteVocabulary) else None
+
+
+def has_byte_sentinels(vocabulary: seqio.Vocabulary) -> bool:
+    """Returns whether the sentinels are ids of bytes, as in the published ByT5 and in seqio's ByteVocabulary()."""
+    return byte_extra_ids(vocabulary) == 0
+
+
+@functools.cache
+def warn_of_byte_sentinels(
+    count: int,
+    what: str,
+    advice: str = "take a longer mean span (ByT5: 20), or, from scratch, DataConfig.extra_ids 125",
+) -> None:
+    """Logs once that an example with `count` sentinels, in a vocabulary of bytes without extra ids, needs real bytes.
+
+    Nothing is logged for as many as no text has.
+    """
+    if count > BYTE_SENTINELS:
+        logger.warning(
+            "%s has %d sentinels in an example, and only %d bytes are in no text: the ids from %d down to %d are also"
+            " those of real text; %s.",
+            what, count, BYTE_SENTINELS, 258 - BYTE_SENTINELS, 259 - count, advice,
+        )  # fmt: skip
+
+
+def decoded(vocabulary: seqio.Vocabulary, ids: Sequence[int]) -> str:
+    """Returns the text of ids, in which sentinels are <extra_id_0> and so on; seqio's bytes would leave them out.
+
+    >>> decoded(seqio.ByteVocabulary(), [258, 100, 257])
+    '<extra_id_0>a<extra_id_1>'
+    """
+    if not isinstance(vocabulary, seqio.ByteVocabulary):
+        return vocabulary.decode(ids)
+    top, text = vocabulary.vocab_size - 1, ""
+    for is_text, group in itertools.groupby(ids, lambda number: number <= top - num_sentinels(vocabulary)):
+        run = list(group)
+        text += vocabulary.decode(run) if is_text else "".join(f"<extra_id_{top - number}>" for number in run)
+    return text
+
+
 def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, …; InputError if there are fewer than `count`."""
     available = num_sentinels(vocabulary)
+    if has_byte_sentinels(vocabulary):
+        warn_of_byte_sentinels(count, "A text", "give shorter texts")
+        available = MOST_BYTE_SENTINELS
     if count > available:
         raise InputError(
-            f"The vocabulary has {available} sentinels and {count} are needed; set DataConfig.extra_ids higher."
+            f"A text holds <extra_id_{count - 1}>, and the vocabulary has {available} sentinels; take it out, or set"
+            " DataConfig.extra_ids higher."
         )
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
 
@@ -218,7 +276,8 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
     found = [b""] * num_rows
     if isinstance(vocabulary, seqio.ByteVocabulary):
         first = first_byte(vocabulary)
-        found[first : first + 256] = [bytes([value]) for value in range(256)]
+        count = 256 - BYTE_SENTINELS * has_byte_sentinels(vocabulary)
+        found[first : first + count] = [bytes([value]) for value in range(count)]
         return found
     if isinstance(vocabulary, TokenizersVocabulary):
         known = vocabulary.piece_bytes()[:num_rows]

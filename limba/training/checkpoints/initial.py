@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.formats import hub, huggingface, limba_checkpoint, t5x
+from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
 from limba.sharding.tree import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
@@ -71,14 +71,37 @@ def load_initial(
     return _filled(fresh, abstract, stored, {name: name for name in stored}, path)
 
 
-def check_initial(path: str) -> None:
-    """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path."""
+def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
+    """Raises InputError, before anything is compiled, if `load_initial` would find no checkpoint at the path.
+
+    With `byte_extra_ids`, for a run over bytes whose objective has sentinels: also if the checkpoint was trained with
+    others, which this run would have to learn again.
+    """
     root = _root(path)
+    if byte_extra_ids is not None:
+        _check_sentinels(path, root, byte_extra_ids)
     found = t5x.checkpoints_of(root)
     if (t5x.is_t5x(root) and not limba_checkpoint.is_own(root)) or found:
         t5x.open_checkpoint(root if t5x.is_t5x(root) else found[max(found)])
     elif "://" in str(root) or not huggingface.is_huggingface(str(root)):
         limba_checkpoint_at(path)
+
+
+def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
+    own = byt5.extra_ids_at(root, extra_ids)
+    if own is None:
+        logger.warning(
+            "%s does not tell which sentinels it was trained with; those of this run count down from %d, and those of"
+            " ByT5 as published from %d, which DataConfig.extra_ids 0 gives.",
+            path, byt5.LAST_BYTE + extra_ids, byt5.LAST_BYTE,
+        )  # fmt: skip
+    elif own != extra_ids:
+        raise ConfigError(
+            "DataConfig.extra_ids",
+            f"is {extra_ids}, whose sentinels are the ids {byt5.LAST_BYTE + extra_ids},"
+            f" {byt5.LAST_BYTE + extra_ids - 1}, …, and {path} has learned {byt5.LAST_BYTE + own},"
+            f" {byt5.LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
+        )
 
 
 def _root(path: str) -> epath.Path:
