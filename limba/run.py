@@ -141,7 +141,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         ends = (plan.planned.train_steps, writes, config.data.num_epochs)
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
-                write_config(config, gin_text)
+                write_config(config, gin_text, [stage.task for stage in plan.stages])
                 for sentence in validation.truncation(task, lengths, config.data):
                     metrics.say(sentence)
             sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)

@@ -24,7 +24,8 @@ from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.positions import PositionError
 from limba.data.streams import TrainStream
 from limba.data.t5_names import finder
-from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task
+from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task, vocabularies_of
+from limba.data.vocabulary.files import directory_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Recipe(NamedTuple):
     shards: tuple[int, ...]
     num_processes: int
     deal: Deal = WHOLE_UNITS
+    directory: str | None = None  # of the run whose copies of the vocabularies are read
 
 
 class ReaderProcesses:
@@ -203,7 +205,10 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
-    return ReaderProcesses(Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal))
+    directory = next(filter(None, map(directory_of, vocabularies_of(task))), None)
+    return ReaderProcesses(
+        Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, directory)
+    )
 
 
 def serve(file_descriptor: int) -> None:
@@ -233,7 +238,7 @@ def _open(recipe: Recipe) -> TrainStream:
     finder.install()  # as the command that started this process did
     for module in recipe.config.task_modules:
         importlib.import_module(module)
-    task = pinned(resolve_task(recipe.config), recipe.revisions)
+    task = pinned(resolve_task(recipe.config, recipe.directory), recipe.revisions)
     return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes, recipe.deal)
 
 

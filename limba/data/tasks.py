@@ -22,22 +22,25 @@ from limba.data.sources.hub import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Column, UnitSource
 from limba.data.t5_names.foreign import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
-from limba.data.vocabulary.load import load_vocabulary, of_any_address
+from limba.data.vocabulary.files import place_of
+from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
 Provider = seqio.Task | seqio.Mixture
 
 
-def resolve_task(config: DataConfig) -> Provider:
+def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     """Returns the registered task or mixture with the replacements of the config.
+
+    Vocabularies are read from the copies in a run's `directory`, where that has them.
 
     Raises ConfigError for a name that is not registered, and for `data_files` with a mixture, which has one corpus
     per task; InputError for a vocabulary that cannot be read.
     """
     name = config.mixture_or_task_name
     if name in seqio.TaskRegistry.names():
-        return _replaced(seqio.TaskRegistry.get(name), config)
+        return _replaced(seqio.TaskRegistry.get(name), config, directory)
     if name in seqio.MixtureRegistry.names():
         mixture = seqio.MixtureRegistry.get(name)
         # Tasks that read different columns may share a corpus, such as the two directions of a translation.
@@ -49,7 +52,7 @@ def resolve_task(config: DataConfig) -> Provider:
                 " leave DataConfig.data_files out.",
             )
         # The rates are read here, because the mixture does not know the replaced tasks.
-        replaced = {task.name: _replaced(task, config) for task in mixture.tasks}
+        replaced = {task.name: _replaced(task, config, directory) for task in mixture.tasks}
         if config.mixture_temperature is None:
             parts = [(replaced[task.name], _own_rate(mixture, task)) for task in mixture.tasks]
         else:
@@ -72,11 +75,12 @@ def resolve_task(config: DataConfig) -> Provider:
     )
 
 
-def _replaced(task: seqio.Task, config: DataConfig) -> seqio.Task:
+def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> seqio.Task:
     form = resumable_form(task)
-    given = None if config.vocabulary is None else load_vocabulary(config.vocabulary, config.extra_ids)
+    path = config.vocabulary and place_of(config.vocabulary, directory)
+    given = None if path is None else load_vocabulary(path, config.extra_ids)
     features = {
-        name: dataclasses.replace(feature, vocabulary=given or of_any_address(feature.vocabulary))
+        name: dataclasses.replace(feature, vocabulary=given or of_run(feature.vocabulary, directory))
         for name, feature in task.output_features.items()
     }
     if any(feature.vocabulary is not task.output_features[name].vocabulary for name, feature in features.items()):
@@ -267,6 +271,11 @@ def hub_datasets(task: Provider) -> tuple[str, ...]:
     """Returns the names of the hub's data sets that a task reads."""
     sources = (part.source for part in parts_of(task))
     return tuple(dict.fromkeys(source.path for source in sources if isinstance(source, HubSource)))
+
+
+def vocabularies_of(task: Provider) -> list[seqio.Vocabulary]:
+    """Returns the vocabulary of each feature of each task."""
+    return [feature.vocabulary for part in parts_of(task) for feature in part.output_features.values()]
 
 
 def parts_of(task: Provider) -> list[seqio.Task]:

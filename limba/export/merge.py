@@ -22,6 +22,7 @@ from limba.config import InputError, ModelConfig, StorageError, plain
 from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.config.waiting import waiting
+from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.formats.t5x import orbax_leaves
 from limba.inference.progress import Progress
@@ -216,7 +217,7 @@ def _is_there(directory: epath.Path, record: Mapping[str, Any]) -> bool:
             same = False
     if same and limba_checkpoint.checkpoints_of(directory):
         return True
-    if not same or names - set(IGNORED):
+    if not same or names - {*IGNORED, *copies_in(directory)}:
         raise InputError(f"{directory} is not empty, and nothing is overwritten; name a new directory.")
     return False  # a merge that was interrupted
 
@@ -266,7 +267,7 @@ def _written(
 ) -> str:
     newest, step = parts[-1], parts[-1].step
     write_whole(directory / FILE, json.dumps(record, indent=1) + "\n")
-    for name in COPIED:
+    for name in (*COPIED, *copies_in(newest.source.directory)):
         if (newest.source.directory / name).exists():
             write_whole(directory / name, (newest.source.directory / name).read_bytes())
     config = newest.source.run or newest.source.model

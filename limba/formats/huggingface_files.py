@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import fsspec
 import msgpack
 import numpy as np
 import tensorstore as ts
@@ -290,12 +289,6 @@ def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryvi
                 gaps.pop(0)
 
 
-def _bytes_of(path: str) -> bytes:
-    opened: Any = fsspec.open(path, "rb")
-    with opened as file:
-        return file.read()
-
-
 def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
     """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
 
@@ -305,6 +298,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     extra ids they are those of bytes that no text has, 258 to 248.
     """
     # These import TensorFlow, which the weights do not need.
+    from limba.data.vocabulary.files import content as content_of
     from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, load_vocabulary
     from limba.data.vocabulary.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
 
@@ -319,7 +313,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         ids = (0, 1, 2)
     elif vocabulary.endswith(".json"):
         read: Any = load_vocabulary(vocabulary)
-        content = json.loads(_bytes_of(vocabulary))
+        content = json.loads(content_of(vocabulary))
         names = [read.tokenizer.id_to_token(number) for number in (0, read.eos_id)]
         content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
         text = json.dumps(content, ensure_ascii=False)
@@ -334,7 +328,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         ids = (0, read.eos_id, read.unk_id)
         text = tokenizer_json(vocabulary, extra_ids, starts)
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-        (directory / "spiece.model").write_bytes(_bytes_of(vocabulary))
+        (directory / "spiece.model").write_bytes(content_of(vocabulary))
         special = {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"]}
         sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
         about = {"tokenizer_class": "PreTrainedTokenizerFast"}

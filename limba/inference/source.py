@@ -284,10 +284,12 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     than the network has rows.
     """
     with quiet_imports():
+        from limba.data.vocabulary.files import address_of, place_of
         from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
     name = given or source.vocabulary
     if name is not None:
         extra_ids = _default_extra_ids(source, name.path) if name.extra_ids is None else name.extra_ids
+        name = name if given is not None else name._replace(path=place_of(name.path, str(source.directory)))
         try:
             loaded = load_vocabulary(name.path, extra_ids)
         except InputError as error:
@@ -300,8 +302,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         name = name._replace(extra_ids=extra_ids)
     elif source.run is not None:
         loaded = task_of(source).output_features["targets"].vocabulary
-        path = getattr(loaded, "sentencepiece_model_file", getattr(loaded, "path", "byte"))
-        name = VocabularyName(path, loaded.extra_ids, str(source.directory))
+        name = VocabularyName(address_of(loaded) or "byte", loaded.extra_ids, str(source.directory))
     else:
         return None
     check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
@@ -341,7 +342,7 @@ def task_of(source: Source) -> Any:
                     f"The module {module}, which registers the run's task {run.data.mixture_or_task_name}, is not found"
                     f" ({error}); start in the folder that holds your tasks, or add it to PYTHONPATH."
                 ) from error
-    return resolve_task(run.data)
+    return resolve_task(run.data, directory)
 
 
 def evaluated(model: ModelConfig) -> ModelConfig:

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
 # t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
+BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
 OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
 
 
@@ -100,6 +101,8 @@ def resumable_form(task: seqio.Task) -> str | None:
     path, config = about.get("path", "USER/NAME"), about.get("name")
     more = f", name={config!r}" if config else ""
     source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
+    if path in BUILDERS:  # no data set of the hub, but the form of files
+        source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
     is_spans = any(_name(step) == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 

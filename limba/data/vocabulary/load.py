@@ -17,15 +17,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import fsspec
 import numpy as np
 import seqio
 from seqio import vocabularies
 
 from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.data.vocabulary.files import address_of, content, place_of
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
-from limba.storage import reaching
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +62,25 @@ def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
 @functools.cache
 def _model_at(address: str, _: tuple[int, ...], *choices: Any) -> Any:
     with tempfile.NamedTemporaryFile(suffix=".model") as file:
-        file.write(_content(address))
+        file.write(content(address))
         file.flush()
         return vocabularies._load_model(file.name, *choices)
 
 
-def of_any_address(vocabulary: seqio.Vocabulary) -> seqio.Vocabulary:
-    """Returns seqio's vocabulary of an address as ours, which can read it; any other one as it is."""
-    if type(vocabulary) is not seqio.SentencePieceVocabulary or "://" not in vocabulary.sentencepiece_model_file:
+def of_run(vocabulary: seqio.Vocabulary, directory: str | None) -> seqio.Vocabulary:
+    """Returns a task's vocabulary as it is read: from the copy in a run's `directory` if there is one.
+
+    Of seqio's own at an address it is ours, which can read it.
+    """
+    address = address_of(vocabulary)
+    place = address and place_of(address, directory)
+    if isinstance(vocabulary, TokenizersVocabulary) and place != address:
+        return TokenizersVocabulary(str(place))
+    is_seqio = type(vocabulary) in (seqio.SentencePieceVocabulary, SentencePieceVocabulary)
+    if not is_seqio or (place == address and "://" not in str(address)):
         return vocabulary
     ours = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
-    ours.__setstate__(vocabulary.__getstate__())
+    ours.__setstate__({**vocabulary.__getstate__(), "_sentencepiece_model_file": place})
     return ours
 
 
@@ -105,7 +111,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
 
 def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
     """Raises InputError if the ids exceed the model's embedding rows, or needed sentinels are missing."""
-    where = getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", "'byte'"))
+    where = address_of(vocabulary) or "'byte'"
     if isinstance(vocabulary, seqio.SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
@@ -304,7 +310,7 @@ def parse_model(data: bytes) -> Any:
 
 def read_model(path: str) -> Any:
     """Returns the parsed SentencePiece model; InputError if it is missing, unreadable or another file."""
-    data = _content(path)
+    data = content(path)
     try:
         model = parse_model(data)
     except Exception:  # noqa: BLE001  protobuf's error is not public
@@ -312,23 +318,6 @@ def read_model(path: str) -> Any:
     if model is None or not len(model.pieces):
         raise InputError(f"The vocabulary {path} is not a SentencePiece model; give a .model file made by its trainer.")
     return model
-
-
-def _content(path: str) -> bytes:
-    """Returns a vocabulary's bytes; InputError if it is missing or unreadable."""
-    reaching.check(path)
-    try:
-        with fsspec.open(path, "rb") as file:
-            return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
-    except FileNotFoundError:
-        raise InputError(
-            f"The vocabulary {path} does not exist; set DataConfig.vocabulary to a SentencePiece model's path, or"
-            " 'byte'."
-        ) from None
-    except Exception as error:  # bucket libraries raise their own exceptions
-        raise InputError(
-            f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."
-        ) from error
 
 
 def _check_layout(vocabulary: seqio.SentencePieceVocabulary, path: str) -> None:

@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import fsspec
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config.errors import SentenceError, reason_of
+from limba.data.vocabulary.files import content
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
@@ -38,16 +38,10 @@ class TokenizersVocabulary(seqio.Vocabulary):
         import tokenizers
 
         try:
-            with fsspec.open(self.path, "rb") as file:
-                text = file.read().decode()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
-        except FileNotFoundError:
-            raise InputError(f"The vocabulary {self.path} does not exist; give the path of a tokenizer.json.") from None
-        except (OSError, ValueError, ImportError) as error:
-            raise InputError(
-                f"The vocabulary {self.path} cannot be read ({reason_of(error)}); check the path."
-            ) from error
-        try:
+            text = content(self.path).decode()
             tokenizer = tokenizers.Tokenizer.from_str(text)
+        except SentenceError:
+            raise
         except Exception as error:  # noqa: BLE001  the library has no error of its own
             raise InputError(
                 f"The vocabulary {self.path} is not a tokenizer.json ({reason_of(error)}); give the path of one."

@@ -12,6 +12,7 @@ import jax
 from etils import epath
 
 from limba.config import InputError, RunConfig, plain
+from limba.data.vocabulary.files import copies_in
 from limba.storage.files import read_text, write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.state import TrainState
@@ -50,7 +51,7 @@ class Best:
                 record["since"] = record.get("since", 0) + 1
             record["last_step"] = step
             if jax.process_index() == 0:
-                for file in (self._run / each for each in COPIED):
+                for file in (self._run / each for each in (*COPIED, *copies_in(self._run))):
                     if file.exists():
                         write_whole(self.directory / file.name, file.read_bytes())
                 write_whole(self._path, json.dumps(record, indent=1) + "\n")

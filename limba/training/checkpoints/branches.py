@@ -18,6 +18,7 @@ from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig, StorageError, plain
 from limba.config.secrets import without_credentials
+from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.failures import short_reason
@@ -196,7 +197,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
                 )
             limba_checkpoint.check_whole(there[branch.step], config.checkpoint.verify)
             write_whole(directory / FILE, json.dumps(asdict(branch), indent=1) + "\n")
-            for name in COPIED:
+            for name in (*COPIED, *copies_in(original)):
                 if (original / name).exists():
                     write_whole(directory / name, (original / name).read_bytes())
             for name, text in {plain.FILE: plain.to_text(config), **texts}.items():

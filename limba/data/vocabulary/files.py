@@ -1,0 +1,85 @@
+"""The bytes of vocabularies, wherever they are, and the copies of them that a run keeps in its directory.
+
+A copy's name follows from the address that the run, or its task, gives. So what is done with the run later finds the
+copy first, whatever has become of the address, and a directory that was moved or copied has its vocabularies with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import fsspec
+from etils import epath
+
+from limba.config import InputError
+from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
+from limba.storage import hub_names, reaching
+from limba.storage.files import write_whole
+
+_COPY = re.compile(r"vocabulary-[0-9a-f]{8}\.(?:model|json)")
+
+
+def content(path: str) -> bytes:
+    """Returns a vocabulary's bytes; InputError, and StorageError for a bucket, if they are missing or unreadable."""
+    reaching.check(path)
+    try:
+        if path.startswith("hf://"):
+            hub_names.check_hub()
+        with fsspec.open(path, "rb") as file:
+            return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
+    except FileNotFoundError:
+        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith((".model", ".json"))
+        advice = f"; of a model of the hub give hf://{path}/tokenizer.json" if is_id else ""
+        raise InputError(
+            f"The vocabulary {path} does not exist; set DataConfig.vocabulary to the path of a SentencePiece model or"
+            f" of a tokenizer.json, or to 'byte'{advice}."
+        ) from None
+    except Exception as error:  # libraries of buckets and of the hub raise their own exceptions
+        raise InputError(
+            f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."
+        ) from error
+
+
+def address_of(vocabulary: Any) -> str | None:
+    """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
+    return getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", None))
+
+
+def _name(address: str) -> str:
+    digest = hashlib.blake2b(without_credentials(address).encode(), digest_size=4).hexdigest()
+    return f"vocabulary-{digest}{'.json' if address.endswith('.json') else '.model'}"
+
+
+def place_of(address: str, directory: str | None) -> str:
+    """Returns the path of a run's copy of the vocabulary at an address; the address itself if it keeps none.
+
+    `directory` is the run's, or that of its best step; with None there are no copies.
+    """
+    run = None if directory is None else epath.Path(directory)
+    places = [] if run is None else [run / _name(address), run.parent / _name(address)]
+    return next((str(place) for place in places if place.exists()), address)
+
+
+def directory_of(vocabulary: Any) -> str | None:
+    """Returns the directory of the run whose copy a vocabulary is; None for another vocabulary."""
+    directory, name = os.path.split(address_of(vocabulary) or "")
+    return directory or "." if _COPY.fullmatch(name) else None
+
+
+def keep(vocabularies: Iterable[Any], directory: str) -> None:
+    """Writes a copy of each vocabulary's file into a run's directory, unless the file itself lies there."""
+    for address in dict.fromkeys(map(address_of, vocabularies)):
+        if address is not None and os.path.dirname(address) != directory.rstrip("/"):
+            copy, data = epath.Path(directory) / _name(address), content(address)
+            if not copy.exists() or copy.read_bytes() != data:
+                write_whole(copy, data)
+
+
+def copies_in(directory: epath.Path) -> list[str]:
+    """Returns the names of the copies in a run's directory."""
+    return [place.name for place in directory.glob("vocabulary-*") if _COPY.fullmatch(place.name)]
