@@ -20,7 +20,7 @@ from limba.formats import limba_checkpoint, t5x
 from limba.storage.files import read_text
 
 LAST_BYTE = 258  # the id of 0xFF
-NEVER_TRAINED = 1e-9  # of the other rows' squared gradients: Adafactor adds 1e-30 to a row's that has none
+NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
@@ -43,8 +43,7 @@ def extra_ids_of(about: Mapping[str, Any]) -> int:
 def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
     """Returns the extra ids that the ByT5 at a path has learned: `extra_ids` where nothing speaks against them.
 
-    A T5X checkpoint tells by Adafactor's averages whether the row of `<extra_id_0>` was ever trained; None without
-    these.
+    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
     """
     found = t5x.checkpoints_of(root)
     if limba_checkpoint.is_own(root) or not (found or t5x.is_t5x(root)):
@@ -52,9 +51,8 @@ def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
         return extra_ids if in_folder is None else in_folder
     tree = t5x.open_checkpoint(found[max(found)] if found else root)
     rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
-    if len(rows) <= LAST_BYTE + extra_ids or not extra_ids:
-        return extra_ids if _EMBEDDING in tree else None
-    return extra_ids if rows[LAST_BYTE + extra_ids] > NEVER_TRAINED * np.median(rows[: LAST_BYTE // 2]) else 0
+    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
+    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
 
 
 def extra_ids_in(folder: epath.Path) -> int | None:

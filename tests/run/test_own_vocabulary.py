@@ -59,16 +59,16 @@ def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, t
 
     # The hub does not answer any more, and nothing is in its cache.
     environment["HF_HOME"] = str(tmp_path / "empty")
-    readers = [f"--gin.config.DataConfig.num_reader_processes={number}" for number in (2,)]
-    resumed = limba(environment, *train, *readers, "--gin.TRAIN_STEPS=4")
+    readers = "--gin.config.DataConfig.num_reader_processes=2"
+    resumed = limba(environment, *train, readers, "--gin.TRAIN_STEPS=4")
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert "The run's own copy in" in resumed.stderr + resumed.stdout
     moved = shutil.move(tmp_path / "run", tmp_path / "elsewhere")
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"inputs": "the house", "targets": "rumah"}) + "\n")
     commands = {
         "generate": ("generate", str(moved), "--prompt=the house is 1"),
-        "evaluate": ("evaluate", str(moved), "--num_batches=1"),
-        "score": ("score", str(moved), "--inputs", str(tmp_path / "pairs.jsonl"), str(tmp_path / "scores.jsonl")),
+        "evaluate": ("evaluate", str(moved), "--num_examples=4"),
+        "score": ("score", str(moved), f"--input={tmp_path}/pairs.jsonl", f"--output={tmp_path}/scored.jsonl"),
         "convert": ("convert", str(moved), str(tmp_path / "out")),
     }
     for name, command in commands.items():
