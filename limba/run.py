@@ -137,7 +137,6 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
             train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
         writes = jax.process_index() == 0
-        train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds)
         ends = (plan.planned.train_steps, writes, config.data.num_epochs)
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
@@ -149,6 +148,11 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
                 metrics.say(sentence)
             metrics.record("start", start, facts(config, count_parameters(abstract.params), lengths, mesh.size))
             recent = RecentSteps(config, lengths, mesh.size, metrics)
+            limit, begins = (
+                config.step_timeout_seconds,
+                recent.restart,
+            )  # the time of the first step begins when compiled
+            train_step = compiled_together(train_step, "the training step", limit, begins)
             guard = Guard(config, model, ledger, metrics)
             guard.begin(start, notes)
             loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)

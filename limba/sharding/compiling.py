@@ -51,8 +51,12 @@ def keep_whole_entries() -> None:
     lru_cache.LRUCache.put = put_whole
 
 
-def compiled_together(function: Callable[..., Any], name: str, seconds: float | None) -> Callable[..., Any]:
+def compiled_together(
+    function: Callable[..., Any], name: str, seconds: float | None, ready: Callable[[], None] = lambda: None
+) -> Callable[..., Any]:
     """Returns a jitted function that first compiles, and then waits until all processes have; each calls it.
+
+    `ready` is called when it is compiled, and has not run yet.
 
     The first process says how long it has been compiling. On CPUs of one machine with one cache it compiles alone, and
     the others read what it has kept. Elsewhere all compile at the same time, and those without the entries may be
@@ -63,23 +67,20 @@ def compiled_together(function: Callable[..., Any], name: str, seconds: float | 
     compiled: list[Callable[..., Any]] = []
 
     def call(*arguments: Any) -> Any:
-        if not compiled and number == 1:
-            compiled.append(function)
-            with waiting(f"compiling {name}"):
-                return function(*arguments)
         if not compiled:
             limit = COMPILING_SECONDS if seconds is None else seconds
             lower = getattr(function, "lower", None)  # what is compiled already has none
             try:
                 with waiting(f"compiling {name}", shows=own == 0):
-                    ready = function if lower is None else _compiled_in_turn(lower(*arguments), name, limit)
+                    found = function if lower is None else _compiled_in_turn(lower(*arguments), name, limit)
                 gather_texts(f"compiled/{name}", "", limit)
             except TimeoutError as error:
                 raise RestartError(
                     f"While {name} was compiled, {error} (RunConfig.step_timeout_seconds); look at that process, and"
                     " start all of them again."
                 ) from error
-            compiled.append(ready)
+            compiled.append(found)
+            ready()
         return compiled[0](*arguments)
 
     return call

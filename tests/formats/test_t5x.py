@@ -12,11 +12,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from limba.config import InputError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
+from limba.config import ConfigError, InputError, LossConfig, MeshConfig, ModelConfig, OptimizerConfig
 from limba.formats import t5x
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
-from limba.training.checkpoints.initial import load_initial
+from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.losses import cross_entropy
 from limba.training.optimizer import make_optimizer
 from limba.training.state import TrainState, abstract_state
@@ -192,6 +192,18 @@ def test_a_checkpoint_cut_short_is_named(legacy, damage, message):
     damage(legacy)
     with pytest.raises(InputError, match=message):
         loaded(legacy)
+
+
+def test_a_checkpoint_of_mesh_tensorflow_is_told_where_its_model_lies_for_t5x():
+    """The names are those of docs/models.md of T5X, and of the lists of ByT5 and mT5 for Mesh TensorFlow."""
+    public, there = "gs://t5-data/pretrained_models", r"Mesh TensorFlow.* gs://t5-data/pretrained_models/t5x/"
+    for path, name in (
+        (f"{public}/byt5/large/model.ckpt-1000000", "byt5_large/checkpoint_1000000"),
+        (f"{public}/mt5/xxl/model.ckpt-1000000", "mt5_xxl/checkpoint_1000000"),
+        ("/somewhere/model.ckpt-1000700", "mt5_base/checkpoint_1000700"),
+    ):
+        with pytest.raises(ConfigError, match=f"{there}{name}\\."):
+            check_initial(path)
 
 
 def test_other_networks_are_refused(legacy):

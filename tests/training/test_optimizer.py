@@ -115,6 +115,13 @@ def test_schedules_rise_to_the_peak_and_end_low(name: str) -> None:
     assert abs(rates[100] - (0.3 * np.sqrt(10 / 100) if name == "factors" else 0.0)) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["factors", "linear", "cosine", "warmup_stable_decay"])
+def test_rates_are_never_negative_where_a_run_goes_on_after_its_planned_end(name: str) -> None:
+    """As one does whose rows were estimated; 1 - 63 x (1 / 63), as compilers divide, is below 0."""
+    rate = jax.jit(make_schedule(ScheduleConfig(name, 1e-3, "constant * linear_decay", 3, decay_factor=1 / 60), 63))
+    assert min(float(rate(step)) for step in range(60, 80)) >= 0.0
+
+
 def test_published_schedule_is_flat_then_rsqrt() -> None:
     schedule = make_schedule(ScheduleConfig(), 2_000_000)
     np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
+_MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
 
 def load_initial(
@@ -106,6 +107,14 @@ def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
 
 def _root(path: str) -> epath.Path:
     """Returns the place of a checkpoint; a model of the hub, or in a bucket one for transformers, as a local copy."""
+    if old := _MESH_TENSORFLOW.search(path):
+        family, size, step = old.groups()
+        there = f"t5x/{family or 'mt5'}_{size or 'base'}/checkpoint_{step}"  # docs/models.md of T5X
+        raise ConfigError(
+            "RunConfig.initial_checkpoint_path",
+            f"is {path}, a checkpoint of Mesh TensorFlow, which is not read; Google's models are also there for T5X:"
+            f" give a folder such as gs://t5-data/pretrained_models/{there}.",
+        )
     root = resolved(path)
     if "://" not in path:
         return epath.Path(hub.download(path)) if not root.exists() and hub.is_id(path) else root

@@ -74,8 +74,10 @@ class LinesOnDisk:
 
     def __init__(self, path: str):
         self._lines = Uploads(path)
-        if os.path.getsize(path):
-            self._lines.write(b"\n")  # ends a line that a killed run left incomplete
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                self._lines.write(b"\n")  # ends a line that a killed run left incomplete
 
     def append(self, line: str) -> None:
         """Writes a line, with its end."""
