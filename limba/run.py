@@ -148,11 +148,9 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
                 metrics.say(sentence)
             metrics.record("start", start, facts(config, count_parameters(abstract.params), lengths, mesh.size))
             recent = RecentSteps(config, lengths, mesh.size, metrics)
-            limit, begins = (
-                config.step_timeout_seconds,
-                recent.restart,
-            )  # the time of the first step begins when compiled
-            train_step = compiled_together(train_step, "the training step", limit, begins)
+            # The time of the first step begins when it is compiled.
+            step_name, limit = "the training step", config.step_timeout_seconds
+            train_step = compiled_together(train_step, step_name, limit, recent.restart)
             guard = Guard(config, model, ledger, metrics)
             guard.begin(start, notes)
             loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)

@@ -63,7 +63,7 @@ def compiled_together(
     minutes later; some backends give up when processes come to an exchange more than 30 s apart. RestartError names a
     process that has not compiled within `seconds`.
     """
-    own, number = own_part()
+    own, _ = own_part()
     compiled: list[Callable[..., Any]] = []
 
     def call(*arguments: Any) -> Any:

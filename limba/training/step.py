@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from limba.config import LossConfig
 from limba.model import Batch, Network
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel
+from limba.sharding.shard_keys import shard_key
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
 from limba.training.precision.loss_scale import scaled_gradients
@@ -133,6 +134,8 @@ def gradients(
     (ZeRO-style), else None. A parameter that they shard is gathered first, in the activations' dtype, and each device
     gets its own shard of that gradient (reduce-scatter). 'auto' is then the activations' dtype for one micro-batch.
 
+    Each device draws the dropout of its rows as one device would for all rows.
+
     On other meshes, and for one micro-batch with neither `reduce_dtype` nor `specs`, XLA places the sums: one per
     micro-batch, in the activations' dtype.
     """
@@ -158,7 +161,7 @@ def gradients(
         return shard.astype(g.dtype)
 
     def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
-        key = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(rows))
+        key = None if key is None else shard_key(key, jax.lax.axis_index(rows), mesh.size)
         params = jax.tree.map(gather, params, specs)
         grads, sums = _over_microbatches(one_device, loss, params, batch, key, num_microbatches, scale)
         return jax.tree.map(reduce, grads, specs), jax.lax.psum(sums, rows)

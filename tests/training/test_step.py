@@ -1,6 +1,7 @@
 """One update: recorded T5X runs, micro-batches, meshes, layers stacked or not, collectives."""
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.replay import replay
-from limba.config import LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
+from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.preflight.compiled.program import costs_of_program
 from limba.sharding.mesh import batch_sharding
+from limba.sharding.shard_keys import shard_key
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
-from limba.training.state import abstract_state, create_state, state_shardings
+from limba.training.state import TrainState, abstract_state, create_state, state_shardings
 from limba.training.step import gradients, jit_train_step
 from tests import tiny
 
@@ -143,14 +145,57 @@ def test_dropout_differs_between_steps_and_repeats_with_the_key() -> None:
     assert first != tiny.train()[0]
 
 
-def test_devices_that_add_up_their_own_gradients_draw_their_own_dropout() -> None:
-    config = dataclasses.replace(SHALLOW, dropout_rate=0.2)
-    params, key, batch = tiny.parameters(config), jax.random.key(7), tiny.batch()
-    alone, shared = Network(config), Network(config, tiny.mesh_of(MeshConfig(), 2))
-    one = jax.jit(lambda b, k: gradients(alone, LossConfig(), params, b, k, 2)[1]["loss"])
-    parts = [
-        one({name: array[4 * i : 4 * i + 4] for name, array in batch.items()}, jax.random.fold_in(key, i))
-        for i in range(2)
-    ]
-    both = jax.jit(lambda b: gradients(shared, LossConfig(), params, b, key, 2)[1]["loss"])(batch)
-    np.testing.assert_allclose(both, sum(parts), rtol=1e-5)
+DROPPED = dataclasses.replace(SHALLOW, dropout_rate=0.1)
+
+
+@functools.cache
+def steps_on_one_device(num_microbatches: int, config: ModelConfig = DROPPED) -> tuple[list[float], TrainState]:
+    return tiny.train(config, LINEAR, num_microbatches=num_microbatches)
+
+
+LINEAR = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-2, warmup_steps=0), epsilon=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_microbatches"),
+    [
+        (MeshConfig(2, 1, 1), 1),
+        (MeshConfig(4, 1, 1), 2),
+        (MeshConfig(8, 1, 1), 1),
+        (MeshConfig(1, 2, 1), 2),
+        pytest.param(MeshConfig(2, 1, 1), 4, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(2, 2, 2), 1, marks=pytest.mark.slow),
+    ],
+)
+def test_dropout_is_that_of_one_device_on_any_number_of_devices(mesh: MeshConfig, num_microbatches: int) -> None:
+    """The masks are of the global batch, so that only sums are rounded otherwise."""
+    wanted, alone = steps_on_one_device(num_microbatches)
+    assert abs(wanted[0] - tiny.train(SHALLOW, LINEAR, steps=1)[0][0]) > 1e-3  # without dropout
+    number = mesh.data * mesh.fsdp * mesh.model
+    losses, state = tiny.train(DROPPED, LINEAR, mesh, num_devices=number, num_microbatches=num_microbatches)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dataclasses.replace(DROPPED, scan_layers=False, remat="full"),
+        dataclasses.replace(DROPPED, attention="memory_efficient", remat="minimal"),
+        pytest.param(tiny.language_model(num_decoder_layers=1, dropout_rate=0.1), marks=pytest.mark.slow),
+    ],
+)
+def test_dropout_of_each_kind_of_network_is_that_of_one_device(config: ModelConfig) -> None:
+    wanted, _ = steps_on_one_device(2, config)
+    losses, _ = tiny.train(config, LINEAR, MeshConfig(2, 1, 1), num_devices=2, num_microbatches=2)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_a_shard_draws_its_rows_of_what_one_device_draws(generator: str) -> None:
+    key = jax.random.key(3, impl=generator)
+    for changed in (lambda k: k, lambda k: jax.random.fold_in(k, 7), lambda k: jax.random.split(k, 3)[1]):
+        draw = jax.jit(lambda k, rows, change=changed: jax.random.bits(change(k), (rows, 3, 2)), static_argnums=1)
+        parts = [draw(shard_key(key, jax.numpy.int32(shard), 4), 2) for shard in range(4)]
+        np.testing.assert_array_equal(np.concatenate(parts), draw(key, 8))
