@@ -72,8 +72,9 @@ def write_card(
 
 def _front_matter(source: Source, step: int, about: CardConfig) -> str:
     """Returns the card's YAML, by which the hub lists the model: language, data sets, licence, results."""
-    first = [f"license: {about.licence or 'other'}", "library_name: transformers", "pipeline_tag: text-generation"]
-    lines = ["---", *first]
+    lines = ["---", f"license: {about.licence or 'other'}", "library_name: transformers"]
+    if source.model.is_decoder_only:  # transformers 5 has no pipeline for encoder-decoders
+        lines.append("pipeline_tag: text-generation")
     for name, values in (("tags", [_kind(source)]), ("language", about.language), ("datasets", about.datasets)):
         lines += [f"{name}:", *(f"- {value}" for value in values)] if values else []
     results = _results(source, step)
@@ -221,7 +222,7 @@ def _usage_of_language_model(dtype: str) -> str:
         'name = "."  # this folder, or its name on the hub',
         "tokenizer = AutoTokenizer.from_pretrained(name)",
         f"model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.{dtype})",
-        'inputs = tokenizer("A text that", return_tensors="pt", return_token_type_ids=False)',
+        'inputs = tokenizer("A text that", return_tensors="pt")',
         "tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)",
         "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
     ]

@@ -18,12 +18,14 @@ from limba.training.checkpoints.initial import exchanged_kind
 
 _AVERAGE = re.compile(r"^opt_state/.*?/(v_row|v_col|v)/((?:encoder|decoder|token_embedder)/.+)$")
 KINDS = ("m", "v", "v_row", "v_col")
+NO_STATE = "without optimizer state, which is not plain Adafactor's for every parameter"
 
 
 class T5xTree(Mapping[str, np.ndarray]):
     """A Limba checkpoint as T5X's tree: `target/…`, `state/step`, and Adafactor's `state/param_states/…`.
 
-    T5X's `m` is its placeholder. The only supported optimizer state is that of Adafactor without momentum.
+    T5X's `m` is its placeholder. The only supported optimizer state is that of Adafactor without momentum, for every
+    parameter: an optimizer that leaves some of them to Adafactor has none that T5X could read.
     """
 
     def __init__(self, arrays: LimbaCheckpoint):
@@ -33,7 +35,8 @@ class T5xTree(Mapping[str, np.ndarray]):
         is_t5_decoder = "decoder/relpos_bias/rel_embedding" in network and "encoder/encoder_norm/scale" not in network
         self._their_name = t5x.their_name if is_t5_decoder else str
         has_momentum = any("/ema/" in name for name in arrays.stored)  # T5X keeps another one, in `m`
-        self.has_optimizer = bool(self._averages) and not has_momentum
+        averaged = {name for _, name in self._averages}
+        self.has_optimizer = not has_momentum and all(_stacked(name) in averaged for name in network)
 
     def __getitem__(self, name: str) -> np.ndarray:
         name = t5x.own_name(name)
@@ -51,8 +54,7 @@ class T5xTree(Mapping[str, np.ndarray]):
     def _average(self, parameter: str, kind: str) -> tuple[str, int | None]:
         ours = exchanged_kind(kind, parameter, self._arrays.describe(parameter)[0])
         match = re.search(r"/layers_(\d+)/", parameter)
-        stacked = re.sub(r"/layers_\d+/", "/layers/", parameter)
-        return self._averages[ours, stacked], int(match[1]) if match else None
+        return self._averages[ours, _stacked(parameter)], int(match[1]) if match else None
 
     def __iter__(self) -> Iterator[str]:
         yield "state/step"
@@ -79,6 +81,10 @@ class T5xTree(Mapping[str, np.ndarray]):
         place, layer = self._average(parameter, kind)
         shape, dtype = self._arrays.stored.describe(place)
         return (shape if layer is None else shape[1:]), dtype
+
+
+def _stacked(parameter: str) -> str:
+    return re.sub(r"/layers_\d+/", "/layers/", parameter)
 
 
 def limba_checkpoint_of(path: str, step: int | None = None) -> LimbaCheckpoint | None:
@@ -114,11 +120,7 @@ def export(path: str, out: str, step: int | None, dtype: str) -> str:
         written = upload_made(lambda folder: Path(t5x.write_legacy(folder, checkpoint.step, tree, dtype)), out)
     else:
         written = t5x.write_legacy(out, checkpoint.step, tree, dtype)
-    state = (
-        "with Adafactor state"
-        if tree.has_optimizer
-        else "without optimizer state: the optimizer is not plain Adafactor"
-    )
+    state = "with Adafactor state" if tree.has_optimizer else NO_STATE
     weights = "; the weights as they were trained, not their average" if checkpoint.has_average else ""
     return f"{written}: {len(checkpoint)} arrays, {state}{weights}"
 

@@ -7,7 +7,9 @@ memory.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -26,6 +28,8 @@ from limba.formats.pytorch_bin import BinFolder
 from limba.formats.t5x import decode_extension, joined
 from limba.formats.weight_files import files_of_index
 
+logger = logging.getLogger(__name__)
+
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64", "I64": "int64", "I32": "int32"}
 _COPIES = re.compile(r"(encoder|decoder)\.embed_tokens\.weight")  # tied copies in transformers; not read
@@ -43,6 +47,9 @@ WEIGHTS = (
 # The entry of config.json that says by what the output layer is multiplied in the file; see `head_scale`.
 HEAD_SCALE = "limba_lm_head_scale"
 HEAD = "decoder/logits_dense/kernel"
+STORED_HEAD = "lm_head.weight"
+STORED_HEAD = "lm_head.weight"
+STORED_EMBEDDINGS = ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight")  # of T5, Llama, GPT-2
 
 
 class Row(NamedTuple):
@@ -79,12 +86,67 @@ def head_scale(config: ModelConfig) -> float:
     return config.emb_dim**0.5 if is_scaled else 1.0
 
 
-def written_head_scale(directory: Path) -> float:
-    """Returns by what the output layer of a folder was multiplied when it was written."""
+class StoredHead(NamedTuple):
+    """The output layer of a folder."""
+
+    is_tied: bool  # Limba's tied network computes it
+    place: str = STORED_HEAD  # the array of one that is not; the embedding, where a T5 uses that without scaling
+    scale: float = 1.0  # by what that array is divided
+
+
+def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: int = 1) -> StoredHead:
+    """Returns the output layer of a folder with these arrays, as its writer has it; None: as config.json says.
+
+    transformers 5 says `tie_word_embeddings` of every T5, also beside an `lm_head.weight` of its own. So the bytes
+    decide: only a copy of the embedding, in any dtype, is tied. What a T5's layer reads is multiplied by
+    emb_dim^-0.5 in 4.57 if it is tied; in 5 by `scale_decoder_outputs` for a t5, never for an mt5, always for a umt5.
+    """
+    about = _about(folder)
+    kind, version = about.get("model_type"), str(about.get("transformers_version") or "").partition(".")[0]
+    said, by_5 = bool(about.get("tie_word_embeddings", kind != "llama")), version.isdigit() and int(version) > 4
+    embedding = next((name for name in STORED_EMBEDDINGS if name in (stored or ())), "")
+    is_own = bool(stored and embedding and STORED_HEAD in stored)
+    is_own = is_own and not (said and _is_copy(stored[STORED_HEAD], stored[embedding]))  # type: ignore[index]
+    is_scaled = said and not is_own
+    if by_5 or not version:  # Limba's own folders name no version, and have the keys of both
+        own = {"t5": about.get("scale_decoder_outputs", is_scaled), "mt5": is_scaled and not by_5, "umt5": said}
+        is_scaled = bool(own.get(str(kind), is_scaled))
+    if is_own or not (said or by_5):
+        written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
+        is_number = isinstance(written, int | float) and written
+        head = StoredHead(False, scale=written if is_number else emb_dim**0.5 if is_scaled else 1.0)
+    else:
+        head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
+    if said and not head.is_tied:
+        _say(f"{folder}: config.json ties the output layer to the embedding; by the weights it is one of its own.")
+    return head
+
+
+@functools.cache
+def _say(line: str) -> None:
+    logger.warning(line)
+
+
+def _about(folder: Path) -> Mapping[str, Any]:
+    """Returns a folder's config.json; nothing for one that `model_config` refuses."""
     try:
-        return float(json.loads((directory / "config.json").read_text(encoding="utf-8")).get(HEAD_SCALE, 1.0))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return 1.0  # `model_config` says what is wrong with the file
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _is_copy(head: np.ndarray, embedding: np.ndarray) -> bool:
+    """Returns whether one of two matrices is the other one, perhaps rounded to a shorter dtype."""
+
+    def same(one: np.ndarray, other: np.ndarray, dtype: np.dtype) -> bool:
+        rows = (slice(start, start + 4096) for start in range(0, len(one), 4096))
+        with np.errstate(over="ignore"):
+            return all(np.array_equal(one[each], other[each].astype(dtype).astype(one.dtype)) for each in rows)
+
+    types = [ts.dtype(name).numpy_dtype for name in ("float32", "bfloat16", "float16")]
+    pairs = ((head, embedding), (embedding, head))
+    return head.shape == embedding.shape and any(same(*pair, dtype) for pair in pairs for dtype in types)
 
 
 def _bias_row(t5x: str, side: str, layer: int) -> Row:
@@ -130,7 +192,10 @@ def flax_name(row: Row) -> str:
 def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.ndarray]:
     """Returns a folder's arrays by T5X's names and shapes, unstacked; each is read on access."""
     if config.is_decoder_only:
-        return decoder_only.read(_pytorch_arrays(directory), config, str(directory))
+        stored = _pytorch_arrays(directory)
+        if config.logits_via_embedding and not stored_head(Path(directory), stored).is_tied:
+            check_names([], [STORED_HEAD], str(directory))
+        return decoder_only.read(stored, config, str(directory))
     return T5xView(directory, config)
 
 
@@ -251,6 +316,8 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: Any)
         raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
     try:
         fields = decoder_only.model_fields(about) if kind in ("llama", "gpt2") else _t5_fields(about, kind)
+        if Path(directory).is_dir() and weights_form(directory) in ("safetensors", "bin"):
+            fields["logits_via_embedding"] = stored_head(Path(directory), _pytorch_arrays(directory)).is_tied
         return ModelConfig(**{**fields, "dtype": "float32", **choices})
     except KeyError as error:
         raise InputError(f"{path} has no {error}; give the config.json of a Hugging Face model.") from error
@@ -295,19 +362,23 @@ class T5xView(Mapping[str, np.ndarray]):
         """`flax` chooses between two files; None takes the better one."""
         self.path = Path(directory)
         flax = flax or (flax is None and weights_form(self.path) == "flax")
-        self._head_scale = np.float32(written_head_scale(self.path))
         table = rows(config)
         if flax:
             self._stored: Any = FlaxFile(self.path / FLAX_FILE)
             self._places = {row.t5x: (flax_name(row), row.t5x.endswith("rel_embedding")) for row in table}
             unread = {name for name in self._stored if "embed_tokens" not in name}
+            head = stored_head(self.path, None, config.emb_dim)
         else:
             self._stored = _pytorch_arrays(self.path)
             self._places = {row.t5x: (row.pytorch, row.transposed) for row in table}
-            unread = {name for name in self._stored if not _COPIES.fullmatch(name)}
+            unread = {name for name in self._stored if not _COPIES.fullmatch(name)} - {STORED_HEAD}
+            head = stored_head(self.path, self._stored, config.emb_dim)
+            if head.is_tied != config.logits_via_embedding:
+                check_names(*(([STORED_HEAD], []) if head.is_tied else ([], [STORED_HEAD])), str(self.path))
+            if HEAD in self._places:
+                self._places[HEAD] = (head.place, True)
+        self._head_scale = np.float32(head.scale)
         names = [name for name, _ in self._places.values()]
-        if config.logits_via_embedding:
-            unread.discard("lm_head.weight")  # a copy that some versions write
         missing = [name for name in names if name not in self._stored]
         extra = sorted(unread - set(names))
         check_names(missing, extra, str(self.path))

@@ -343,6 +343,7 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
         "additional_special_tokens": ordered,
         "added_tokens_decoder": added,
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # 4.57's other class gives token_type_ids too
         "model_max_length": 10**9,  # relative positions have no limit
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):

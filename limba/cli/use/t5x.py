@@ -30,7 +30,8 @@ def list_arrays(path: str, npz: str | None) -> None:
         shape, dtype = tree.describe(name)
         total += int(np.prod(shape)) if name.startswith("target/") else 0
         print(f"{name}  {list(shape)}  {dtype}")
-    print(f"{where}: step {int(np.asarray(tree['state/step'])):,}, {total:,} parameters")
+    state = "" if getattr(tree, "has_optimizer", True) else f", {t5x.NO_STATE}"
+    print(f"{where}: step {int(np.asarray(tree['state/step'])):,}, {total:,} parameters{state}")
     if npz:
         t5x.write_npz(tree, npz)
         print(f"arrays: {npz}")
