@@ -54,7 +54,7 @@ MpiDefault=none
 SelectType=select/linear
 SchedulerParameters=sched_interval=2,batch_sched_delay=0,preempt_send_user_signal
 ReturnToService=2
-KillWait=30
+KillWait=200
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=gpu[01-03,07] Default=YES PriorityTier=1 GraceTime=60

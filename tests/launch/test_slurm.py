@@ -70,7 +70,7 @@ BEFORE = '[ "${SLURM_RESTART_COUNT:-0}" -lt'
         ("exit 75", "RUNNING", 3, 75, "was queued again 2 times"),
         ("kill -9 $$", "RUNNING", 3, 137, "was queued again 2 times"),
         ("RESET_SECONDS=0; exit 75", "RUNNING", 2, 75, "two starts in a row saved nothing new, so job 4242"),
-        (f"{BEFORE} 9 ] || exit 0; {SAVES} exit 75", "RUNNING", 10, 0, "status 75; job 4242 is queued again, and"),
+        (f"{BEFORE} 4 ] || exit 0; {SAVES} exit 75", "RUNNING", 5, 0, "status 75; job 4242 is queued again, and"),
         (f"{BEFORE} 3 ] && {{ {SAVES} exit 75; }}; exit 75", "RUNNING", 6, 75, "was queued again 2 times"),
         ("exit 75", "CANCELLED", 1, 75, "was cancelled or preempted"),
         ("exit 0", "RUNNING", 1, 0, ""),
