@@ -41,7 +41,7 @@ task() {
   local status=0
   trap : TERM # Slurm sends it to every process of the step; this one waits for the others
   bash "$root/launch/pretrain.sh" "$@" || status=$?
-  if [ "$status" -eq 0 ] || [ "$status" -eq 75 ]; then exit "$status"; fi
+  case $status in 0 | 75 | 143) exit "$status" ;; esac # 143: SIGTERM came before the run
   say "task $SLURM_PROCID on $(hostname) ended with status $status."
   if [ "$(weight "$status")" -gt 2 ]; then # the others would wait for this process to join them
     sleep "${LONE_SECONDS:-20}" || true
@@ -101,7 +101,7 @@ job() {
     say "the run ended with status $status$who, which a new start does not mend."
     exit "$status"
   fi
-  state=$(scontrol show job "$SLURM_JOB_ID") || true
+  for now in {1..12}; do if state=$(scontrol show job "$SLURM_JOB_ID"); then break; else sleep 10; fi; done
   if [[ $state != *JobState=RUNNING* ]]; then
     say "job $SLURM_JOB_ID was cancelled or preempted; what was saved stays, and the same command resumes it."
     exit "$status"

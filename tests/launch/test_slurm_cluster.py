@@ -186,7 +186,8 @@ def test_a_real_run_goes_on_after_a_lost_node_a_time_limit_and_a_cancelled_job(
     """Trains a T5 in four processes on four nodes; each start resumes, and no step is left out."""
     log, run = tmp_path / "log", tmp_path / "run"
     variables = {"MODEL_DIR": str(run), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}
-    given = [f"--output={log}", *SMALL[:-2], "EVAL_STEPS=1", "--gin.config.RunConfig.host_timeout_seconds=60"]
+    short = "--gin.config.RunConfig.host_timeout_seconds=60"
+    given = [f"--output={log}", "--time=120", *SMALL[:-2], "EVAL_STEPS=1", short]
     job = submit(cluster, *given, "CHECKPOINT_PERIOD=20", "TRAIN_STEPS=100000", **variables)
     until(lambda: "step 20 saved in" in log.read_text() if log.exists() else False, "a checkpoint", 600)
     cluster.kill("gpu03")
