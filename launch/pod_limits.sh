@@ -98,13 +98,13 @@ ask_worker() {
 
 # Prints the last line of a worker's answer that is not empty: a banner or a greeting of its shell comes before it.
 answer() { tr '\r' '\n' <"$folder/$1" | sed '/^[[:space:]]*$/d' | tail -n 1; }
-# Prints in one line why a call failed, from what it printed: all of gcloud's reason, after ssh's own if ssh failed, or
-# else the last two lines.
+# Prints in one line why a call failed, from what it printed: all of gcloud's reason, after the line before it (ssh's own)
+# if ssh failed or was ended, or else the last two lines.
 reason() {
   cat "$@" 2>/dev/null | tr '\r' '\n' | awk '
     NF && !/^(SSH|SCP): Attempting to connect|^Retrying: / {
       sub(/^[ \t]+/, ""); line[++n] = $0
-      if (!from && /^ERROR: (\(gcloud|gcloud)/) from = n - (/exited with return code/ && n > 1)
+      if (!from && /^ERROR: (\(gcloud|gcloud)/) from = n - (/return code|gave no answer/ && n > 1)
     }
     END {
       if (!from) from = n > 1 ? n - 1 : 1

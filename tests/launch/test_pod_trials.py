@@ -66,7 +66,6 @@ def of_workers(laptop: Path, program: str = "ssh", number: int = 1) -> int:
     return sum(program in call[:4] and f"--worker={number}" in call for call in calls(laptop))
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("action", "limit", "ended"),
     [
@@ -91,13 +90,15 @@ def test_a_silent_worker_is_named_and_ended(action: tuple[str, ...], limit: str,
 @pytest.mark.slow
 def test_a_silent_worker_at_the_start_stops_the_others(laptop: Path) -> None:
     make_pod(laptop)
-    set_world(laptop, deeds=[[["--worker=1", "~pod_worker.sh start"], "hang", 1]])
-    code, printed, errors = pod(laptop, *RUN, RUN_SECONDS="60")
-    assert code == 75 and "worker 0: started" in printed, errors
-    assert "not all workers of my-pod started, so the others were stopped" in errors and nothing_hangs(laptop)
-    assert ["--worker=0" in call for call in calls(laptop) if any("pod_worker.sh stop" in each for each in call)] == [
-        True
-    ]
+    set_world(laptop, deeds=[[["--worker=1", "~pod_worker.sh start"], "hang", 100]])
+    for _ in range(20):  # on a loaded machine worker 0, too, may take longer than the limit
+        code, printed, errors = pod(laptop, *RUN, RUN_SECONDS="8")
+        if "worker 0: started" in printed:
+            break
+        pod(laptop, "stop", "my-pod")
+    assert code == 75 and "not all workers of my-pod started, so the others were stopped" in errors
+    stops = [call for call in calls(laptop) if any("pod_worker.sh stop" in word for word in call)]
+    assert "--worker=0" in stops[-1] and nothing_hangs(laptop)
     assert "worker 0: ended 75" in pod(laptop, "status", "my-pod")[1]
 
 
@@ -136,17 +137,19 @@ def on_a_terminal(laptop: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, errors
 
 
-@pytest.mark.parametrize("deed", ["ask", "ask anyway"])
 @pytest.mark.parametrize(
-    ("action", "words"),
+    ("action", "words", "deed"),
     [
-        ("create", ["buckets"]),
-        ("create", ["accelerator-types"]),
-        ("create", ["queued-resources", "describe"]),
-        ("setup", ["scp"]),
-        ("setup", ["ssh"]),
-        ("status", ["tpu-vm", "describe"]),
-        ("delete", ["queued-resources", "delete"]),
+        ("create", ["buckets"], "ask"),
+        ("create", ["buckets"], "ask anyway"),
+        ("create", ["accelerator-types"], "ask"),
+        ("create", ["queued-resources", "describe"], "ask"),
+        ("setup", ["scp"], "ask"),
+        ("setup", ["scp"], "ask anyway"),
+        ("setup", ["ssh"], "ask"),
+        ("setup", ["ssh"], "ask anyway"),
+        ("status", ["tpu-vm", "describe"], "ask"),
+        ("delete", ["queued-resources", "delete"], "ask"),
     ],
 )
 def test_a_question_on_the_terminal_hangs_nothing(action: str, words: list[str], deed: str, laptop: Path) -> None:
@@ -163,6 +166,7 @@ def test_a_question_on_the_terminal_hangs_nothing(action: str, words: list[str],
     assert all("--quiet" in call for call in calls(laptop))
 
 
+@pytest.mark.fast
 def test_a_connection_refused_once_is_tried_again(laptop: Path) -> None:
     make_pod(laptop, is_set_up=False)
     refused = [[["--worker=1", program], "refuse", 1] for program in ("scp", "ssh")]
@@ -257,9 +261,9 @@ def test_a_bucket_that_may_not_be_read(laptop: Path) -> None:
     assert DENIED in errors and len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize("zone", ["us-central2-b", "europe-west4-a", "asia-northeast1-b", "northamerica-northeast1-c"])
+@pytest.mark.parametrize("zone", ["us-central2-b", "europe-west4-a", "asia-northeast1-b"])
 def test_the_warning_about_a_bucket_s_region_is_that_of_preflight(zone: str, laptop: Path) -> None:
-    places = ["us", "eu", "asia", zone[:-2], "us-east1", "nam4"]
+    places = ["us", "eu", "asia", zone[:-2]]
     set_world(laptop, buckets={f"in-{place}": place for place in places}, errors=[[["describe", "~types"], "no", 100]])
     for place in places:
         _, printed, errors = pod(laptop, "create", "my-pod", TYPE, f"--zone={zone}", f"--bucket=gs://in-{place}")
@@ -278,6 +282,7 @@ def lines_of(process: subprocess.Popen, text: str) -> str:
     raise AssertionError(f"{text!r} never came: {seen} {process.stderr and process.stderr.read()}")
 
 
+@pytest.mark.slow
 def test_watch_outlives_a_silent_worker_and_an_expired_login(laptop: Path) -> None:
     """Worker 1 is silent, then the login expires, then the pod is taken away: watch says each, and resumes the run."""
     make_pod(laptop)
