@@ -311,17 +311,27 @@ def test_watch_stops_the_others_when_one_worker_failed(laptop: Path) -> None:
     assert "worker 1: ended 75 | saved step 7" in printed and printed.endswith(STAYS)
 
 
-def test_what_is_interrupted_leaves_no_process(laptop: Path) -> None:
-    make_pod(laptop)
-    set_world(laptop, deeds=[[["ssh"], "hang", 100]])
-    process = start(laptop, "logs", "my-pod", "--follow")
-    path, deadline = laptop / "world" / "hung", time.monotonic() + 120
-    while not path.exists() or len(path.read_text().split()) < 4:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("action", "words"), [(("logs", "my-pod", "--follow"), ["ssh"]), (("status", "my-pod"), ["queued-resources"])]
+)
+def test_what_is_interrupted_leaves_no_process(
+    action: tuple[str, ...], words: list[str], number: signal.Signals, laptop: Path
+) -> None:
+    """As Ctrl-C does it on a terminal, for all processes of the script; and as `kill` does it."""
+    make_pod(laptop, is_set_up=False)
+    set_world(laptop, deeds=[[words, "hang", 100]])
+    process = start(laptop, *action)
+    path, deadline, count = laptop / "world" / "hung", time.monotonic() + 120, 4 if "ssh" in words else 2
+    while not path.exists() or len(path.read_text().split()) < count:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     process.communicate(timeout=120)
-    assert nothing_hangs(laptop)
+    assert process.returncode == -number and nothing_hangs(laptop)
 
 
 @pytest.mark.parametrize("value", ["0", "soon", "-1", "1.5"])
