@@ -285,3 +285,12 @@ def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
     assert first["targets"][-1] == 1 and first["inputs"][-1] != 1 and len(first["inputs"]) == 63
     sentinel = task.output_features["targets"].vocabulary.vocab_size - 1
     assert sentinel in first["inputs"] and first["inputs"][0] != sentinel and first["targets"][0] == sentinel
+
+
+@pytest.mark.parametrize("name", ["prefix_lm", "split_tokens_to_inputs_length", "split_tokens_to_random_length"])
+def test_a_task_without_inputs_that_is_cut_to_their_length_gets_a_sentence(name):
+    """t5 raises KeyError: 'inputs' here, as public tasks of prefix LM with only targets show."""
+    step = getattr(preprocessors, name)
+    found = {"targets": seqio.Feature(seqio.ByteVocabulary(100), add_eos=True)}
+    with pytest.raises(InputError, match="length of 'inputs', which its output_features lack .*; add 'inputs': seqio"):
+        step(stream([[5, 6, 7]]), sequence_length={"inputs": 8, "targets": 8}, output_features=found)
