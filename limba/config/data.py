@@ -37,7 +37,7 @@ class DataConfig:
     task_feature_lengths: Mapping[str, int]  # tokens per example, such as {'inputs': 512}; what is missing is derived
     batch_size: int  # examples per optimizer step, over all devices
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
-    extra_ids: int = 100  # sentinels above the pieces of `vocabulary`
+    extra_ids: int = 100  # sentinels above the pieces of `vocabulary`; 0 with 'byte': the last bytes, as ByT5's
     new_vocabulary_size: int | None = None  # ids, with sentinels, of the vocabulary to train if the file does not exist
     new_vocabulary_bytes: int = 400_000_000  # maximum bytes of training text to train it on
     new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; others are spelled in bytes

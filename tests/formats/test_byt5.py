@@ -28,8 +28,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("byt5") / "folder"
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=384, **SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=True, dropout_rate=0.0,
-        tokenizer_class="ByT5Tokenizer", decoder_start_token_id=0,
+        vocab_size=384, **SIZES, feed_forward_proj="gated-gelu", dropout_rate=0.0,
     )  # fmt: skip
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     transformers.ByT5Tokenizer().save_pretrained(folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import seqio
+from etils import epath
 
 from limba.config import DataConfig, InputError
 from limba.data.tasks import resolve_task, vocabularies_of
@@ -85,10 +86,6 @@ def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, t
         assert "tokenizer.json cannot be read (" in said[0] and "Traceback" not in said[0]
 
 
-def feature(vocabulary: seqio.Vocabulary) -> seqio.Feature:
-    return seqio.Feature(vocabulary, required=False)
-
-
 @pytest.mark.fast
 def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model for the inputs, a tokenizer.json for the targets; seqio's own class, at relative paths."""
@@ -97,14 +94,17 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
     Path("out.json").write_text(tokenizer_json(str(vocabulary)))
     own = {"inputs": seqio.SentencePieceVocabulary("in.model", 50), "targets": TokenizersVocabulary("out.json")}
     source = seqio.TextLineDataSource({"train": str(tmp_path / "a.txt")})
-    task = seqio.Task("kept", source, {name: feature(each) for name, each in own.items()}, [])
+    task = seqio.Task("kept", source, {name: seqio.Feature(each, required=False) for name, each in own.items()}, [])
     monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, "kept", task)
     names = [content_name(each) for each in own.values()]
     config = DataConfig("kept", {"inputs": 16, "targets": 16}, 8)
     run = tmp_path / "run"
     run.mkdir()
     files.keep(vocabularies_of(task), str(run))
-    assert sorted(files.copies_in(run)) == sorted(path.name for path in run.iterdir()) and len(list(run.iterdir())) == 2
+    assert (
+        sorted(files.copies_in(epath.Path(run))) == sorted(path.name for path in run.iterdir())
+        and len(list(run.iterdir())) == 2
+    )
     times = {path: path.stat().st_mtime_ns for path in run.iterdir()}
     files.keep(vocabularies_of(task), str(run))  # nothing has changed: nothing is written
     assert times == {path: path.stat().st_mtime_ns for path in run.iterdir()}

@@ -80,7 +80,8 @@ def of_run(vocabulary: seqio.Vocabulary, directory: str | None) -> seqio.Vocabul
     if not is_seqio or (place == address and "://" not in str(address)):
         return vocabulary
     ours = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
-    ours.__setstate__({**vocabulary.__getstate__(), "_sentencepiece_model_file": place})
+    state: Any = vocabulary.__getstate__()
+    ours.__setstate__({**state, "_sentencepiece_model_file": place})
     return ours
 
 
