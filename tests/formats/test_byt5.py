@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,14 @@ from limba.formats import byt5, t5x
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
 
-SIZES = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2, "num_layers": 3, "num_decoder_layers": 1}
+SIZES: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_heads": 2,
+    "num_layers": 3,
+    "num_decoder_layers": 1,
+}
 TEXT = "Propoziția <extra_id_0> număr și <extra_id_1>."
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from limba.config import DataConfig, InputError
 from limba.data.objectives.supervised import is_supervised
 from limba.data.shard import source_errors
+from limba.data.sources import FileSource
 from limba.data.t5_names import finder, foreign
 from limba.data.tasks import resolve_task
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
@@ -226,6 +227,21 @@ def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     assert "source=HubSource('someone/ro-corpus', column=\"text\", splits=('train', 'validation'))" in record.message
     assert "\n" not in record.message
     assert not task.output_features["inputs"].add_eos and not is_supervised(task)
+
+
+def test_the_line_for_files_names_the_files(tmp_path):
+    """`json` is what load_dataset calls a form of files, no data set of the hub."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    params = {"path": "json", "data_files": {"train": f"{tmp_path}/a.jsonl"}}
+    dataset_fn = functools.partial(
+        lambda split, shuffle_files, seed=None, dataset_params=None: None, dataset_params=params
+    )
+    source = seqio.FunctionDataSource(dataset_fn, splits=("train",))
+    task = seqio.Task("files", source, {"targets": seqio.Feature(seqio.ByteVocabulary())}, [])
+    form = foreign.resumable_form(task)
+    assert form is not None and form.startswith("source=FileSource(")
+    found = eval(form.removeprefix("source="), {"FileSource": FileSource})
+    assert [unit.path for unit in found.units("train")] == [f"{tmp_path}/a.jsonl"]
 
 
 def test_a_function_that_fails_is_one_sentence():
