@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from limba.cli import program
 from limba.cli.arguments import did_you_mean
@@ -42,7 +43,7 @@ EXAMPLE = """
 A first look at your text:
     limba inspect 'data/*.txt' --vocabulary=byte
 
-limba COMMAND --help has the flags and an example."""
+limba COMMAND --help has the flags and an example; limba --version says the version."""
 
 
 def help_text() -> str:
@@ -56,11 +57,20 @@ def main(argv: Sequence[str]) -> int:
     environment.open_streams()
     environment.set_variables()
     environment.set_logging()
+    if argv and argv[0] == "--version":
+        return program.exit_code(lambda _: print("limba", _version()), argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         return program.exit_code(lambda _: print(help_text()), argv)
     if argv[0] in ON_DEVICES:
         environment.use_large_pages()
     return program.exit_code(_run, argv)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("limba")
+    except metadata.PackageNotFoundError:
+        return "of a clone that is not installed"
 
 
 def script() -> None:

@@ -121,7 +121,8 @@ class DataConfig:
         require(
             self.batch_size % num_shards == 0,
             "DataConfig.batch_size",
-            f"{self.batch_size} does not divide by DataConfig.num_data_shards {num_shards}; make it a multiple.",
+            f"{self.batch_size} does not divide by the {num_shards} shards in which the text is read"
+            f" (DataConfig.num_data_shards); make it a multiple of {num_shards}.",
         )
 
     def _check_vocabulary(self) -> None:

@@ -1,6 +1,7 @@
 """The command `limba`: its commands, the examples of their --help, and what `import limba` costs."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,20 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         printed = capsys.readouterr().out
         assert all(f"  {command} " in printed for command in main.COMMANDS)
     assert "    limba inspect 'data/*.txt' --vocabulary=byte\n" in printed
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--version"]) == 0
+    (wanted,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert capsys.readouterr().out == f"limba {wanted}\n"
+
+
+def test_t5x_names_itself_as_it_is_called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main.main(["t5x", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: limba t5x inspect|export ")
+    for each in ("inspect", "export"):
+        printed = help_of(["t5x", each], capsys, monkeypatch)
+        assert printed.startswith(f"usage: limba t5x {each} ") and f"\n    limba t5x {each} " in printed
 
 
 @pytest.mark.slow

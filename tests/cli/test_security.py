@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,8 @@ from limba.export import at_end
 from limba.inference import imports
 
 pytestmark = pytest.mark.fast
-GOLDEN = Path(__file__).parent.parent / "golden" / "run_aa13acc"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"
 WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
 
 
@@ -127,6 +130,56 @@ def test_load_says_what_to_give(place: Path) -> None:
     assert not (place / "ran").exists()
     assert limba.load("run", imports=["evil_package"]).prefix == ""
     assert (place / "ran").exists()
+
+
+THEIRS = ("numpy", "jax", "jaxlib", "orbax", "google", "json", "gin", "seqio", "fsspec", "torch", "wandb", "logging")
+LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sys.argv[0] = 'limba'; main.script()"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["verify", "."],
+        *(pytest.param(argv, marks=pytest.mark.slow) for argv in (
+            ["report", "."], ["status", "."], ["doctor"], ["convert", ".", "--to=list"],
+            ["generate", ".", "--prompt=a", "--max_tokens=1", "--vocabulary=byte"],
+        )),
+    ],
+)  # fmt: skip
+def test_what_lies_beside_a_model_is_not_imported(argv: list[str], tmp_path: Path) -> None:
+    """By the console script, which Python starts without the current folder on its path."""
+    run, ran = tmp_path / "theirs", tmp_path / "ran"
+    shutil.copytree(GOLDEN / "run", run)
+    shutil.copy(GOLDEN / "whole" / "metrics.jsonl", run)
+    code = f"from pathlib import Path\nPath({str(ran)!r}).write_text(__name__)\nraise SystemError(__name__)\n"
+    for name in THEIRS:
+        (run / f"{name}.py").write_text(code)
+    for package in ("jax_plugins/theirs", "tasks", "torch"):  # jax imports all of jax_plugins/
+        (run / package).mkdir(parents=True)
+        (run / package / "__init__.py").write_text(code)
+    (run / "theirs-1.0.dist-info").mkdir()
+    (run / "theirs-1.0.dist-info" / "entry_points.txt").write_text("[jax_plugins]\ntheirs = jax_plugins.theirs\n")
+    (run / "theirs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    ended = subprocess.run(
+        [*LIMBA, *argv],
+        cwd=run,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not ran.exists(), ran.read_text()
+    assert "Traceback" not in ended.stderr and ended.returncode in (0, 1, 2)
+
+
+def test_a_users_own_tasks_are_found_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "own.py").write_text("raise SystemExit(41)\n")
+    (tmp_path / "numpy.py").write_text("raise SystemExit(42)\n")
+    (tmp_path / "run.gin").write_text("from tasks import own\ninclude 'gin/demo.gin'\nMODEL_DIR = 'out'\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([*LIMBA, "train", "run.gin"], cwd=tmp_path, env=environment, timeout=600)
+    assert ended.returncode == 41
 
 
 @pytest.mark.slow

@@ -108,6 +108,12 @@ def run(argv: Sequence[str]) -> None:
         f"{vocabulary_training.json_path(arguments.output)}; set VOCAB_SIZE to "
         f"{vocabulary.fitting_rows(vocabulary.load_vocabulary(arguments.output))}."
     )
+    if count + vocabulary.NUM_SENTINELS < arguments.size:
+        print(
+            f"WARNING: --size asks for {arguments.size:,} ids, and this text has pieces for"
+            f" {count + vocabulary.NUM_SENTINELS:,} only; train on more text, or use it with the VOCAB_SIZE above.",
+            file=sys.stderr,
+        )
     import rich.console
 
     table, _ = vocabulary_training.compare(

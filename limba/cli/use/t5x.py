@@ -11,11 +11,11 @@ from limba.config import InputError, kinds
 
 INSPECT = """Lists the arrays of a Limba or T5X checkpoint by T5X's names.
 
-    python -m convert.t5x inspect CHECKPOINT [--npz=FILE.npz]"""
+    limba t5x inspect CHECKPOINT [--npz=FILE.npz]"""
 EXPORT = """Writes a Limba checkpoint as OUT/checkpoint_<step>, in the legacy format of T5X.
 
-    python -m convert.t5x export MODEL_DIR OUT [--step=N]"""
-USAGE = "usage: python -m convert.t5x inspect|export ...; add --help to either for details."
+    limba t5x export MODEL_DIR OUT [--step=N]"""
+USAGE = "usage: limba t5x inspect|export ...; add --help to either for details."
 
 
 def list_arrays(path: str, npz: str | None) -> None:
@@ -43,13 +43,13 @@ def run(argv: Sequence[str]) -> None:
     if command in ("-h", "--help"):
         print(USAGE)
     elif command == "inspect":
-        parser = Parser("inspect", INSPECT, "python -m convert.t5x")
+        parser = Parser("t5x inspect", INSPECT)
         parser.add_argument("checkpoint", metavar="CHECKPOINT")
         parser.add_argument("--npz", metavar="FILE.npz", help="also write all arrays to this file")
         given = parser.parse(rest)
         list_arrays(given.checkpoint, given.npz)
     elif command == "export":
-        parser = Parser("export", EXPORT, "python -m convert.t5x")
+        parser = Parser("t5x export", EXPORT)
         parser.add_argument("model_dir", metavar="MODEL_DIR", help="a Limba run or checkpoint")
         parser.add_argument("out", metavar="OUT", help="directory for checkpoint_<step>")
         parser.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
