@@ -4,7 +4,7 @@
 #   bash convert/convert.sh MODEL_DIR [OUT_DIR] [--steps=latest|all|N,M] [--formats=pytorch,flax]
 #        [--dtype=float32|bfloat16] [--config=FILE.gin] [--vocabulary=PATH|byte|none] [--no-check] [--push=user/name [--dry-run]]
 #
-# Without arguments it converts the newest run below runs/.
+# Without arguments it converts the newest run below runs/, here or in the clone, or in this folder.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for argument in "$@"; do
@@ -12,11 +12,11 @@ for argument in "$@"; do
 done
 if [ $# = 0 ]; then
   newest=
-  for step in "$root"/runs/*/checkpoints/*/; do
+  for step in "$root"/runs/*/checkpoints/*/ runs/*/checkpoints/*/ */checkpoints/*/; do
     if [ -d "$step" ] && { [ -z "$newest" ] || [ "$step" -nt "$newest" ]; }; then newest=$step; fi
   done
   if [ -z "$newest" ]; then
-    echo "convert/convert.sh: there is no run below $root/runs; name one: bash convert/convert.sh MODEL_DIR" >&2
+    echo "convert/convert.sh: there is no run below $root/runs, $PWD/runs or $PWD; name one: bash convert/convert.sh MODEL_DIR" >&2
     exit 2
   fi
   set -- "$(dirname "$(dirname "$newest")")"

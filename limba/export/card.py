@@ -30,6 +30,10 @@ UMT5 = {
         " flattens the loss and sampled text: multiply `model.lm_head.weight` by d_model^1/2 there."
     ),
 }
+OWN_LAYER_IN_5 = (
+    "Version 5 logs that `shared.weight` and `lm_head.weight` should be tied, as of each T5 with an output layer of its"
+    " own: it does not tie them, and the logits are right."
+)
 DEEP_DECODER_IN_4 = (
     "transformers 4.57 cannot keep what it has computed of a decoder that is deeper than its encoder: give"
     " `use_cache=False` to `generate` there. 5 needs nothing."
@@ -208,6 +212,8 @@ def _usage(source: Source, formats: Sequence[str], dtype: str, transformers: int
         notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
     if is_scaled:
         notes.append(UMT5[transformers])
+    if not source.model.logits_via_embedding:
+        notes.append(OWN_LAYER_IN_5)
     if source.model.num_decoder_layers > source.model.num_encoder_layers:
         notes.append(DEEP_DECODER_IN_4)
     code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""

@@ -118,7 +118,8 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
     else:
         head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
     if said and not head.is_tied:
-        _say(f"{folder}: config.json ties the output layer to the embedding; by the weights it is one of its own.")
+        why = "lm_head.weight is another matrix" if is_own else "its logits are not scaled as a tied T5's"
+        _say(f"{folder}: config.json ties the output layer to the embedding, but {why}: read as a layer of its own.")
     return head
 
 

@@ -13,11 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ("ro_base.sh", "ro_large.sh", "ro_mt5_base.sh", "ro_mt5_large.sh")
 
 
-def started(script: str, *arguments: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
+def started(
+    script: str, *arguments: str, folder: Path = ROOT, here: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess:
     kept = {name: value for name, value in os.environ.items() if name not in ("MODEL_DIR", "VOCABULARY", "CORPUS")}
     return subprocess.run(
         ["bash", str(folder / script), *arguments], env={**kept, **variables}, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=60, check=False, cwd=here,
     )  # fmt: skip
 
 
@@ -88,13 +90,25 @@ def test_convert_without_arguments_takes_the_newest_run(tmp_path: Path) -> None:
     python = tmp_path / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; print(sys.argv[1:])" "$@"\n')
     python.chmod(0o755)
-    none = started("convert/convert.sh", folder=tmp_path)
+    here = tmp_path / "my texts"
+    here.mkdir()
+    none = started("convert/convert.sh", folder=tmp_path, here=here)
     assert none.returncode == 2 and "there is no run below" in none.stderr and "MODEL_DIR" in none.stderr
-    for number, name in enumerate(("new", "old one"), 1):
-        folder = tmp_path / "runs" / name / "checkpoints" / "5"
-        folder.mkdir(parents=True)
-        os.utime(folder, (1e9 - number, 1e9 - number))
-    done = started("convert/convert.sh", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"converting the newest, {tmp_path}/runs/new\n" in done.stdout
-    assert done.stdout.splitlines()[-1] == str(["-m", "limba", "convert", "export", f"{tmp_path}/runs/new"])
+
+    def converts(run: str) -> None:
+        done = started("convert/convert.sh", folder=tmp_path, here=here)
+        assert done.returncode == 0, done.stderr
+        assert f"converting the newest, {run}\n" in done.stdout
+        assert done.stdout.splitlines()[-1] == str(["-m", "limba", "convert", "export", run])
+
+    def add(folder: Path, seconds: float) -> None:
+        (folder / "checkpoints" / "5").mkdir(parents=True)
+        os.utime(folder / "checkpoints" / "5", (seconds, seconds))
+
+    add(tmp_path / "runs" / "old one", 1e9 - 2)
+    add(tmp_path / "runs" / "new", 1e9 - 1)
+    converts(f"{tmp_path}/runs/new")
+    add(here / "runs" / "newer", 1e9)
+    converts("runs/newer")
+    add(here / "newest one", 1e9 + 1)
+    converts("newest one")
