@@ -129,3 +129,85 @@ def test_config_json_describes_the_network(family, tmp_path):
     folder = write_folder(tmp_path, reference_model(family))
     read = huggingface.model_config(folder)
     assert read == our_config(family) and read.emb_dim == SIZES["d_model"]
+
+
+def own_head_saved_by_5(tmp_path, family="t5_1_1", **choices):
+    """A T5 with an output layer of its own, saved by this transformers: (its arrays, that layer)."""
+    config_type, model_type, feed_forward, _ = FAMILIES[family]
+    torch.manual_seed(1)
+    model = model_type(config_type(**SIZES, feed_forward_proj=feed_forward, tie_word_embeddings=False)).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(SIZES["vocab_size"], SIZES["d_model"]) * 0.1)
+    model.save_pretrained(tmp_path, **choices)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["tie_word_embeddings"] is True and int(about["transformers_version"].partition(".")[0]) >= 5
+    return model.state_dict(), model.lm_head.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("choices", [{}, {"max_shard_size": "100KB"}])
+def test_the_bytes_decide_whether_the_output_layer_is_tied(choices, tmp_path, caplog):
+    _, head = own_head_saved_by_5(tmp_path, **choices)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == bool(choices)
+    config = huggingface.model_config(tmp_path)
+    assert not config.logits_via_embedding
+    arrays = huggingface.open_folder(tmp_path, config)
+    np.testing.assert_array_equal(arrays[huggingface.HEAD], head.T)
+    (line,) = [record.message for record in caplog.records]  # one, although the folder was looked at twice
+    assert line.startswith(f"{tmp_path}: config.json ties the output layer to the embedding, but lm_head.weight is")
+    tied = type(config)(**{**vars(config), "logits_via_embedding": True})
+    with pytest.raises(InputError, match=r"has lm_head\.weight, which the network does not have"):
+        huggingface.open_folder(tmp_path, tied)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_copy_in_any_dtype_is_tied(dtype, form, is_own, tmp_path):
+    """A head in another dtype than the embedding; a file of torch.save holds it beside the embedding that it is."""
+    weights, _ = own_head_saved_by_5(tmp_path)
+    weights = {name: value for name, value in weights.items() if "embed_tokens" not in name}
+    head = weights["shared.weight"].clone()
+    if is_own:
+        head[-1, -1] += 1  # in the last block of rows, if there are several
+    weights["lm_head.weight"] = head.to(dtype)
+    (tmp_path / "model.safetensors").unlink()
+    if form == "bin":
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**about, "scale_decoder_outputs": True}))
+    config = huggingface.model_config(tmp_path)
+    assert config.logits_via_embedding == (not is_own)
+    arrays = huggingface.open_folder(tmp_path, config)
+    assert (huggingface.HEAD in arrays) == is_own
+    if is_own:  # and scaled, as the writer says
+        expected = head.to(dtype).float().numpy().T / np.float32(SIZES["d_model"] ** 0.5)
+        np.testing.assert_array_equal(arrays[huggingface.HEAD], expected)
+    else:
+        untied = type(config)(**{**vars(config), "logits_via_embedding": False})
+        with pytest.raises(InputError, match=r"has no lm_head\.weight"):
+            huggingface.open_folder(tmp_path, untied)
+
+
+def test_a_run_starts_from_the_own_layer_of_a_folder_by_5(tmp_path):
+    _, head = own_head_saved_by_5(tmp_path)
+    config = our_config("t5_1_1")
+    state = load_initial(str(tmp_path), prepared(config)[0], config, prepared(config)[1], False)
+    np.testing.assert_array_equal(np.asarray(state.params["decoder"]["logits_dense"]["kernel"]), head.T)
+
+
+def test_what_4_57_computes_of_an_umt5_for_5_is_what_it_saves(tmp_path):
+    """It keeps the entry by which Limba multiplied the layer, and does not divide."""
+    _, head = own_head_saved_by_5(tmp_path, "umt5")
+    about = json.loads((tmp_path / "config.json").read_text())
+    scale = SIZES["d_model"] ** 0.5
+    for changes, divided in (
+        ({}, scale),
+        ({huggingface.HEAD_SCALE: scale}, scale),
+        ({huggingface.HEAD_SCALE: "wrong"}, scale),
+        ({"transformers_version": "4.57.6", "tie_word_embeddings": False, huggingface.HEAD_SCALE: scale}, 1.0),
+        ({"transformers_version": "4.57.6", "tie_word_embeddings": False}, 1.0),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**about, **changes}))
+        arrays = huggingface.open_folder(tmp_path, huggingface.model_config(tmp_path))
+        np.testing.assert_array_equal(arrays[huggingface.HEAD], head.T / np.float32(divided))
