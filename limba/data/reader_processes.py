@@ -24,8 +24,7 @@ from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.positions import PositionError
 from limba.data.streams import TrainStream
 from limba.data.t5_names import finder
-from limba.data.tasks import Provider, has_exact_positions, pinned, pinned_revisions, resolve_task, vocabularies_of
-from limba.data.vocabulary.files import directory_of
+from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +204,8 @@ def open_stream(
     num_processes = min(config.num_reader_processes, len(shards))
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
-    directory = next(filter(None, map(directory_of, vocabularies_of(task))), None)
-    return ReaderProcesses(
-        Recipe(config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, directory)
-    )
+    given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
+    return ReaderProcesses(Recipe(*given))
 
 
 def serve(file_descriptor: int) -> None:

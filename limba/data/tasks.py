@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 
 import seqio
 from etils import epath
 
-from limba.config import ConfigError, DataConfig, InputError
+from limba.config import ConfigError, DataConfig, InputError, StorageError
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.diacritics import with_segments
 from limba.data.objectives.supervised import is_supervised, with_prefix
@@ -22,12 +23,13 @@ from limba.data.sources.hub import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Column, UnitSource
 from limba.data.t5_names.foreign import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
-from limba.data.vocabulary.files import place_of
-from limba.data.vocabulary.load import load_vocabulary, of_run
+from limba.data.vocabulary.files import content, directory_of, keep, place_of
+from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
 Provider = seqio.Task | seqio.Mixture
+logger = logging.getLogger(__name__)
 
 
 def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
@@ -73,6 +75,21 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
         f" {', '.join(close) or 'one of a module that is not imported'}? A module of tasks/ that the run imports must"
         " register it.",
     )
+
+
+def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
+    """Returns `resolve_task` with the vocabularies that are named; where these are gone, with the run's own copies."""
+    try:
+        task = resolve_task(config)
+        for address in addresses_of(task):
+            content(address)  # an error, if it is gone
+        return task
+    except (InputError, StorageError) as error:
+        task = resolve_task(config, model_dir)
+        if copies_of(task) is None:
+            raise
+        logger.warning("%s The run's own copy in %s is used.", error, model_dir)
+        return task
 
 
 def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> seqio.Task:
@@ -273,9 +290,20 @@ def hub_datasets(task: Provider) -> tuple[str, ...]:
     return tuple(dict.fromkeys(source.path for source in sources if isinstance(source, HubSource)))
 
 
-def vocabularies_of(task: Provider) -> list[seqio.Vocabulary]:
-    """Returns the vocabulary of each feature of each task."""
-    return [feature.vocabulary for part in parts_of(task) for feature in part.output_features.values()]
+def addresses_of(task: Provider) -> list[str]:
+    """Returns the paths and addresses of a task's vocabularies; those of bytes have none."""
+    features = [feature for part in parts_of(task) for feature in part.output_features.values()]
+    return [address for feature in features if (address := address_of(feature.vocabulary)) is not None]
+
+
+def copies_of(task: Provider) -> str | None:
+    """Returns the directory of the run whose copies of its vocabularies a task reads; None if it reads none."""
+    return next(filter(None, map(directory_of, addresses_of(task))), None)
+
+
+def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
+    """Writes copies of the tasks' vocabularies into the run's directory, unless they lie there."""
+    keep((address for task in tasks for address in addresses_of(task)), model_dir)
 
 
 def parts_of(task: Provider) -> list[seqio.Task]:

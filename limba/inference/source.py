@@ -35,7 +35,9 @@ class VocabularyName(NamedTuple):
     """The name of a vocabulary in a configuration; it is not opened yet."""
 
     path: str  # of a SentencePiece model or a tokenizer.json, or 'byte'
-    extra_ids: int | None = None  # sentinels above the pieces; None: see `_default_extra_ids`
+    extra_ids: int | None = (
+        None  # sentinels above the pieces; None: as the model's own, else 100, and 0 for bytes and for a language model
+    )
     place: str = ""  # the file that names it
 
 
@@ -284,11 +286,14 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     than the network has rows.
     """
     with quiet_imports():
-        from limba.data.vocabulary.files import address_of, place_of
-        from limba.data.vocabulary.load import check_vocabulary, load_vocabulary
+        from limba.data.vocabulary.files import place_of
+        from limba.data.vocabulary.load import NUM_SENTINELS, address_of, check_vocabulary, load_vocabulary
     name = given or source.vocabulary
     if name is not None:
-        extra_ids = _default_extra_ids(source, name.path) if name.extra_ids is None else name.extra_ids
+        own, has_none = source.vocabulary, source.model.is_decoder_only or name.path == "byte"
+        of_own = own.extra_ids if own is not None and own.path == name.path else None
+        choices = (name.extra_ids, of_own, 0 if has_none else NUM_SENTINELS)
+        extra_ids = next(each for each in choices if each is not None)
         name = name if given is not None else name._replace(path=place_of(name.path, str(source.directory)))
         try:
             loaded = load_vocabulary(name.path, extra_ids)
@@ -307,19 +312,6 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         return None
     check_vocabulary(loaded, source.model.vocab_size, needs_sentinels=False)
     return name, loaded
-
-
-def _default_extra_ids(source: Source, path: str) -> int:
-    """Returns the extra ids of a vocabulary that is given without them: 100, and 0 for a language model.
-
-    Bytes have as many as the source names for its own bytes, else none, as in the published ByT5.
-    """
-    from limba.data.vocabulary.load import NUM_SENTINELS
-
-    own = source.vocabulary
-    if path == "byte" and own is not None and own.path == path and own.extra_ids is not None:
-        return own.extra_ids
-    return 0 if source.model.is_decoder_only or path == "byte" else NUM_SENTINELS
 
 
 def task_of(source: Source) -> Any:

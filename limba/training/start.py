@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
-from limba.config import InputError, RunConfig, StorageError, plain
+from limba.config import RunConfig, plain
 from limba.config.secrets import without_credentials
 from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
 from limba.data.objectives import derive_lengths
-from limba.data.tasks import Provider, check_sources, needs_sentinels, pinned_for_run, resolve_task, vocabularies_of
-from limba.data.vocabulary.files import directory_of, keep
-from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary, content_name
+from limba.data.tasks import (
+    Provider,
+    check_sources,
+    keep_vocabularies,
+    needs_sentinels,
+    pinned_for_run,
+    resolve_task_of_run,
+)
+from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
@@ -24,8 +29,6 @@ from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
-
-logger = logging.getLogger(__name__)
 
 
 def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
@@ -40,7 +43,7 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
             ensure_vocabulary(data, trains=True)
     with together():
         ensure_vocabulary(data, trains=first)
-        task = _resolved(config)
+        task = resolve_task_of_run(data, config.model_dir)
     task = pinned_for_run(task, config.model_dir)
     with together():
         lengths = _checked(task, config)
@@ -52,21 +55,6 @@ def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
                 check_initial(config.initial_checkpoint_path, byte_extra_ids(vocabulary) if learns_gaps else None)
     check_alike(lambda: facts_of_data(task, data))
     return task, lengths
-
-
-def _resolved(config: RunConfig) -> Provider:
-    """Returns the run's task, with the vocabularies that it names; where these are gone, with the run's own copies."""
-    try:
-        task = resolve_task(config.data)
-        for vocabulary in vocabularies_of(task):
-            content_name(vocabulary)  # reads it
-        return task
-    except (InputError, StorageError) as error:
-        task = resolve_task(config.data, config.model_dir)
-        if not any(map(directory_of, vocabularies_of(task))):
-            raise
-        logger.warning("%s The run's own copy in %s is used.", error, config.model_dir)
-        return task
 
 
 def _checked(task: Provider, config: RunConfig) -> dict[str, int]:
@@ -116,7 +104,7 @@ def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: Tra
 
 def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider]) -> None:
     """Writes what describes this run into model_dir: vocabularies, config.json, and config.gin where there is one."""
-    keep((each for task in tasks for each in vocabularies_of(task)), config.model_dir)
+    keep_vocabularies(tasks, config.model_dir)
     directory = config.model_dir.rstrip("/")
     write_whole(f"{directory}/{plain.FILE}", plain.to_text(config))
     if gin_text:

@@ -14,9 +14,9 @@ import seqio
 from etils import epath
 
 from limba.config import DataConfig, InputError
-from limba.data.tasks import resolve_task, vocabularies_of
+from limba.data.tasks import addresses_of, copies_of, resolve_task
 from limba.data.vocabulary import TokenizersVocabulary, files
-from limba.data.vocabulary.load import content_name, of_run
+from limba.data.vocabulary.load import address_of, content_name, of_run
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from tests.hub_server import hub
 
@@ -100,24 +100,24 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
     config = DataConfig("kept", {"inputs": 16, "targets": 16}, 8)
     run = tmp_path / "run"
     run.mkdir()
-    files.keep(vocabularies_of(task), str(run))
+    files.keep(addresses_of(task), str(run))
     assert (
         sorted(files.copies_in(epath.Path(run))) == sorted(path.name for path in run.iterdir())
         and len(list(run.iterdir())) == 2
     )
     times = {path: path.stat().st_mtime_ns for path in run.iterdir()}
-    files.keep(vocabularies_of(task), str(run))  # nothing has changed: nothing is written
+    files.keep(addresses_of(task), str(run))  # nothing has changed: nothing is written
     assert times == {path: path.stat().st_mtime_ns for path in run.iterdir()}
     for path in ("in.model", "out.json"):
         Path(path).unlink()
     moved = shutil.move(run, tmp_path / "moved")
-    (tmp_path / "moved" / "best").mkdir()
-    for directory in (str(moved), f"{moved}/best"):
-        found = vocabularies_of(resolve_task(config, directory))
-        assert [content_name(each) for each in found] == names
-        assert found[0].extra_ids == 50 and files.directory_of(found[0]) == str(moved)
+    resolved = resolve_task(config, str(moved))
+    found = [resolved.output_features[side].vocabulary for side in own]
+    assert [content_name(each) for each in found] == names
+    assert found[0].extra_ids == 50 and copies_of(resolved) == str(moved)
     given = DataConfig("kept", {"inputs": 16, "targets": 16}, 8, vocabulary="in.model", extra_ids=50)
-    assert {content_name(each) for each in vocabularies_of(resolve_task(given, str(moved)))} == {names[0]}
+    features = resolve_task(given, str(moved)).output_features.values()
+    assert {content_name(each.vocabulary) for each in features} == {names[0]}
     with pytest.raises(InputError, match="in.model does not exist"):
         resolve_task(given)
 
@@ -126,9 +126,10 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
 def test_what_lies_in_the_directory_or_is_bytes_has_no_copy(vocabulary: Path, tmp_path: Path) -> None:
     shutil.copy(vocabulary, tmp_path / "vocabulary.model")
     inside = seqio.SentencePieceVocabulary(str(tmp_path / "vocabulary.model"))
-    files.keep([inside, seqio.ByteVocabulary(), seqio.PassThroughVocabulary(100)], str(tmp_path))
+    assert not any(map(address_of, [seqio.ByteVocabulary(), seqio.PassThroughVocabulary(100)]))
+    files.keep([str(address_of(inside))], str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["vocabulary.model"]
-    assert of_run(inside, str(tmp_path)) is inside and files.directory_of(inside) is None
+    assert of_run(inside, str(tmp_path)) is inside and files.directory_of(str(address_of(inside))) is None
 
 
 @pytest.mark.fast

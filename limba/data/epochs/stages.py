@@ -24,8 +24,7 @@ from limba.data.reader_processes import ReaderProcesses, open_stream
 from limba.data.shard import Rows
 from limba.data.sources.units import UnitSource
 from limba.data.streams import TrainStream, feature_shapes
-from limba.data.tasks import Provider, parts_of, resolve_task
-from limba.data.vocabulary.files import directory_of
+from limba.data.tasks import Provider, copies_of, parts_of, resolve_task
 from limba.data.vocabulary.load import content_name
 
 PREFIX = "stage_"  # of the tokens of one stage: "stage_80000/ro_clean"
@@ -255,7 +254,7 @@ def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], conf
     """Returns the task of a later stage; ConfigError if it is not registered, or its rows are not those of `first`."""
     own = config.of_stages[begins]
     try:
-        task = resolve_task(own, directory_of(parts_of(first)[0].output_features["targets"].vocabulary))
+        task = resolve_task(own, copies_of(first))
     except ConfigError as error:
         if error.field != "DataConfig.mixture_or_task_name":
             raise

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import fsspec
 from etils import epath
@@ -45,36 +44,30 @@ def content(path: str) -> bytes:
         ) from error
 
 
-def address_of(vocabulary: Any) -> str | None:
-    """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
-    return getattr(vocabulary, "sentencepiece_model_file", getattr(vocabulary, "path", None))
-
-
 def _name(address: str) -> str:
     digest = hashlib.blake2b(without_credentials(address).encode(), digest_size=4).hexdigest()
     return f"vocabulary-{digest}{'.json' if address.endswith('.json') else '.model'}"
 
 
 def place_of(address: str, directory: str | None) -> str:
-    """Returns the path of a run's copy of the vocabulary at an address; the address itself if it keeps none.
+    """Returns the path of the copy in a run's directory of the vocabulary at an address; if it has none, the address.
 
-    `directory` is the run's, or that of its best step; with None there are no copies.
+    With None for the directory there are no copies.
     """
-    run = None if directory is None else epath.Path(directory)
-    places = [] if run is None else [run / _name(address), run.parent / _name(address)]
-    return next((str(place) for place in places if place.exists()), address)
+    place = f"{directory}/{_name(address)}"
+    return place if directory is not None and epath.Path(place).exists() else address
 
 
-def directory_of(vocabulary: Any) -> str | None:
-    """Returns the directory of the run whose copy a vocabulary is; None for another vocabulary."""
-    directory, name = os.path.split(address_of(vocabulary) or "")
+def directory_of(address: str) -> str | None:
+    """Returns the directory of the run whose copy of a vocabulary lies at an address; None for another file."""
+    directory, name = os.path.split(address)
     return directory or "." if _COPY.fullmatch(name) else None
 
 
-def keep(vocabularies: Iterable[Any], directory: str) -> None:
-    """Writes a copy of each vocabulary's file into a run's directory, unless the file itself lies there."""
-    for address in dict.fromkeys(map(address_of, vocabularies)):
-        if address is not None and os.path.dirname(address) != directory.rstrip("/"):
+def keep(addresses: Iterable[str], directory: str) -> None:
+    """Writes a copy of each vocabulary into a run's directory, unless the file itself lies there."""
+    for address in dict.fromkeys(addresses):
+        if os.path.dirname(address) != directory.rstrip("/"):
             copy, data = epath.Path(directory) / _name(address), content(address)
             if not copy.exists() or copy.read_bytes() != data:
                 write_whole(copy, data)

@@ -22,7 +22,7 @@ import seqio
 from seqio import vocabularies
 
 from limba.config import InputError
-from limba.data.vocabulary.files import address_of, content, place_of
+from limba.data.vocabulary.files import content, place_of
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,13 @@ def _model_at(address: str, _: tuple[int, ...], *choices: Any) -> Any:
         file.write(content(address))
         file.flush()
         return vocabularies._load_model(file.name, *choices)
+
+
+def address_of(vocabulary: Any) -> str | None:
+    """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
+    if isinstance(vocabulary, TokenizersVocabulary):
+        return vocabulary.path
+    return vocabulary.sentencepiece_model_file if isinstance(vocabulary, seqio.SentencePieceVocabulary) else None
 
 
 def of_run(vocabulary: seqio.Vocabulary, directory: str | None) -> seqio.Vocabulary:

@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.config.errors import SentenceError, reason_of
+from limba.config.errors import reason_of
 from limba.data.vocabulary.files import content
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence; the first one that exists
@@ -37,11 +37,10 @@ class TokenizersVocabulary(seqio.Vocabulary):
     def tokenizer(self) -> Any:
         import tokenizers
 
+        data = content(self.path)
         try:
-            text = content(self.path).decode()
+            text = data.decode()
             tokenizer = tokenizers.Tokenizer.from_str(text)
-        except SentenceError:
-            raise
         except Exception as error:  # noqa: BLE001  the library has no error of its own
             raise InputError(
                 f"The vocabulary {self.path} is not a tokenizer.json ({reason_of(error)}); give the path of one."
