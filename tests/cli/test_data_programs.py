@@ -125,7 +125,8 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     output = tmp_path / "new" / "ours.model"
     flags = [f"--files={corpus}", "--size=600", f"--output={output}", "--romanian_commas", "--sample_bytes=200000"]
     train_vocabulary.run([*flags, f"--compare_files=ref={corpus}", f"--compare_vocabulary={vocabulary},byte"])
-    printed = capsys.readouterr().out
+    printed, said = capsys.readouterr()
+    assert "WARNING" not in said
     loaded = load_vocabulary(str(output))
     assert loaded.vocab_size == 600
     assert "500 pieces and 100 sentinels" in printed
@@ -143,6 +144,17 @@ def test_a_vocabulary_is_trained_and_reported(corpus, vocabulary, tmp_path, caps
     with pytest.raises(InputError, match="already exists"):
         train_vocabulary.run(flags)
     assert (output.read_bytes(), (output.parent / "tokenizer.json").read_bytes()) == before
+
+
+def test_a_text_too_small_for_the_size_is_said(tmp_path, capsys):
+    (tmp_path / "few.txt").write_text("\n".join(f"word{n} and some other words of {n} letters" for n in range(500)))
+    train_vocabulary.run([f"--files={tmp_path}/few.txt", "--size=9000", f"--output={tmp_path}/few.model"])
+    printed, said = capsys.readouterr()
+    num_ids = load_vocabulary(str(tmp_path / "few.model")).vocab_size
+    assert num_ids < 2_000
+    (rows,) = re.findall(r"set VOCAB_SIZE to (\d+)\.", printed)
+    assert num_ids <= int(rows) < num_ids + 128
+    assert f"WARNING: --size asks for 9,000 ids, and this text has pieces for {num_ids:,} only" in said
 
 
 PAIRS = "{'inputs': 'en', 'targets': 'id'}"

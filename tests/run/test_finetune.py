@@ -362,6 +362,49 @@ def test_a_metric_that_fails_is_named_with_its_place(runs: tuple[Path, Path], fi
         _ = judge.names
 
 
+def judge_of(runs: tuple[Path, Path], **changes: object) -> TextEvaluation:
+    config = from_text((runs[1] / "config.json").read_text(), "config.json")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+    task, mesh = resolve_task(config.data), tiny.mesh_of(MeshConfig(), 1)
+    return TextEvaluation(config, task, dict(config.data.task_feature_lengths), Network(config.model, mesh), mesh)
+
+
+def test_the_copied_input_is_without_the_tasks_prefix(runs: tuple[Path, Path]) -> None:
+    """The targets are the inputs in capitals: "up: a text" copied has five letters that are wrong, "a text" none."""
+    with_prefix, without = judge_of(runs), judge_of(runs, prefix="")
+    examples = with_prefix._examples["text_to_text"]
+    assert all(example["inputs_pretokenized"].startswith(b"up: ") for example in examples)
+    assert with_prefix.copied() == without.copied()
+
+
+def test_without_validation_examples_nothing_is_generated(runs: tuple[Path, Path], files: Path) -> None:
+    name = "without_validation"
+    if name not in seqio.TaskRegistry.names():
+        part = seqio.get_mixture_or_task("text_to_text")
+        source = seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, splits=("train",))
+        seqio.TaskRegistry.add_provider(name, part.replace(name=name, source=source))
+    config = from_text((runs[1] / "config.json").read_text(), "config.json")
+    task, mesh = seqio.get_mixture_or_task(name), tiny.mesh_of(MeshConfig(), 1)
+    lengths = dict(config.data.task_feature_lengths)
+    judge = TextEvaluation(config, task, lengths, Network(config.model, mesh), mesh)
+    assert not judge.tasks and judge.names == () and judge.copied() == {}
+
+
+@pytest.mark.slow
+def test_a_run_without_validation_examples_trains(
+    files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row, of which none is taken for validation."""
+    rows = pyarrow.parquet.read_table(files / "pairs.parquet").slice(0, 64)
+    pyarrow.parquet.write_table(rows, tmp_path / "few.parquet")
+    gin = ["TRAIN_STEPS=2", f"CORPUS={tmp_path / 'few.parquet'}", "config.DataConfig.validation_percent=0.001"]
+    result = train(*flags.parse_args(arguments(files, tmp_path / "run", *gin))[:2])
+    assert result["step"] == 2 and not result.get("text")
+    assert "has no text: nothing is evaluated. A larger DataConfig.validation_percent" in caplog.text
+    with pytest.raises(InputError, match="is 'chrf', and there is no validation text; give some, or raise"):
+        train(*flags.parse_args(arguments(files, tmp_path / "best", *gin, "BEST_METRIC=chrf"))[:2])
+
+
 def test_a_figure_that_is_no_number_is_no_improvement(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = from_text((runs[1] / "config.json").read_text(), "config.json")
     patient = dataclasses.replace(run.evaluation, patience=2)
