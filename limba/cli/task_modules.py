@@ -1,6 +1,7 @@
 """Finds and imports the modules that register tasks: in the current directory, then in the repository.
 
-Both come after all that is installed, so that no file there replaces a library."""
+Both come after all that is installed, so that no file there replaces a library.
+"""
 
 from __future__ import annotations
 
