@@ -135,7 +135,10 @@ def check_best_metric(config: RunConfig, names: Iterable[str]) -> None:
         if not config.evaluation.num_examples:
             advice += ", or set EvaluationConfig.num_examples for the metrics of generated text"
     else:
-        advice = "there is no validation text; give some, or raise DataConfig.validation_percent"
+        advice = (
+            "there is no validation text; give some, raise DataConfig.validation_percent, or set"
+            " CheckpointConfig.best_metric to None"
+        )
     raise ConfigError("CheckpointConfig.best_metric", f"is {wanted!r}, and {advice}.")
 
 
