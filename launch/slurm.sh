@@ -103,7 +103,7 @@ job() {
   fi
   for now in {1..12}; do if state=$(scontrol show job "$SLURM_JOB_ID"); then break; else sleep 10; fi; done
   if [[ $state != *JobState=RUNNING* ]]; then
-    say "job $SLURM_JOB_ID was cancelled or preempted; what was saved stays, and the same command resumes it."
+    say "Slurm has ended job $SLURM_JOB_ID (cancelled, preempted, or a lost node); what was saved stays. If Slurm does not queue it again, the same command resumes it."
     exit "$status"
   fi
   # A start that was not cut short, by a crash or for another job, has had its time.

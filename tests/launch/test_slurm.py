@@ -72,7 +72,7 @@ BEFORE = '[ "${SLURM_RESTART_COUNT:-0}" -lt'
         ("RESET_SECONDS=0; exit 75", "RUNNING", 2, 75, "two starts in a row saved nothing new, so job 4242"),
         (f"{BEFORE} 4 ] || exit 0; {SAVES} exit 75", "RUNNING", 5, 0, "status 75; job 4242 is queued again, and"),
         (f"{BEFORE} 3 ] && {{ {SAVES} exit 75; }}; exit 75", "RUNNING", 6, 75, "was queued again 2 times"),
-        ("exit 75", "CANCELLED", 1, 75, "was cancelled or preempted"),
+        ("exit 75", "CANCELLED", 1, 75, "Slurm has ended job 4242 (cancelled, preempted, or"),
         ("exit 0", "RUNNING", 1, 0, ""),
     ],
 )  # fmt: skip
