@@ -102,7 +102,7 @@ def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: Tra
     return load_initial(path, abstract, config.model, state, config.reset_step, check) if path else state
 
 
-def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider]) -> None:
+def write_config(config: RunConfig, gin_text: str, tasks: Iterable[Provider] = ()) -> None:
     """Writes what describes this run into model_dir: vocabularies, config.json, and config.gin where there is one."""
     keep_vocabularies(tasks, config.model_dir)
     directory = config.model_dir.rstrip("/")

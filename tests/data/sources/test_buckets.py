@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from limba.config import InputError
 from limba.data.preparation.tfds import prepare_tfds
 from limba.data.sources.tfds import TfdsSource
-from limba.data.vocabulary.load import load_vocabulary, of_any_address
+from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary
 from limba.storage import folders
 from tests.bucket_server import BucketServer, emulated
@@ -83,8 +83,8 @@ def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path
     train_vocabulary(TEXTS, 320, str(path))
     server.put("bucket", "v.model", path.read_bytes())
     local, loaded = load_vocabulary(str(path)), load_vocabulary("gs://bucket/v.model")
-    of_task = of_any_address(seqio.SentencePieceVocabulary("gs://bucket/v.model", extra_ids=100))
-    assert of_task == loaded and of_any_address(local) is local
+    of_task = of_run(seqio.SentencePieceVocabulary("gs://bucket/v.model", extra_ids=100), None)
+    assert of_task == loaded and of_run(local, None) is local
     for each in (loaded, of_task):
         assert each.encode(TEXTS[0]) == local.encode(TEXTS[0]) and each.vocab_size == local.vocab_size
         assert each.encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
