@@ -113,8 +113,8 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
         is_scaled = bool(own.get(str(kind), is_scaled))
     if is_own or not (said or by_5):
         written = about.get(HEAD_SCALE) if by_5 or not version else None  # 4.57 keeps the key, and does not scale
-        is_number = isinstance(written, int | float) and written
-        head = StoredHead(False, scale=written if is_number else emb_dim**0.5 if is_scaled else 1.0)
+        factor = emb_dim**0.5 if is_scaled else 1.0
+        head = StoredHead(False, scale=written if isinstance(written, int | float) and written else factor)
     else:
         head = StoredHead(True) if is_scaled or not stored else StoredHead(False, embedding)
     if said and not head.is_tied:

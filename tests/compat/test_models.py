@@ -21,7 +21,7 @@ import limba
 from limba.cli.use import huggingface as command
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.from_huggingface import import_folder
-from limba.formats import huggingface
+from limba.formats import decoder_only, huggingface
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference.load import write_folder
@@ -60,6 +60,15 @@ def read(folder: Path) -> np.ndarray:
     return computed(unflatten(stack_layers({name: arrays[name] for name in arrays})), evaluated(source.model))
 
 
+def random_arrays(config) -> dict[str, np.ndarray]:
+    if not config.is_decoder_only:
+        return arrays_of(config)
+    random = np.random.default_rng(0)
+    shapes = decoder_only.shapes(config)
+    drawn = {name: random.standard_normal(shape) * shape[0] ** -0.5 for name, shape in shapes.items()}
+    return {name: np.float32(array + name.endswith("scale")) for name, array in drawn.items()}
+
+
 def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) -> None:
     """Folders as Limba writes them for a version of transformers, random weights, with its own logits beside them."""
     for family in families.FAMILIES:
@@ -69,7 +78,7 @@ def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) ->
         for head in families.HEADS:
             config = huggingface.model_config(models / f"{family}-own")
             config = dataclasses.replace(config, logits_via_embedding=head == "tied")
-            arrays = arrays_of(config)
+            arrays = random_arrays(config)
             folder = directory / f"{family}-{head}"
             opened = load_vocabulary(name.path, name.extra_ids)
             write_folder(folder, arrays, config, ("pytorch",), "float32", name, opened, (), version)
