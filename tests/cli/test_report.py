@@ -360,14 +360,13 @@ def test_a_million_steps_open_in_two_seconds(tmp_path: Path) -> None:
     assert 0.05 < figures["TaskDuration"] < 2.0 and not errors
 
 
-KEYS = [(make(1)["kind"], key) for make in (train_record, validation_record) for key in make(1)]
+KEYS = [(make(1)["kind"], key, None) for make in (train_record, validation_record) for key in make(1)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"),
-    [pytest.param(*each, marks=[] if each[1] == "seconds_per_step" else [pytest.mark.slow]) for each in KEYS],
+    ("kind", "key", "value"),
+    [("train", "seconds_per_step", "x"), *(pytest.param(*each, marks=pytest.mark.slow) for each in KEYS)],
 )
-@pytest.mark.parametrize("value", [None, "x"])
 def test_records_that_lack_a_figure_get_a_sentence_or_a_report(
     kind: str, key: str, value: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
