@@ -74,7 +74,10 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     # This run, with all its processes, is the only one in model_dir until it ends.
     with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with each_save.uploading(config):
-            result = _train(config, gin_text, mesh, mine.check if mine else lambda: None)
+            check_lease = (
+                functools.partial(mine.check, config.checkpoint.save_timeout_seconds) if mine else lambda: None
+            )
+            result = _train(config, gin_text, mesh, check_lease)
         return at_end.deliver_all(config, result)
 
 

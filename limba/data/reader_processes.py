@@ -10,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
+import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from limba.config import DataConfig, InputError
+import numpy as np
+
+from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
 from limba.data.epochs.deal import WHOLE_UNITS, Deal
-from limba.data.positions import PositionError
+from limba.data.positions import PositionError, advanced
 from limba.data.streams import TrainStream
 from limba.data.t5_names import finder
 from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
@@ -34,6 +40,9 @@ LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
 }  # fewer page faults in arrays; the user's own setting has priority
 SECONDS_TO_END = 10
+MOST_DEATHS = 3  # of a process and those in its place, without a batch between
+KEEP_SECONDS = 30.0  # between two looks at the data positions, at least; the batches since are made again
+KEEP_SHARE = 100  # and at least so many times as long as a look takes
 
 
 class Recipe(NamedTuple):
@@ -46,95 +55,174 @@ class Recipe(NamedTuple):
     num_processes: int
     deal: Deal = WHOLE_UNITS
     directory: str | None = None  # of the run whose copies of the vocabularies are read
+    is_exact: bool = True  # its data positions; else a stream is read again from its beginning
+
+
+class _Reader:
+    """One process that reads some of the shards, and the next one in its place when it ends or stands still."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.deaths = recipe, 0  # deaths without a batch between
+        self.lost: Exception | None = None  # why no further process is started
+        self.start()
+
+    def start(self) -> None:
+        """Starts a process, which opens the stream at its beginning."""
+        environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.connection, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "limba.data.reader", str(theirs.fileno())]
+            # Its own session: Ctrl-C and a closed terminal reach the run only, which still needs what is read.
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
+            )
+        self.is_open = False
+        self.send(self.recipe)
+
+    def send(self, message: Any) -> None:
+        """Sends a call; that the process has ended is for `receive` to find."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self) -> Any:
+        """Returns the next answer; EOFError or OSError if the process has ended, BlockingIOError after the limit."""
+        answer = self.connection.recv()
+        if self.is_open or isinstance(answer, Exception):
+            return answer
+        self.is_open = True  # that was the answer of the opening
+        return self.receive()
+
+    def set_limit(self, seconds: float) -> None:
+        """Sets for how long an answer is waited for, also where the process stops in the middle of one."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                pipe.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", math.ceil(seconds), 0))
+
+    def go_to(self, positions: Mapping[int, bytes] | None, num_batches: int) -> None:
+        """Sets a new process to the batch so many after the positions, or after the beginning."""
+        calls = [("restore", (positions,))] if positions else []
+        for call in (*calls, *[("__next__", ())] * num_batches):
+            self.send(call)
+            answer = self.receive()
+            if isinstance(answer, Exception):
+                raise answer
+
+    def end(self) -> int | None:
+        """Ends the process; returns its status, None if even that is not answered (a file system that is away)."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(SECONDS_TO_END)
+        return None
 
 
 class ReaderProcesses:
     """A `TrainStream` read by `config.num_reader_processes` processes, with the same batches and data positions.
 
-    The constructor starts the processes; the first call waits for them. Raises InputError if one cannot open its
-    stream or ends early.
+    The constructor starts the processes; the first call waits for them. One that is killed, or gives no answer for
+    twice as long as all attempts of one read may take, is started again: it goes to the last data positions, which
+    are asked for from time to time, and makes the batches since again. After three ends without a batch between the
+    call raises RestartError, or InputError if there was no batch at all; what was trained can still be saved.
     """
 
     def __init__(self, recipe: Recipe):
-        self._shards = recipe.shards
-        self._processes: list[subprocess.Popen] = []
-        environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._connections: list[Connection] = []
-        for first in range(recipe.num_processes):
-            ours, theirs = Pipe()
-            with theirs:
-                command = [sys.executable, "-m", "limba.data.reader", str(theirs.fileno())]
-                # Its own session: Ctrl-C and a closed terminal reach the run only, which still needs what is read.
-                process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
-                )
-            self._processes.append(process)
-            self._connections.append(ours)
-            ours.send(recipe._replace(shards=recipe.shards[first :: recipe.num_processes]))
-        self._are_open = False
+        self._recipe, self._shards = recipe, recipe.shards
+        parts = (recipe.shards[first :: recipe.num_processes] for first in range(recipe.num_processes))
+        self._readers = [_Reader(recipe._replace(shards=part)) for part in parts]
+        # Seconds for an answer, and for a start up to where the last process was; 0 until the first batch.
+        self._began, self._limit, self._start_limit = time.monotonic(), 0.0, 0.0
+        self._begin: Mapping[int, bytes] | None = None  # what `restore` was given
+        self._kept: dict[int, bytes] | None = None  # later positions, and
+        self._since = 0  # the batches taken since them, or since the beginning
+        self._keep_at = math.inf
+
+    def _asked(self, name: str, *arguments: Any) -> list[Any]:
+        """Calls a method of each process's stream; returns the results, and where one failed its exception."""
+        for reader in self._readers:
+            reader.send((name, arguments))
+        return [self._answer(reader, (name, arguments)) for reader in self._readers]
+
+    def _answer(self, reader: _Reader, call: tuple[str, tuple]) -> Any:
+        while reader.lost is None:
+            try:
+                return reader.receive()
+            except (EOFError, OSError) as error:
+                self._start_again(reader, error)
+                reader.send(call)
+        return reader.lost
+
+    def _start_again(self, reader: _Reader, error: Exception) -> None:
+        """Starts a process in the place of one that has ended, up to the batch that it gave last."""
+        code = reader.end()
+        how = (
+            f"gives no answer for {self._limit:,.0f} s" if isinstance(error, BlockingIOError) else f"has ended ({code})"
+        )
+        what, reader.deaths = f"The process that read data shards {list(reader.recipe.shards)} {how}", reader.deaths + 1
+        if reader.deaths == MOST_DEATHS or (not self._limit and (code or 0) > 0):  # or it fails in its start
+            reader.lost = (RestartError if self._limit else InputError)(
+                f"{what}{f', {MOST_DEATHS} times in a row' if reader.deaths > 1 else ''}; its output above says why, or"
+                " it was killed, perhaps because memory ran out: lower DataConfig.num_reader_processes, and start"
+                " again."
+            )
+            return
+        logger.warning("%s: it is started again, and reads on with the same row.", what)
+        reader.start()
+        try:
+            reader.set_limit(self._start_limit)
+            reader.go_to(self._kept or self._begin, self._since)
+            reader.set_limit(self._limit)
+        except (EOFError, OSError) as again:
+            self._start_again(reader, again)
+        except Exception as failed:  # noqa: BLE001  the corpus is not what it was
+            reader.lost = failed
 
     def _call_all(self, name: str, *arguments: Any) -> list[Any]:
-        """Calls a method of each process's stream; returns the results."""
-        self._send_all(name, *arguments)
-        return self._received()
-
-    def _send_all(self, name: str, *arguments: Any) -> None:
-        if not self._are_open:
-            self._are_open = True
-            self._received()
-        for number, connection in enumerate(self._connections):
-            with self._early_end(number):
-                connection.send((name, arguments))
-
-    def _received(self) -> list[Any]:
-        answers = self._answers()
+        """Calls a method of each process's stream; returns the results. Raises the exception of one."""
+        answers = self._asked(name, *arguments)
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
         return answers
 
-    def _answers(self) -> list[Any]:
-        answers = []
-        for number, connection in enumerate(self._connections):
-            with self._early_end(number):
-                answers.append(connection.recv())
-        return answers
-
     def _put_back(self, moved: Sequence[bool]) -> None:
         """Undoes the last `next` in the processes that have moved on, while others have failed."""
-        connections = [connection for connection, has in zip(self._connections, moved, strict=True) if has]
-        for connection in connections:
-            connection.send(("put_back", ()))
-        for connection in connections:
-            connection.recv()
-
-    @contextlib.contextmanager
-    def _early_end(self, number: int) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError) as error:
-            shards = list(self._shards[number :: len(self._processes)])
-            code = self._processes[number].wait(SECONDS_TO_END)
-            raise InputError(
-                f"The process that read data shards {shards} has ended ({code}); its output above says why, or it was"
-                " killed, perhaps because memory ran out: lower DataConfig.num_reader_processes, and start again."
-            ) from error
+        readers = [reader for reader, has in zip(self._readers, moved, strict=True) if has]
+        for reader in readers:
+            reader.send(("put_back", ()))
+        for reader in readers:
+            try:
+                reader.receive()
+            except (EOFError, OSError):  # the next one makes only the batches before
+                reader.end()
 
     def __iter__(self) -> Iterator[dict[int, Any]]:
         return self
 
     def __next__(self) -> dict[int, Any]:
-        self._send_all("__next__")
-        parts = self._answers()
+        if time.monotonic() > self._keep_at:
+            self._keep_at = time.monotonic() + KEEP_SECONDS
+            with contextlib.suppress(InputError, RestartError):  # the next save says it
+                self.positions()
+        parts = self._asked("__next__")
         if failed := [part for part in parts if isinstance(part, Exception)]:
             self._put_back([not isinstance(part, Exception) for part in parts])
             raise failed[0]
         if all(part is None for part in parts):
             raise StopIteration
-        if any(part is None for part in parts):
-            padding = self._call_all("empty")
-            parts = [some if part is None else part for part, some in zip(parts, padding, strict=True)]
-        return self._in_order(parts)
+        self._since += 1
+        for reader in self._readers:
+            reader.deaths = 0
+        if not self._limit:
+            config, began = self._recipe.config, self._began
+            self._limit = 2 * config.read_attempts * config.read_timeout_seconds
+            self._start_limit = max(self._limit, 3 * (time.monotonic() - began)) if self._recipe.is_exact else 0.0
+            self._keep_at = time.monotonic() + KEEP_SECONDS
+            for reader in self._readers:
+                reader.set_limit(self._limit)
+        # Padding where all shards of a process have ended: all rows have one shape.
+        some = next(rows for part in parts if part is not None for rows in part.values())
+        padding = {name: np.zeros_like(value) for name, value in some.items()}
+        pairs = zip(self._readers, parts, strict=True)
+        return self._in_order([dict.fromkeys(r.recipe.shards, padding) if part is None else part for r, part in pairs])
 
     def _in_order(self, parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
         merged = {shard: value for part in parts for shard, value in part.items()}
@@ -144,16 +232,32 @@ class ReaderProcesses:
         return self._in_order(self._call_all("empty"))
 
     def positions(self) -> dict[int, bytes]:
-        return self._in_order(self._call_all("positions"))
+        """Returns each shard's data position after the batches taken; of a process that is lost by the last one."""
+        began, parts = time.monotonic(), self._asked("positions")
+        for number, (reader, part) in enumerate(zip(self._readers, parts, strict=True)):
+            if isinstance(part, Exception):
+                if reader.lost is None or self._kept is None:
+                    raise part
+                rows = self._recipe.config.rows_per_shard
+                parts[number] = {s: advanced(self._kept[s], self._since, rows) for s in reader.recipe.shards}
+        self._kept, self._since = self._in_order(parts), 0
+        self._keep_at = (now := time.monotonic()) + max(KEEP_SECONDS, KEEP_SHARE * (now - began))
+        return dict(self._kept)
 
     def check(self, positions: Mapping[int, bytes]) -> None:
         self._call_all("check", dict(positions))
 
     def restore(self, positions: Mapping[int, bytes]) -> None:
         self._call_all("restore", dict(positions))
+        self._begin = dict(positions)
+
+    def _living(self, name: str) -> list[tuple[_Reader, Any]]:
+        """Returns the results of the processes that can be asked."""
+        pairs = zip(self._readers, self._asked(name), strict=True)
+        return [(reader, answer) for reader, answer in pairs if reader.lost is None]
 
     def skipped(self) -> list[tuple[str, str]]:
-        return [found for each in self._call_all("skipped") for found in each]
+        return [found for _, each in self._living("skipped") for found in each]
 
     def epochs(self) -> dict[str, float]:
         """Returns task name -> epochs read, a mean over this host's shards."""
@@ -164,38 +268,35 @@ class ReaderProcesses:
         return self._mean("tokens")
 
     def _mean(self, name: str) -> dict[str, float]:
-        each = self._call_all(name)
-        num_shards = [len(self._shards[number :: len(each)]) for number in range(len(each))]
-        return {
-            name: sum(values[name] * count for values, count in zip(each, num_shards, strict=True)) / sum(num_shards)
-            for name in each[0]
-        }
+        each = [(len(reader.recipe.shards), values) for reader, values in self._living(name)]
+        names = each[0][1] if each else ()
+        num_shards = sum(count for count, _ in each)
+        return {name: sum(values[name] * count for count, values in each) / num_shards for name in names}
 
     def failure(self) -> BaseException | None:
         """Returns the error with which prefetching has failed in a process; what can be read before it is still read.
 
         A process is idle between two batches, so the question takes a fraction of a millisecond.
         """
-        self._send_all("failure")
-        return next((answer for answer in self._answers() if isinstance(answer, Exception)), None)
+        return next((answer for answer in self._asked("failure") if isinstance(answer, Exception)), None)
 
     def close(self) -> None:
         """Ends the processes, by closing the pipes on which they wait."""
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
+        for reader in self._readers:
+            reader.connection.close()
+        for reader in self._readers:
             try:
-                process.wait(SECONDS_TO_END)
+                reader.process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:  # during a long read
-                process.kill()
-                process.wait()
+                reader.end()
 
 
 def open_stream(
     task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int], deal: Deal = WHOLE_UNITS
 ) -> TrainStream | ReaderProcesses:
     """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
-    if not has_exact_positions(task):
+    is_exact = has_exact_positions(task)
+    if not is_exact:
         logger.warning(
             "%s reads a source that cannot save its data position: a resumed run reads it again from the beginning. "
             "Set DataConfig.data_files to its files, or use a source of limba.data.sources.",
@@ -205,7 +306,7 @@ def open_stream(
     if num_processes == 1:
         return TrainStream(task, lengths, config, shards, deal=deal)
     given = (config, dict(lengths), pinned_revisions(task), tuple(shards), num_processes, deal, copies_of(task))
-    return ReaderProcesses(Recipe(*given))
+    return ReaderProcesses(Recipe(*given, is_exact))
 
 
 def serve(file_descriptor: int) -> None:

@@ -34,7 +34,7 @@ from limba.inference.load import TrainedModel
 from limba.inference.score import log_likelihoods
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
-from limba.storage.files import write_whole
+from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
@@ -135,7 +135,7 @@ class TextEvaluation:
         return figures
 
     def _write(self, part: seqio.Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self._directory)
         lines: list[dict[str, Any]] = [{"figures": figures}]
         features = part.output_features
         for example, prediction in zip(self._examples[part.name], texts, strict=True):

@@ -141,4 +141,4 @@ def _write_checkpoint(directory: Path, state: Any) -> None:
         directory, item_names=tuple(handlers), item_handlers=handlers, options=options
     ) as manager:
         manager.save(0, args=items)
-    manifest.write(str(directory / "0"))
+    manifest.write(str(directory / "0"), step=0)

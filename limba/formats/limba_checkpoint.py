@@ -37,10 +37,14 @@ def is_own(path: epath.Path) -> bool:
     return (path / "state" / "manifest.ocdbt").exists() or manifest.exists(path)
 
 
-def steps_in(directory: epath.Path) -> dict[int, epath.Path]:
-    """Returns step -> its directory in a folder `checkpoints`, oldest first; damaged ones too, unfinished ones not."""
+def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath.Path]:
+    """Returns step -> its directory in a folder `checkpoints`, oldest first; damaged ones too, unfinished ones not.
+
+    `with_files` also gives files that have the name of a step, which `damage` calls damaged.
+    """
     names = [child for child in (directory.iterdir() if directory.is_dir() else ()) if child.name.isdigit()]
-    return {int(child.name): child for child in sorted(names, key=lambda child: int(child.name)) if is_finished(child)}
+    found = [child for child in names if is_finished(child) or (with_files and child.is_file())]
+    return {int(child.name): child for child in sorted(found, key=lambda child: int(child.name))}
 
 
 def is_finished(path: epath.Path) -> bool:
@@ -82,6 +86,8 @@ def damage(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0,
 
     A checkpoint without a manifest has none to show, except if its `data` says that it was saved with one.
     """
+    if path.is_file():
+        return ["it is a file, not a folder"]
     if manifest.exists(path):
         return manifest.check(path, how, part)
     return [f"{manifest.FILE} is missing"] if _has_lost_its_manifest(path) else []

@@ -56,8 +56,9 @@ class Watchdog:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         self._file.close()
-        if not os.path.getsize(self._file.name):
-            os.remove(self._file.name)
+        with contextlib.suppress(OSError):  # it may be gone with its directory
+            if not os.path.getsize(self._file.name):
+                os.remove(self._file.name)
 
     def beat(self, step: int, result: Any) -> None:
         """Says that a step has begun, and with which array it ends."""

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from limba.config.secrets import without_credentials
 
 T = TypeVar("T")
 LONGEST_REASON = 200  # characters
+AGAIN_SECONDS = (5.0, 20.0)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Of the machine, the network or the rights: the same files may be read well a minute later.
@@ -89,6 +91,21 @@ def _error_number(error: BaseException) -> int:
         return error.errno or 0
     match = re.search(r"os_error_code='(\d+)'|OS error (\d+)", str(error))
     return int(match[1] or match[2]) if match else 0
+
+
+def twice(read: Callable[[], T]) -> T:
+    """Returns what a read returns; one that ends with EIO is tried again, after pauses of AGAIN_SECONDS.
+
+    A network's file system that is mounted `soft` gives EIO when its server does not answer, a bad disk does always.
+    """
+    for pause in AGAIN_SECONDS:
+        try:
+            return read()
+        except Exception as error:
+            if _error_number(error) != errno.EIO:
+                raise
+            time.sleep(pause)
+    return read()
 
 
 def limited(call: Callable[[], T], seconds: float, what: str) -> T:

@@ -67,6 +67,35 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> None:
         file.write(data)
 
 
+_HELD: dict[str, str] = {}  # a local directory that this process holds -> a file that is in it as long as it is there
+
+
+def hold(directory: str, file: str | None) -> None:
+    """Says that a local directory has this file until further notice; None ends that."""
+    _HELD.pop(directory, None)
+    if file is not None:
+        _HELD[directory] = file
+
+
+def gone(path: str | os.PathLike[str]) -> str:
+    """Returns the directory with this path in it that this process holds and that is gone (moved, unmounted), or ""."""
+    place = os.fspath(path)
+    inside = [
+        held for held in [*_HELD.items()] if "://" not in place and Path(place).absolute().is_relative_to(held[0])
+    ]
+    return next((directory for directory, file in inside if not os.path.exists(file)), "")
+
+
+def make_folder(folder: epath.Path | Path) -> None:
+    """Makes a folder and those above it.
+
+    OSError (EIO) in a held directory that is gone: a new one in its place would hide it when it comes back.
+    """
+    if held := gone(folder):
+        raise OSError(errno.EIO, f"{held} is gone", os.fspath(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
     """As `write_whole`, for a file that no run should end for: returns whether it succeeds, else with a warning."""
     try:
@@ -81,7 +110,7 @@ def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Yields a file for bytes that replaces a local file at the end of the context, or vanishes after an error."""
     place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
     descriptor, unfinished = new_file_beside(place)
     try:
         with os.fdopen(descriptor, "wb") as file:

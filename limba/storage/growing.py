@@ -44,7 +44,8 @@ class LocalFile:
             raise
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):  # of a file system that is away: it must not hide why the run ends
+            os.close(self._descriptor)
 
 
 class GrowingFile:

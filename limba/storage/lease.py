@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import secrets
 import socket
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from limba.config import InputError, RestartError, StorageError
 from limba.config.errors import is_out_of_memory, reason_of
-from limba.storage.places import Place, Seen, TakenError, place_at
+from limba.storage.files import hold
+from limba.storage.places import LocalPlace, Place, Seen, TakenError, place_at
 
 FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
 BEAT_SECONDS = 12.0
@@ -102,6 +104,7 @@ class Lease:
         self._beats, self._confirmed = 0, 0.0
         self._lost = ""  # the sentence, once another process holds it
         self._is_failing = self._has_complained = False
+        self._gone_since = 0.0  # by time.monotonic(): the file is not there; 0: it is
         self._over, self._wake, self._beaten = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat_on, daemon=True, name="lease")
 
@@ -122,6 +125,8 @@ class Lease:
                 f"{self._path} cannot be written ({reason_of(error)}); check the path, the permissions and the space."
             ) from error
         self._confirmed = time.monotonic()
+        if isinstance(self._place, LocalPlace) and os.path.basename(self._path) == FILE:
+            hold(os.path.dirname(self._path), self._path)
         self._thread.start()
 
     def _take(self, place: Place) -> None:
@@ -188,29 +193,38 @@ class Lease:
             self._place.renew(self.owner.content(self._beats), self._is_ours)
         except TakenError as taken:
             other = Owner.of(taken.content)
-            by = f"{other.purpose} {self.directory} now ({other})" if other else "has taken it over, and has ended"
+            if other is None:
+                self._gone_since = self._gone_since or time.monotonic()
+                self._fail("it is gone")
+                return
             self._lost = (
-                f"Another process {by}, since no heartbeat of this one was seen there; nothing more is written to"
-                f" {self.directory}. Start again when no other process uses it."
+                f"Another process {other.purpose} {self.directory} now ({other}), since no heartbeat of this one was"
+                f" seen there; nothing more is written to {self.directory}. Start again when no other process uses it."
             )
             _say(self._lost)
         except Exception as error:  # noqa: BLE001  a full disk or a bucket that is down must not end the run
-            self._is_failing = True
-            if not self._has_complained:
-                self._has_complained = True
-                _say(
-                    f"The heartbeat of this run cannot be written to {self._path} ({reason_of(error)}); the run goes"
-                    f" on, and tries again every {BEAT_SECONDS:.0f} s."
-                )
+            self._fail(reason_of(error))
         else:
-            self._confirmed, self._is_failing = time.monotonic(), False
+            self._confirmed, self._is_failing, self._gone_since = time.monotonic(), False, 0.0
+
+    def _fail(self, reason: str) -> None:
+        self._is_failing = True
+        if not self._has_complained:
+            self._has_complained = True
+            _say(
+                f"The heartbeat of this run cannot be written to {self._path} ({reason}); the run goes on, and tries"
+                f" again every {BEAT_SECONDS:.0f} s."
+            )
 
     def _is_ours(self, content: bytes) -> bool:
         owner = Owner.of(content)
         return owner is not None and owner.token == self.owner.token
 
-    def check(self) -> None:
-        """Raises RestartError if another process holds the lease now. Call it before something is written; cheap."""
+    def check(self, most_seconds: float = math.inf) -> None:
+        """Raises RestartError if another process holds the lease now. Call it before something is written; cheap.
+
+        Raises StorageError if the lease's file, and perhaps the directory with it, has been gone for `most_seconds`.
+        """
         stood_still = time.monotonic() - self._confirmed > PATIENCE * BEAT_SECONDS
         if not self._lost and stood_still and not self._is_failing:
             # This process was stopped, or its storage was: another one may have taken over.
@@ -219,9 +233,15 @@ class Lease:
             self._is_failing = not self._beaten.wait(BEAT_SECONDS) or self._is_failing
         if self._lost:
             raise RestartError(self._lost)
+        if self._gone_since and time.monotonic() - self._gone_since > most_seconds:
+            raise StorageError(
+                f"{self._path} has been gone for {most_seconds:,.0f} s, as if {self.directory} had been moved, removed"
+                " or unmounted; bring it back, and start the same command again."
+            )
 
     def release(self) -> None:
         """Ends the heartbeats and removes the lease, if it is still ours. Never raises, never waits long."""
+        hold(os.path.dirname(self._path), None)
         self._over.set()
         self._wake.set()
         self._thread.join(min(BEAT_SECONDS, LIMIT_SECONDS))

@@ -15,7 +15,7 @@ from typing import Any
 import google_crc32c
 from etils import epath
 
-from limba.storage.failures import is_passing, short_reason
+from limba.storage.failures import is_passing, short_reason, twice
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -38,19 +38,21 @@ def entries(directory: str | epath.Path, wanted: Callable[[str], bool] = lambda 
         return dict(zip(found, pool.map(lambda name: entry(root / name), found), strict=True))
 
 
-def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None) -> None:
+def write(directory: str | epath.Path, known: Mapping[str, Entry] | None = None, step: int | None = None) -> None:
     """Writes the manifest of all files of a directory; the entries of `known` are taken as they are.
 
-    Nothing may be written to the directory afterwards.
+    `step` is that of a checkpoint. Nothing may be written to the directory afterwards.
     """
     known = known or {}
     files = {**known, **entries(directory, lambda name: name not in known)}
-    (epath.Path(directory) / FILE).write_text(text(files))
+    (epath.Path(directory) / FILE).write_text(text(files, step))
 
 
-def text(files: Mapping[str, Entry]) -> str:
+def text(files: Mapping[str, Entry], step: int | None = None) -> str:
     """Returns a manifest of these entries, as a file's text."""
-    content = {"format": FORMAT, "files": files, "crc32c": _own_checksum(files)}
+    content = {"format": FORMAT, "files": files, "crc32c": _own_checksum(files)} | (
+        {} if step is None else {"step": step}
+    )
     return json.dumps(content, indent=0, sort_keys=True) + "\n"
 
 
@@ -63,9 +65,11 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
     """
     root = epath.Path(directory)
     try:
-        files = _read(root)
+        files, step = _read(root)
     except ValueError as error:
         return [str(error)]
+    if root.name.isdigit() and step not in (None, int(root.name)):
+        return [f"{FILE} is that of step {step}"]
     is_there = dict(zip(files, _map(lambda name: _size(root / name), files), strict=True))
     found = []
     for name, (size, _) in files.items():
@@ -79,7 +83,7 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
 
     def changed(name: str) -> str | None:
         try:
-            if entry(root / name)[1] != files[name][1]:
+            if twice(lambda: entry(root / name))[1] != files[name][1]:
                 return f"{name} has other bytes than when it was saved"
             return None
         except Exception as error:
@@ -92,14 +96,14 @@ def check(directory: str | epath.Path, how: str = "checksums", part: tuple[int, 
 
 def size_of(directory: str | epath.Path) -> tuple[int, int]:
     """Returns (number of files, their bytes) by the manifest; ValueError if that is damaged."""
-    files = _read(epath.Path(directory))
+    files, _ = _read(epath.Path(directory))
     return len(files), sum(size for size, _ in files.values())
 
 
-def _read(root: epath.Path) -> dict[str, Entry]:
-    """Returns the entries of the manifest; ValueError, with a short sentence, if it is missing or damaged."""
+def _read(root: epath.Path) -> tuple[dict[str, Entry], int | None]:
+    """Returns (entries, step or None) of the manifest; ValueError, with a short sentence, if it is bad."""
     try:
-        content = json.loads((root / FILE).read_text())
+        content = json.loads(twice((root / FILE).read_text))
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in content["files"].items()}
         is_good = content["format"] == FORMAT and content["crc32c"] == _own_checksum(files)
     except FileNotFoundError as error:
@@ -107,10 +111,11 @@ def _read(root: epath.Path) -> dict[str, Entry]:
     except Exception as error:
         if is_passing(error):
             raise
-        raise ValueError(f"{FILE} is damaged") from error
+        what = f"cannot be read ({short_reason(error)})" if isinstance(error, OSError) else "is damaged"
+        raise ValueError(f"{FILE} {what}") from error
     if not is_good or not all(map(_is_inside, files)):
         raise ValueError(f"{FILE} is damaged")
-    return files
+    return files, content.get("step")
 
 
 def _own_checksum(files: Mapping[str, Entry]) -> str:

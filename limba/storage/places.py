@@ -116,6 +116,12 @@ class LocalPlace:
         found = self.read()
         if found is None or not is_ours(found):
             raise TakenError(found)
+        is_same = False
+        with contextlib.suppress(OSError, TypeError):
+            is_same = os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))  # pyright: ignore[reportArgumentType]
+        if not is_same:  # the directory was away, and came back as a copy or by a new mount
+            self.close()
+            self.look()
         assert self._descriptor is not None
         _fill(self._descriptor, content)
 
@@ -128,9 +134,10 @@ class LocalPlace:
 
     def close(self) -> None:
         """Gives the lock back."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a file system that is away; it is closed all the same
+                os.close(descriptor)
 
 
 def _locked(descriptor: int) -> str:

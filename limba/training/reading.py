@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from limba.config import InputError
+from limba.config import InputError, RestartError
 from limba.config.errors import SentenceError, reason_of
 from limba.data.streams import Rows
 from limba.sharding.agreement import together
@@ -34,7 +34,7 @@ class RowReader:
         except Exception as error:
             if jax.process_count() > 1:  # the others are in the next step already
                 kept = _newest(saved_steps)
-                raise InputError(f"{_sentence(error)} The other processes wait for these rows: {kept}.") from error
+                raise _kind(error)(f"{_sentence(error)} The other processes wait for these rows: {kept}.") from error
             self.failure = error
             return None
         if self._has_epochs and not any_process(rows is not None):
@@ -53,10 +53,9 @@ class RowReader:
         """Returns the stream's data positions; after a failure an error of it says which step is kept."""
         try:
             return stream.positions()
-        except InputError as error:
-            if self.failure is None:
-                raise
-            raise InputError(f"{_sentence(self.failure)} The steps since are lost: {_newest(saved_steps)}.") from error
+        except (InputError, RestartError) as error:
+            failure = self.failure or error
+            raise _kind(failure)(f"{_sentence(failure)} The steps since are lost: {_newest(saved_steps)}.") from error
 
     def end(self, step: int, has_trained: bool) -> None:
         """Raises the failure, in all processes alike; call it in all of them when the step is saved."""
@@ -65,11 +64,15 @@ class RowReader:
                 raise self.failure
             if self.failure is not None:
                 saved = f"What was trained, up to step {step:,}, is saved."
-                raise InputError(f"{_sentence(self.failure)} {saved}") from self.failure
+                raise _kind(self.failure)(f"{_sentence(self.failure)} {saved}") from self.failure
 
 
 def _newest(saved_steps: Sequence[int]) -> str:
     return f"step {max(saved_steps):,} is the last one saved" if saved_steps else "no step is saved"
+
+
+def _kind(error: BaseException) -> type[InputError | RestartError]:
+    return RestartError if isinstance(error, RestartError) else InputError
 
 
 def _sentence(error: BaseException) -> str:

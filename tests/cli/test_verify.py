@@ -65,6 +65,24 @@ def test_a_damaged_file_is_named(saved: Path, tmp_path: Path, capsys: pytest.Cap
     assert verified(run / "checkpoints" / "10", capsys, "--sizes")[0] == 0  # which says what it does not look at
 
 
+def test_a_step_under_the_name_of_another_is_named(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    shutil.copytree(run / "checkpoints" / "10", run / "checkpoints" / "30")
+    (run / "checkpoints" / "40").write_text("")
+    status, lines, errors = verified(run, capsys, "--sizes")
+    assert (
+        status == 2
+        and errors == ""
+        and [line for line in lines if "damaged" in line]
+        == [
+            "checkpoints/30: damaged: manifest.json is that of step 10",
+            "checkpoints/40: damaged: it is a file, not a folder",
+        ]
+    )
+
+
 def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
     status, lines, _ = verified(run, capsys)
@@ -96,9 +114,9 @@ def test_the_place_for_saves_that_fail_is_checked_too(
     config = RunConfig(tiny.MODEL, DataConfig("t", {"inputs": 512}, batch_size=8), str(run), 10, checkpoint=checkpoint)
     (run / plain.FILE).write_text(plain.to_text(config))
     place = fallback_directory(str(run), str(tmp_path / "other"))
-    shutil.copytree(run / "checkpoints" / "20", place / "30")
+    shutil.copytree(run / "checkpoints" / "20", place / "20")
     status, lines, _ = verified(run, capsys)
-    assert status == 0 and lines[-1].startswith(f"{place}/30: whole (")
+    assert status == 0 and lines[-1].startswith(f"{place}/20: whole (")
 
 
 def test_what_is_no_run_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data import positions, streams
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.positions import PositionError, corpus_table
+from limba.data.positions import PositionError, advanced, corpus_table
 from limba.data.reader_processes import ReaderProcesses, Recipe
 from limba.data.sources import FileSource
 from limba.data.sources.order import random_generator
@@ -282,6 +282,24 @@ def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
             apart.check({**before, 1: before[1][:-30]})
         apart.restore(before)
         np.testing.assert_array_equal(taken(apart, 2), expected)
+
+
+@pytest.mark.parametrize("number", [1, 40, 200])
+def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -> None:
+    """By less than was made ahead, and by more; and twice, as where a run ends so two times."""
+    path = write(tmp_path / "a.txt")
+    with stream_of(path) as stream:
+        taken(stream, 3)
+        before, rows = stream.positions(), CONFIG.rows_per_shard
+        taken(stream, number)
+        expected, epochs = taken(stream, 4), stream.epochs()
+    moved = {
+        shard: advanced(advanced(each, number // 2, rows), number - number // 2, rows) for shard, each in before.items()
+    }
+    with stream_of(path) as stream:
+        stream.restore(moved)
+        np.testing.assert_array_equal(taken(stream, 4), expected)
+        assert stream.epochs() == epochs
 
 
 def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import contextlib
 import dataclasses
 import json
+import os
+import re
 import signal
+import sys
 import time
 
 import numpy as np
 import pytest
 
 import tasks.text_to_text  # noqa: F401  registers its tasks
-from limba.config import DataConfig, InputError
-from limba.data import streams
+from limba.config import DataConfig, InputError, RestartError
+from limba.data import reader_processes, streams
 from limba.data.reader_processes import ReaderProcesses, Recipe, open_stream
 from limba.data.tasks import resolve_task
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
@@ -29,6 +32,7 @@ def test_processes_give_what_one_does(once):
     apart, again = open_stream(task, lengths, once, range(4)), streams.TrainStream(task, lengths, once, range(4))
     with contextlib.closing(alone), contextlib.closing(apart), contextlib.closing(again):
         taken(alone, 5)
+        stop(apart._readers[1], signal.SIGKILL)  # before it has read anything
         apart.restore(alone.positions())
         np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
         assert apart.epochs() == alone.epochs() and apart.skipped() == []
@@ -38,11 +42,59 @@ def test_processes_give_what_one_does(once):
         np.testing.assert_array_equal([flat(rows) for rows in apart], rest)  # padding where a shard has ended
         assert not flat(apart.empty()).any()
 
-        apart._processes[1].send_signal(signal.SIGKILL)
-        with pytest.raises(InputError, match=r"data shards \[1, 3\] has ended \(-9\).* lower DataConfig.num_reader"):
-            next(apart)
-        apart._connections[0].close()  # as when this process dies
-        assert apart._processes[0].wait(20) == 0
+        apart._readers[0].connection.close()  # as when this process dies
+        assert apart._readers[0].process.wait(60) == 0
+
+
+def stop(reader: object, how: signal.Signals) -> None:
+    """Kills or stops a process, and waits until the kernel has done it."""
+    process = reader.process
+    process.send_signal(how)
+    if how == signal.SIGKILL:
+        process.wait(60)
+        return
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeypatch, caplog) -> None:
+    """From the beginning, and from the positions looked at last; when none starts any more, what was read is saved."""
+    limited = dataclasses.replace(once, read_timeout_seconds=1.0, read_attempts=2)  # the limit of an answer is 4 s
+    task, lengths, alone = opened(limited)
+    with contextlib.closing(alone), contextlib.closing(open_stream(task, lengths, limited, range(4))) as apart:
+        np.testing.assert_array_equal(taken(apart, 3), taken(alone, 3))
+        stop(apart._readers[0], signal.SIGKILL)
+        monkeypatch.setattr(reader_processes, "KEEP_SECONDS", 0.0)
+        apart._keep_at = 0.0
+        assert apart.failure() is None
+        np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
+        assert apart.epochs() == alone.epochs() and apart._since < 7
+        stop(apart._readers[1], signal.SIGSTOP)
+        np.testing.assert_array_equal(taken(apart, 2), taken(alone, 2))
+
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        stop(apart._readers[1], signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(RestartError, match=r"shards \[1, 3\] has ended \(1\), 3 times in a row; .* lower Data"):
+                next(apart)
+        assert isinstance(apart.failure(), RestartError) and apart.epochs().keys() == alone.epochs().keys()
+        with contextlib.closing(streams.TrainStream(task, lengths, limited, range(4))) as again:
+            again.restore(apart.positions())
+            np.testing.assert_array_equal(taken(again, 5), taken(alone, 5))
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    for shards, why in (("0, 2", r"has ended \(-9\)"), ("1, 3", "gives no answer for 4 s")):
+        wanted = rf"data shards \[{shards}\] {why}: it is started again"
+        assert any(re.search(wanted, each) for each in said), said
+
+
+def test_a_process_that_fails_in_its_start_is_not_started_again(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    data = DataConfig("demo_span_corruption", {"inputs": 64}, 8, "byte")
+    with (
+        contextlib.closing(ReaderProcesses(Recipe(data, {"inputs": 64}, {}, (0, 1), 2))) as stream,
+        pytest.raises(InputError, match=r"data shards \[0\] has ended \(1\); its output above says why"),
+    ):
+        next(stream)
 
 
 def test_a_process_reports_why_it_cannot_open_its_stream(once):

@@ -97,6 +97,7 @@ def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_pat
     assert f"INITIAL_CHECKPOINT_PATH={tmp_path}/out" in capsys.readouterr().out
     equal(LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "0"), arrays)
     assert manifest.check(tmp_path / "out" / "checkpoints" / "0") == []
+    assert json.loads((tmp_path / "out" / "checkpoints" / "0" / manifest.FILE).read_text())["step"] == 0
     assert (tmp_path / "out" / "spiece.model").read_bytes() == b"a vocabulary"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 

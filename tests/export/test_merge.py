@@ -47,7 +47,8 @@ def parameters(step: int) -> list[np.ndarray]:
 
 def merged(run: Path, out: Path, steps: tuple[int, ...], *weighting: object) -> Checkpoints:
     merge.merge(parts_of([source(run)], steps=steps), Weighting(*weighting), str(out))  # type: ignore[arg-type]
-    assert manifest.check(str(out / "checkpoints" / str(max(steps)))) == []
+    path = out / "checkpoints" / str(max(steps))
+    assert manifest.check(str(path)) == [] and json.loads((path / manifest.FILE).read_text())["step"] == max(steps)
     return Checkpoints(str(out), states.CONFIG, states.DATA)
 
 

@@ -1,15 +1,16 @@
 """A step that does not end ends the process, with the stacks of its threads; a slow phase does not."""
 
+import shutil
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from limba.config import StorageError
 from limba.sharding import watchdog
 from limba.sharding.watchdog import Watchdog
 from tests.sharding.processes import Processes
+from tests.waiting import wait_until
 
 
 class Result:
@@ -32,13 +33,6 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return said
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     done, stuck = Result(), Result()
@@ -46,7 +40,7 @@ def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: 
     with Watchdog(0.3, str(tmp_path)) as watched:
         for step, result in ((6, done), (7, stuck), (8, Result())):
             watched.beat(step, result)  # jax lets the loop go ahead of the devices
-        wait_for(lambda: ends)
+        wait_until(lambda: ends)
     (sentence, status) = ends[0]
     stacks = tmp_path / "logs" / "stacks_process_0.txt"
     assert status == 75 and sentence.startswith(
@@ -56,32 +50,58 @@ def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: 
     assert "test_a_stuck_step" in stacks.read_text() and "Step 7 of process 0" in stacks.read_text()
 
 
-def test_slow_but_living_runs_go_on(ends: list, tmp_path: Path) -> None:
+class Clock:
+    """A clock that only the test turns."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def turn(self, seconds: float) -> None:
+        """Lets so much time pass, in ticks that the watchdog has all seen."""
+        for _ in range(round(seconds / watchdog.TICK_SECONDS)):
+            self.now += watchdog.TICK_SECONDS
+            before = self.looks
+            wait_until(lambda before=before: self.looks > before + 1)
+
+
+def test_slow_but_living_runs_go_on(ends: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of steps longer than the limit, a phase longer than the limit, and a first step that compiles."""
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
     with Watchdog(0.3, str(tmp_path)) as watched:
-        time.sleep(0.6)  # the first step
+        clock.turn(0.6)  # the first step
         results = [Result() for _ in range(6)]
         for step, result in enumerate(results):
             watched.beat(step, result)
         for result in results:  # the loop waits for all of them, each takes two thirds of the limit
-            time.sleep(0.2)
+            clock.turn(0.2)
             result.is_there = True
         with watched.phase("An evaluation"):
-            time.sleep(0.6)
+            clock.turn(0.6)
         watched.beat(7, results[0])
     assert not ends
     assert not list((tmp_path / "logs").iterdir())  # an empty file is not left behind
 
 
+def test_an_end_keeps_its_reason_where_the_folder_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="^the disk is away$"), Watchdog(600.0, str(tmp_path)):
+        shutil.rmtree(tmp_path / "logs")
+        raise StorageError("the disk is away")
+
+
 def test_a_phase_has_a_limit_too(ends: list, tmp_path: Path) -> None:
     with Watchdog(0.1, str(tmp_path), phase_seconds=0.3) as watched, watched.phase("An evaluation"):
-        wait_for(lambda: ends)
+        wait_until(lambda: ends)
     assert ends[0][0].startswith("An evaluation has not ended after 0 s")
 
 
 def test_a_start_that_hangs_has_a_limit(ends: list, tmp_path: Path) -> None:
     with Watchdog(0.1, str(tmp_path), phase_seconds=0.2):
-        wait_for(lambda: ends)
+        wait_until(lambda: ends)
     assert ends[0][0].startswith("The start of the run, with its first step, has not ended")
 
 

@@ -98,6 +98,7 @@ def test_a_branch_begins_with_a_whole_copy(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     begin(branch, str(out))
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert json.loads((out / "checkpoints" / "20" / manifest.FILE).read_text())["step"] == 20
     assert manifest.check(str(out / "checkpoints" / "20")) == [] and (out / "skipped_batches.jsonl").exists()
     with Checkpoints(str(out), states.CONFIG, states.DATA) as checkpoints:
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)

@@ -77,7 +77,7 @@ def _steps(root: Any) -> Iterator[Any]:
         yield root
         return
     for directory in (root / "checkpoints", root / "best" / "checkpoints", *_fallback(root)):
-        yield from limba_checkpoint.steps_in(directory).values()
+        yield from limba_checkpoint.steps_in(directory, with_files=True).values()
         for child in sorted(directory.iterdir()) if directory.is_dir() else ():
             if ".broken" in child.name:
                 yield child

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ from limba.sharding.exchange import gather_texts, own_part
 from limba.sharding.multihost import gather_bytes
 from limba.sharding.tree import named_leaves
 from limba.storage import manifest
-from limba.storage.failures import is_passing, limited, short_reason
+from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes, resolved
 from limba.training.checkpoints import arrays, step_files
 from limba.training.checkpoints.save import GRACE_SECONDS, Outcome, Saver
@@ -188,6 +190,11 @@ class Checkpoints:
             damaged.append((step, place, reason))
         if damaged:
             step, place, reason = damaged[0]
+            if os.strerror(errno.EIO) in reason:  # a storage that is away gives it for all files
+                raise StorageError(
+                    f"The checkpoint {place} cannot be read ({reason}), nor an older one; nothing is changed. Mend"
+                    " that, and start the same command again."
+                )
             raise InputError(
                 f"None of the checkpoints {sorted(step for step, *_ in damaged)} in {self.directory} can be read (step"
                 f" {step}: {reason}); copy one of them again from elsewhere, or give another RunConfig.model_dir to"
@@ -233,7 +240,7 @@ class Checkpoints:
         failure = ""
         try:
             for place in self._places:
-                found += [(step, str(path)) for step, path in limba_checkpoint.steps_in(place).items()]
+                found += [(step, str(path)) for step, path in limba_checkpoint.steps_in(place, with_files=True).items()]
         except Exception as error:  # noqa: BLE001  raised below, by all processes
             failure = short_reason(error)
         failure, found = json.loads(self._shared(json.dumps([failure, found]))[0])
@@ -294,7 +301,7 @@ class Checkpoints:
         """
         kind, text, own, caught = "", "", None, InputError()
         try:
-            own = limited(call, self._config.save_timeout_seconds, f"reading {path}")
+            own = limited(lambda: twice(call), self._config.save_timeout_seconds, f"reading {path}")
         except InputError as error:
             kind, text, caught = "input", str(error), error
         except Exception as error:  # whatever a damaged file makes of its reader is damage

@@ -22,7 +22,7 @@ from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.formats.limba_checkpoint import COMMITTED, UNFINISHED, is_finished, steps_in
 from limba.storage import manifest
-from limba.storage.files import free_bytes
+from limba.storage.files import free_bytes, gone, make_folder
 from limba.training.checkpoints import arrays
 from limba.training.checkpoints.arrays import Snapshot
 
@@ -42,7 +42,7 @@ def working_directory(directory: epath.Path, step: int) -> epath.Path:
 
 def open_step(directory: epath.Path, step: int, needed: int) -> None:
     """Makes the empty directory of a step; OSError if that fails, or if fewer than the `needed` bytes are free."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     work = working_directory(directory, step)
     if work.exists():
         work.rmtree()
@@ -88,7 +88,7 @@ def commit_files(
         "custom_metadata": {},
     }
     (work / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
-    manifest.write(work, known)
+    manifest.write(work, known, step)
     (work / COMMITTED).write_text(f"Checkpoint commit was successful to {directory / str(step)}")
     _name_step(directory, step)
 
@@ -164,6 +164,8 @@ def clear_step(directory: epath.Path, step: int) -> None:
         work = working_directory(directory, step)
         if work.exists() and not (_is_bucket(directory) and is_finished(work)):
             work.rmtree()
+        for folder in (directory, directory.parent) if gone(directory) else ():  # made by a library meanwhile
+            folder.rmdir()
 
 
 def set_aside(path: epath.Path, ending: str = "broken") -> epath.Path:

@@ -98,6 +98,22 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
     states.assert_is(restore(run), 20)
 
 
+def test_a_step_under_the_name_of_another_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy of an older step, and a file in the place of one."""
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "10", checkpoints / "30")
+    (checkpoints / "40").write_text("")
+    with pytest.raises(InputError, match=r"30 is damaged: manifest.json is that of step 10; name another step"):
+        LimbaCheckpoint(checkpoints_of(run)[30])
+    states.assert_is(restore(run), 20)
+    first, second = [record.message for record in caplog.records]
+    assert first.startswith("The checkpoint at step 40 cannot be read (it is a file, not a folder)")
+    assert second.startswith("The checkpoint at step 30 cannot be read (manifest.json is that of step 10)")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["10", "20", "30.broken", "40.broken"]
+    states.save(run, 40)
+    states.assert_is(restore(run), 40)
+
+
 def test_what_other_programs_load_is_checked_too(run: Path) -> None:
     """limba.load, convert and initial checkpoints end with the file's name, and never take an older step in silence."""
     step = checkpoints_of(run)[20]
