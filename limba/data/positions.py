@@ -116,6 +116,9 @@ class DataPositions:
         corpora = self.corpora
         about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self.is_exact}
         about["epochs"] = [shard.progress(part) for part in parts_of(self._task) if part.name in self._sources]
+        trained = {part.name: shard.trained(part) for part in parts_of(self._task) if part.name in self._sources}
+        about["trained"] = {name: epochs for name, epochs in trained.items() if not math.isnan(epochs)}
+        about["pace"] = shard.pace
         if self._deal.marks_corpora:
             about["tokens"] = shard.tokens.tolist()
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
@@ -177,6 +180,7 @@ class DataPositions:
         for source, epochs in zip(self._sources.values(), about.get("epochs", ()), strict=False):
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
+        shard.shown, shard.pace = dict(about.get("trained", {})), dict(about.get("pace", {}))
         if not self.is_exact:
             shard.skip(shard.num_batches)
             return

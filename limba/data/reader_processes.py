@@ -260,7 +260,7 @@ class ReaderProcesses:
         return [found for _, each in self._living("skipped") for found in each]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs read, a mean over this host's shards."""
+        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
         return self._mean("epochs")
 
     def tokens(self) -> dict[str, float]:

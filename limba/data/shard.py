@@ -31,11 +31,13 @@ from limba.data.tasks import Provider, has_exact_positions, parts_of
 Rows = dict[str, np.ndarray]
 # task -> the epoch with which its first pass over the files of now begins; empty unless the corpus has changed
 FirstEpochs = Mapping[str, int]
+Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
 # (task, lengths, documents, seed) -> examples
 Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
 
 FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
+ROWS_MEASURED = 4 * FETCHED_ROWS  # for which a shard has read on, before they tell the rows of an epoch
 STATE_SECONDS = 2.0  # between two states of an iterator that are kept for the case that reading fails; 1 ms each
 
 
@@ -229,8 +231,12 @@ class Shard:
         self._kept_at = -STATE_SECONDS
         # Task -> epochs, of those that are dealt evenly: after the last batch taken, and after each one made.
         self.epochs: Mapping[str, float] = {}
-        self._epochs_made: deque[Mapping[str, float]] = deque()
+        self._epochs_made: deque[tuple[Mapping[str, float], Mapping[str, Point]]] = deque()
         self._last_made: Mapping[str, float] = {}
+        # Task -> two times at which its source read on, as the rows were used up: the first one, and the last one.
+        self.pace: dict[str, tuple[Point, Point]] = {}
+        self.shown: dict[str, float] = {}  # the epochs that were returned last: a better estimate is not below them
+        self._has_read_on: set[str] = set()
         self.iterator: Any = None
         self._num_rows = config.rows_per_shard
         self.index, self.num_batches = index, 0
@@ -243,6 +249,8 @@ class Shard:
         """
         self.first_epochs, self.batches_before = dict(first_epochs), batches_before
         self.num_batches = self._num_made = batches_before
+        self.pace, self.shown = {}, {}
+        self._has_read_on.clear()
         self.iterator, self._dataset = None, self._new_dataset()
 
     def _new_dataset(self) -> tf.data.Dataset:
@@ -258,7 +266,11 @@ class Shard:
         self._has_ended, self._taken = rows is None, (rows, self.epochs, self.tokens)
         if rows is not None:
             self.num_batches += 1
-            self.epochs = self._epochs_made.popleft() if self._epochs_made else self.epochs
+            self.epochs, points = self._epochs_made.popleft() if self._epochs_made else (self.epochs, {})
+            waits = self._recipe[2].shuffle_buffer or self._recipe[2].pack  # in a buffer that was filled first
+            for name, point in points.items():
+                first = point if waits else (0.0, float(self.first_epochs.get(name, 0)))
+                self.pace[name] = (self.pace.get(name, (first,))[0], point)
             if self._deal.marks_corpora:
                 rows, counts = unmarked(rows, self._recipe[1], len(self.tokens))
                 self.tokens = self.tokens + counts
@@ -270,7 +282,7 @@ class Shard:
         if rows is not None:
             self.num_batches -= 1
             if self._deal.counts:
-                self._epochs_made.appendleft(self.epochs)
+                self._epochs_made.appendleft((self.epochs, {}))
             self.epochs = before
         self._has_ended = False
         self.prefetch.put_back(rows)
@@ -284,10 +296,29 @@ class Shard:
         if self._has_ended:
             return float(max(config.num_epochs or 0, begun + 1))
         if task is part and self._deal.rows is not None and self._deal.is_exact:
-            num_shards = config.batch_size // self._num_rows
-            rows = (self.num_batches - self.batches_before) * self._num_rows * num_shards
-            return min(begun + rows / self._deal.rows, max(config.num_epochs or math.inf, begun + 1))
+            return self.trained(part)
         return self.epochs.get(part.name, begun)
+
+    def trained(self, part: seqio.Task) -> float:
+        """Returns a task's epochs in the batches taken; nan where they are not known.
+
+        Documents that are read wait in buffers: of shuffles, of blocks of tokens, of rows that are packed. So where the
+        rows of an epoch are not known beforehand, they are measured: between two times at which the source read on.
+        """
+        task, _, config, _ = self._recipe
+        begun = float(self.first_epochs.get(part.name, 0))
+        rows = (self.num_batches - self.batches_before) * self._num_rows
+        last = max(config.num_epochs or math.inf, begun + 1)
+        if self._has_ended and config.num_epochs is not None:
+            return last
+        if task is part and self._deal.rows is not None:
+            return min(begun + rows * (config.batch_size // self._num_rows) / self._deal.rows, last)
+        (made, read), (made_now, read_now) = self.pace.get(part.name, ((0.0, 0.0), (0.0, 0.0)))
+        if rows and made_now - made < ROWS_MEASURED:
+            return math.nan
+        found = begun + (rows and rows * (read_now - read) / (made_now - made))
+        self.shown[part.name] = max(min(found, last), self.shown.get(part.name, 0.0))
+        return self.shown[part.name]
 
     def padding(self) -> Rows:
         """Returns a batch's rows, all zeros."""
@@ -327,9 +358,14 @@ class Shard:
         }
         read = {name: source.progress(config.train_split, self.index) for name, source in sources.items()}
         before = {name: self._last_made.get(name, self.first_epochs.get(name, 0)) for name in read}
+        went_on = {name for name in read if read[name] > before[name]}
+        rows = (self._num_made - num_batches / 2 - self.batches_before) * self._num_rows  # about when it went on
+        points = {name: (rows, before[name]) for name in went_on & self._has_read_on}
+        self._has_read_on |= went_on
         for number in range(1, num_batches + 1):
             share = number / num_batches
-            self._epochs_made.append({name: before[name] + share * (read[name] - before[name]) for name in read})
+            epochs = {name: before[name] + share * (read[name] - before[name]) for name in read}
+            self._epochs_made.append((epochs, points if number == 1 else {}))
         self._last_made = read
 
     def cut(self, rows: Rows) -> list[Rows]:
@@ -360,7 +396,7 @@ class Shard:
         self.epochs = self._last_made = epochs
         self.num_batches, queue = num_batches, self.cut(rows)
         self._num_made = num_batches - num_passed + len(queue)
-        self._epochs_made.extend(epochs for _ in queue)
+        self._epochs_made.extend((epochs, {}) for _ in queue)
         while num_passed > 0 and (made := self._make()) != [None]:
             queue = cast(list[Rows], made[num_passed:])
             for _ in made[:num_passed] if self._epochs_made else ():

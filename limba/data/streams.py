@@ -85,9 +85,9 @@ class TrainStream:
         return [found for part in parts_of(self._task) for found in getattr(part.source, "skipped", ())]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, a mean over this host's shards; without counts, epochs read."""
+        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
         parts = [part for part in parts_of(self._task) if isinstance(part.source, UnitSource)]
-        return {part.name: float(np.mean([shard.progress(part) for shard in self.shards])) for part in parts}
+        return {part.name: float(np.mean([shard.trained(part) for shard in self.shards])) for part in parts}
 
     def tokens(self) -> dict[str, float]:
         """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""

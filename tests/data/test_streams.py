@@ -139,7 +139,7 @@ def test_a_shuffle_buffer_mixes_the_rows_once_more_and_is_part_of_the_position(c
     assert max(map(len, positions.values())) < 100_000
     _, _, again = opened(buffered)
     again.restore(positions)
-    assert again.epochs() == epochs  # what was read before still counts
+    np.testing.assert_equal(again.epochs(), epochs)
     np.testing.assert_array_equal(taken(again, 20), expected)
     again.close()
 
@@ -397,11 +397,8 @@ def test_temperature_sets_a_mixtures_rates_by_size(config, two_corpora, temperat
     )
     _, _, stream = opened(mixed, [0])
     first = taken(stream, 12)[:, :, 0]
-    epochs = stream.epochs()
     stream.close()
     assert abs((first == ord("l") + 3).mean() - expected) < 0.06
-    if temperature is None:  # as much of the small one is as many more times of it
-        assert epochs["small"] > 5 * max(epochs["large"], 0.5)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])

@@ -86,6 +86,18 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
+def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str], tmp_path: Path) -> None:
+    """Masks are of the global batch: losses, and so the updates before them, do not depend on the devices."""
+    found = []
+    for processes in (1, 2):
+        run = [*arguments, "--gin.config.MeshConfig.fsdp=1", f"--gin.MODEL_DIR={tmp_path}/{processes}"]
+        finish(start(["-m", "launch.train", *run, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=100"], processes, 1))
+        found.append(list(losses(tmp_path / str(processes)).values()))
+    assert len(found[0]) == 4
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> None:
     """With dropout and micro-batches; a new process resumes bit for bit, and SIGTERM to one process stops both."""
     one, two, parts, alone = (tmp_path / name for name in ("one", "two", "parts", "alone"))

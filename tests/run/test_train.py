@@ -293,8 +293,9 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     steps = list(losses(config))
     assert ended["step"] == steps[-1] == len(steps) < 100
     assert ended["validation"]["loss"] > 0
-    records = [record for record in read_metrics(config.model_dir) if record["kind"] == "train"]
-    assert records[0]["epochs/demo_span_corruption"] < 0.5 < records[-1]["epochs/demo_span_corruption"] <= 1
+    name = "epochs/demo_span_corruption"
+    found = [each[name] for each in read_metrics(config.model_dir) if each["kind"] == "train" and name in each]
+    assert len(found) > len(steps) / 4 and found == sorted(found) and 0.7 < found[-1] <= 1
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,10 @@ class StagedStream:
             elif "tokens" in saved.about:
                 tokens = dict(zip([part.name for part in parts], saved.about["tokens"], strict=True))
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
-            entry |= {"epochs": dict(zip(counted, saved.about.get("epochs", ()), strict=False))}
+            epochs = dict(zip(counted, saved.about.get("epochs", ()), strict=False))
+            if "trained" in saved.about:  # earlier versions have the epochs read
+                epochs = {name: saved.about["trained"].get(name, math.nan) for name in epochs}
+            entry |= {"epochs": epochs}
             entry |= {"dealing": saved.about.get("dealing"), "read_again": bool(saved.first_epochs)}
             entry |= {"files": saved.about.get("files"), "end_bytes": saved.about.get("end_bytes", {})}
             self._ended[shard].append(entry)
@@ -193,7 +197,7 @@ class StagedStream:
         return totals | staged
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, over all stages."""
+        """Returns task name -> epochs trained, over all stages; nan where they are not known."""
         totals = {} if self._stream is None else dict(self._stream.epochs())
         for means in self._mean("epochs").values():
             for name, mean in means.items():

