@@ -100,9 +100,9 @@ ask_worker() {
 }
 
 # Prints the last line of a worker's answer that is not empty: a banner or a greeting of its shell comes before it.
-answer() { tr '\r' '\n' <"$folder/$1" | sed '/^[[:space:]]*$/d' | tail -n 1; }
-# Prints in one line why a call failed, from what it printed: all of gcloud's reason, after the line before it (ssh's own)
-# if ssh failed or was ended, or else the last two lines.
+answer() { cat "$folder/$1" 2>/dev/null | tr '\r' '\n' | sed '/^[[:space:]]*$/d' | tail -n 1; }
+# Prints in one line why a call failed, from what it printed: all of gcloud's reason, after the line before it (ssh's
+# own) if ssh failed or was ended, or else the last two lines.
 reason() {
   cat "$@" 2>/dev/null | tr '\r' '\n' | awk '
     NF && !/^(SSH|SCP): Attempting to connect|^Retrying: / {
