@@ -22,6 +22,7 @@ OUTPUT = (
     "TensorBoardLogger",
     "summarize_gin_config",
 )  # how results are written
+IDLE = "nothing in this run uses it"
 REQUIRED = "%gin.REQUIRED"
 Table = Mapping[str, str]
 

@@ -185,9 +185,7 @@ def _check_unread(settings: Settings, translation: Translation, ours: set[str]) 
         is_idle = line.owner in OURS and line.owner not in used if line.field else not line.place.startswith("--gin.")
         is_idle |= line.owner in tables.OUTPUT
         if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
-            translation.rows.append(
-                Row("dropped", f"{line.written} = {line.value!r}", "", "nothing in this run uses it")
-            )
+            translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
             if name not in known and not line.field:
                 translation.unused.append(f"{line.written}{hint}")
             continue
