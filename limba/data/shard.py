@@ -38,6 +38,7 @@ Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data
 FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
 ROWS_MEASURED = 4 * FETCHED_ROWS  # for which a shard has read on, before they tell the rows of an epoch
+BUFFERS_MEASURED = 4  # times what was read at first that has been read since
 STATE_SECONDS = 2.0  # between two states of an iterator that are kept for the case that reading fails; 1 ms each
 
 
@@ -267,10 +268,7 @@ class Shard:
         if rows is not None:
             self.num_batches += 1
             self.epochs, points = self._epochs_made.popleft() if self._epochs_made else (self.epochs, {})
-            waits = self._recipe[2].shuffle_buffer or self._recipe[2].pack  # in a buffer that was filled first
-            for name, point in points.items():
-                first = point if waits else (0.0, float(self.first_epochs.get(name, 0)))
-                self.pace[name] = (self.pace.get(name, (first,))[0], point)
+            self.pace |= {name: (self.pace.get(name, (point,))[0], point) for name, point in points.items()}
             if self._deal.marks_corpora:
                 rows, counts = unmarked(rows, self._recipe[1], len(self.tokens))
                 self.tokens = self.tokens + counts
@@ -314,7 +312,8 @@ class Shard:
         if task is part and self._deal.rows is not None:
             return min(begun + rows * (config.batch_size // self._num_rows) / self._deal.rows, last)
         (made, read), (made_now, read_now) = self.pace.get(part.name, ((0.0, 0.0), (0.0, 0.0)))
-        if rows and made_now - made < ROWS_MEASURED:
+        # The first read filled the buffers. Threads empty and fill them again, at any time: an error of this size.
+        if rows and (made_now - made < ROWS_MEASURED or read_now - read < BUFFERS_MEASURED * (read - begun)):
             return math.nan
         found = begun + (rows and rows * (read_now - read) / (made_now - made))
         self.shown[part.name] = max(min(found, last), self.shown.get(part.name, 0.0))

@@ -170,13 +170,13 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
         found = []
         for _ in range(6):
-            for _ in range(20):
+            for _ in range(100):
                 next(stream)
             found += stream.epochs().values()
         positions = stream.positions()
     assert math.isnan(found[0]), "nothing has been measured"
     found = [epochs for epochs in found if not math.isnan(epochs)]
-    assert found == sorted(found) and 0 < found[0] < 0.7 < found[-1] < 1 and len(set(found)) == len(found) > 1
+    assert found == sorted(found) and 1 < found[0] < 4 and len(set(found)) == len(found) > 1
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
         stream.restore(positions)
         assert [*stream.epochs().values()] == found[-1:]
@@ -193,8 +193,8 @@ def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_pa
         found = []
         for _ in stream:
             found += stream.epochs().values()
-    known = [epochs for epochs in found if not math.isnan(epochs)]
-    assert len(known) > len(found) / 4 and known == sorted(known) and 0.4 < known[0] < 0.7 < known[-1] <= 1
+        assert math.isnan(found[0]) and all(math.isnan(epochs) or 0 < epochs <= 1 for epochs in found)
+        assert stream.epochs() == {"demo_span_corruption": 1.0}
 
 
 @pytest.mark.slow

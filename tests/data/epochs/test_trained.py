@@ -70,7 +70,8 @@ def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]
         with opened(config) as stream:
             if positions is not None:
                 stream.restore(positions)
-                assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
+                if found:
+                    assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
             for batch in range(begin, end):
                 next(stream)
                 (epochs,) = stream.epochs().values()
@@ -99,17 +100,19 @@ def t5x_task(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "upto", "tolerance"),
+    ("kind", "upto", "tolerance", "known"),
     [
-        ("own", 2.0, 0.06),
-        pytest.param("shuffled", 3.0, 0.12, marks=pytest.mark.slow),
-        pytest.param("readers", 1.5, 0.06, marks=pytest.mark.slow),
-        ("t5x", 3.0, 0.12),
-        ("pairs", 2.0, 1e-6),
-        ("packed", 3.0, 0.12),
+        ("own", 2.0, 0.08, 0.6),
+        pytest.param("shuffled", 4.0, 0.15, 0.2, marks=pytest.mark.slow),
+        pytest.param("readers", 1.5, 0.08, 0.5, marks=pytest.mark.slow),
+        ("t5x", 3.0, 0.2, 0.0),  # all that it says is true, if it says anything of so small a corpus
+        ("pairs", 2.0, 1e-6, 1.0),
+        ("packed", 6.0, 0.2, 0.3),
     ],
 )
-def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, upto: float, tolerance: float) -> None:
+def test_the_epochs_told_are_those_trained(
+    texts: Path, pairs: Path, kind: str, upto: float, tolerance: float, known: float
+) -> None:
     """Where the rows of an epoch must be measured, the figure is left out at first; it never goes backwards."""
     changes: dict[str, Any] = {"data_files": str(texts)}
     if kind == "t5x":
@@ -126,10 +129,10 @@ def test_the_epochs_told_are_those_trained(texts: Path, pairs: Path, kind: str, 
     config = dataclasses.replace(DATA, **changes)
     rows = rows_of_epoch(config)
     found = told(config, upto, rows)
-    assert len(found) * NUM_SHARDS * ROWS > 0.5 * upto * rows, "known for half of the run at least"
+    assert len(found) * NUM_SHARDS * ROWS >= known * upto * rows
     assert [epochs for _, epochs in found] == sorted(epochs for _, epochs in found)
     for trained, epochs in found:
-        assert epochs == pytest.approx(trained, rel=2 * tolerance if trained < 1 else tolerance)
+        assert epochs == pytest.approx(trained, rel=tolerance)
 
 
 def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
     )  # fmt: skip
     counts, compared = {"a": 0, "b": 0}, 0
     with opened(config) as stream:
-        for _ in range(120):
+        for _ in range(500):
             for part in next(stream).values():
                 for name in counts:
                     counts[name] += int((part["targets"][:, 0] == ord(name) + 3).sum())
@@ -161,5 +164,5 @@ def test_each_task_of_a_mixture_has_its_own_epochs(tmp_path: Path) -> None:
                 epochs = stream.epochs()[f"trained_{name}"]
                 if not math.isnan(epochs):
                     compared += 1
-                    assert epochs == pytest.approx(count / 600, rel=0.25 if count < 600 else 0.1)
-    assert compared > 150 and counts["a"] > 2000
+                    assert epochs == pytest.approx(count / 600, rel=0.2)
+    assert compared > 20 and counts["a"] > 2000

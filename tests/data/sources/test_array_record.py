@@ -1,6 +1,7 @@
 """ArrayRecord and TFDS: every record once an epoch in one shard, in an order over all of them; exact positions."""
 
 import itertools
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
