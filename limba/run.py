@@ -74,10 +74,8 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     # This run, with all its processes, is the only one in model_dir until it ends.
     with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with each_save.uploading(config):
-            check_lease = (
-                functools.partial(mine.check, config.checkpoint.save_timeout_seconds) if mine else lambda: None
-            )
-            result = _train(config, gin_text, mesh, check_lease)
+            seconds = config.checkpoint.save_timeout_seconds  # for which the directory may be gone
+            result = _train(config, gin_text, mesh, lambda: mine.check(seconds) if mine else None)
         return at_end.deliver_all(config, result)
 
 
@@ -103,14 +101,11 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
     # What is evaluated.
     with together():
         text = TextEvaluation(config, task, lengths, model, mesh)
-        evaluations = Evaluations(
-            loss=loss_evaluation(config, task, lengths, model, sharding),
-            samples=sampler(
-                model, mesh, task.output_features["targets"].vocabulary, config.evaluation, reads_prefix(task)
-            ),
-            text=text if text.tasks else None,
-        )
-        check_best_metric(config, (*getattr(evaluations.loss, "names", ()), *text.names))
+        loss = loss_evaluation(config, task, lengths, model, sharding)
+        targets = task.output_features["targets"].vocabulary
+        samples = sampler(model, mesh, targets, config.evaluation, reads_prefix(task))
+        evaluations = Evaluations(loss, samples, text if text.tasks else None)
+        check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 
     checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
     with watching(config), checkpoints, contextlib.ExitStack() as streams_open:
@@ -139,8 +134,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             shardings = state_shardings(model, optimizer, mesh, shard_update)
             parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
             train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
-        writes = jax.process_index() == 0
-        ends = (plan.planned.train_steps, writes, config.data.num_epochs)
+        ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
@@ -152,8 +146,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             metrics.record("start", start, facts(config, count_parameters(abstract.params), lengths, mesh.size))
             recent = RecentSteps(config, lengths, mesh.size, metrics)
             # The time of the first step begins when it is compiled.
-            step_name, limit = "the training step", config.step_timeout_seconds
-            train_step = compiled_together(train_step, step_name, limit, recent.restart)
+            train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds, recent.restart)
             guard = Guard(config, model, ledger, metrics)
             guard.begin(start, notes)
             loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)

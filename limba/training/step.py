@@ -134,10 +134,8 @@ def gradients(
     (ZeRO-style), else None. A parameter that they shard is gathered first, in the activations' dtype, and each device
     gets its own shard of that gradient (reduce-scatter). 'auto' is then the activations' dtype for one micro-batch.
 
-    Each device draws the dropout of its rows as one device would for all rows.
-
     On other meshes, and for one micro-batch with neither `reduce_dtype` nor `specs`, XLA places the sums: one per
-    micro-batch, in the activations' dtype.
+    micro-batch, in the activations' dtype. Each device draws the dropout of its rows as one device would for all rows.
     """
     mesh, sums_once = model.mesh, num_microbatches > 1 or reduce_dtype != "auto" or specs is not None
     if mesh is None or not sums_once or not is_pure_data_parallel(mesh):
