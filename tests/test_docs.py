@@ -35,7 +35,7 @@ PATH = re.compile(rf"(?:{FOLDERS})/[\w./*{{}},-]*|[\w/]+/\w+\.py")
 ELSEWHERE = re.compile(
     r"gin/my_|(?:tasks|gin|launch)/nb|requirements/|vocabulary/|prepared\.|mt5|ro_test|en_test|from_json|in\.txt|held_out|examples/t5|limba/shipped"
 )
-COMMAND = re.compile(r"(?<![\w/.-])limba ([a-z_]+)")
+COMMAND = re.compile(r"(?<![\w/.-])limba ([a-z0-9_]+)")
 MODULE = re.compile(r"python -m ((?:launch|convert|benchmarks)\.\w+)")
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z_-]+)")
 GIN_NAME = re.compile(r"--gin\.([A-Z][A-Z_]+|config\.\w+\.\w+)=")
