@@ -48,7 +48,6 @@ WEIGHTS = (
 HEAD_SCALE = "limba_lm_head_scale"
 HEAD = "decoder/logits_dense/kernel"
 STORED_HEAD = "lm_head.weight"
-STORED_HEAD = "lm_head.weight"
 STORED_EMBEDDINGS = ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight")  # of T5, Llama, GPT-2
 
 
