@@ -148,7 +148,7 @@ def test_the_vocabulary_that_a_t5x_config_names(legacy, vocabulary, tmp_path, ca
     )  # fmt: skip
     named = f"{model}'{vocabulary}'\nseqio.SentencePieceVocabulary.extra_ids = 50\n"
     assert written(named) == (str(vocabulary), 50)
-    assert written("VOCABULARY = @seqio.ByteVocabulary()\n") == ("byte", 100)
+    assert written("VOCABULARY = @seqio.ByteVocabulary()\n") == ("byte", 0)  # as T5X's own
     absent = f"{model}'{tmp_path}/absent.model'\n"
     with pytest.raises(InputError, match="config.gin names a vocabulary that cannot be read here .*absent.model "):
         written(absent)
