@@ -34,7 +34,6 @@ def calls(folder: Path, name: str) -> list:
 @pytest.mark.slow
 def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "signal").write_text("3")
-    (tmp_path / "silent").write_text("")
     done = submit(
         tmp_path, "gin/demo.gin", "--time=00:30:00", "--nodes=2", "--account=mine", "--offline", "TRAIN_STEPS=40",
         f"--output={tmp_path}/job-%j.log", *SMALL, CORPUS=str(corpus), VOCABULARY=str(vocabulary),
@@ -49,7 +48,7 @@ def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabul
     assert "requeue" in options and options["open-mode"] == "append"
     assert len(calls(tmp_path, "srun")) == 2 and (tmp_path / "status").read_text() == "0", log
     assert "job 4242 is queued again, and resumes" in log and log.count("process 1 of 2 on ") == 3, log
-    assert "scancel has failed, and is called again in 10 s" in log and "forcing job termination" not in log, log
+    assert "forcing job termination" not in log, log
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if line]
     assert [record["step"] for record in steps if record["kind"] == "train"] == list(range(1, 41))
 
@@ -80,24 +79,41 @@ def test_a_job_is_queued_again_where_that_helps(
     program: str, state: str, starts: int, status: int, says: str, tmp_path: Path
 ) -> None:
     """A copy of launch/ whose pretrain.sh ends at once, in two tasks."""
-    place = slurm_stand_ins.write(tmp_path)
-    (tmp_path / "launch").mkdir()
-    (tmp_path / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
-    (tmp_path / "launch" / "pretrain.sh").write_text(f"echo state >/dev/null; {program}\n")
-    (tmp_path / "my.gin").write_text("")
+    log, found = ended(tmp_path, program, state)
+    assert found == (starts, str(status)), log
+    assert says in log
+
+
+@pytest.mark.slow
+def test_scancel_is_called_again_until_slurm_answers(tmp_path: Path) -> None:
+    """The tasks wait for the signal, whatever the time: without it the job would not end."""
+    (tmp_path / "signal").write_text("3")
+    (tmp_path / "silent").write_text("")
+    begins = """echo '{"step": 3,' >"$MODEL_DIR/metrics.jsonl"; trap 'exit 75' TERM; while true; do sleep 0.2; done"""
+    log, found = ended(tmp_path, f"{BEFORE} 1 ] || exit 0; {begins}", "RUNNING")
+    assert found == (2, "0"), log
+    assert "scancel has failed, and is called again in 10 s" in log and "Unable to contact slurm controller" in log
+    assert "forcing job termination" not in log, log
+
+
+def ended(folder: Path, program: str, state: str) -> tuple[str, tuple[int, str]]:
+    """Returns the log of a job whose pretrain.sh is `program`, in two tasks; and (starts, status)."""
+    place = slurm_stand_ins.write(folder)
+    (folder / "launch").mkdir()
+    (folder / "launch" / "slurm.sh").write_text((ROOT / "launch" / "slurm.sh").read_text())
+    (folder / "launch" / "pretrain.sh").write_text(f"echo state >/dev/null; {program}\n")
+    (folder / "my.gin").write_text("")
     sbatch = place / "sbatch"
     sbatch.write_text(sbatch.read_text().replace('"RUNNING"', repr(state)))
-    variables = {"SETUP": "no", "MODEL_DIR": str(tmp_path), "LONE_SECONDS": "1"}
+    variables = {"SETUP": "no", "MODEL_DIR": str(folder), "LONE_SECONDS": "1"}
     if "RESET_SECONDS=0" in program:
         variables["RESET_SECONDS"] = "0"
     subprocess.run(
-        ["bash", "launch/slurm.sh", "my.gin", "--time=60", "--nodes=2", f"--output={tmp_path}/log", "RETRIES=2"],
+        ["bash", "launch/slurm.sh", "my.gin", "--time=60", "--nodes=2", f"--output={folder}/log", "RETRIES=2"],
         env={**os.environ, "PATH": f"{place}:{os.environ['PATH']}", **variables},
-        cwd=tmp_path, check=True, timeout=120, capture_output=True,
+        cwd=folder, check=True, timeout=120, capture_output=True,
     )  # fmt: skip
-    log = (tmp_path / "log").read_text()
-    assert (len(calls(tmp_path, "srun")), (tmp_path / "status").read_text()) == (starts, str(status)), log
-    assert says in log
+    return (folder / "log").read_text(), (len(calls(folder, "srun")), (folder / "status").read_text())
 
 
 @pytest.mark.parametrize(
