@@ -133,7 +133,7 @@ class ReaderProcesses:
         self._begin: Mapping[int, bytes] | None = None  # what `restore` was given
         self._kept: dict[int, bytes] | None = None  # later positions, and
         self._since = 0  # the batches taken since them, or since the beginning
-        self._keep_at = math.inf
+        self._keep_at = 0.0
 
     def _asked(self, name: str, *arguments: Any) -> list[Any]:
         """Calls a method of each process's stream; returns the results, and where one failed its exception."""
@@ -198,7 +198,7 @@ class ReaderProcesses:
         return self
 
     def __next__(self) -> dict[int, Any]:
-        if time.monotonic() > self._keep_at:
+        if self._since and time.monotonic() > self._keep_at:
             self._keep_at = time.monotonic() + KEEP_SECONDS
             with contextlib.suppress(InputError, RestartError):  # the next save says it
                 self.positions()
@@ -215,7 +215,6 @@ class ReaderProcesses:
             config, began = self._recipe.config, self._began
             self._limit = 2 * config.read_attempts * config.read_timeout_seconds
             self._start_limit = max(self._limit, 3 * (time.monotonic() - began)) if self._recipe.is_exact else 0.0
-            self._keep_at = time.monotonic() + KEEP_SECONDS
             for reader in self._readers:
                 reader.set_limit(self._limit)
         # Padding where all shards of a process have ended: all rows have one shape.

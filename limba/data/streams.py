@@ -113,6 +113,7 @@ class TrainStream:
     def positions(self) -> dict[int, bytes]:
         """Returns each shard's data position after the batches returned so far, also where prefetching has failed."""
         indices = [shard.index for shard in self.shards]
+        self._looking.join()
         with source_errors(self._task):
             return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
 

@@ -15,8 +15,9 @@ import pytest
 from tests.run.test_hosts import arguments, leg, losses, start  # noqa: F401  a fixture
 from tests.waiting import wait_until
 
-WHOLE = 60  # steps of the undisturbed run
-SMALL = ("--gin.config.MeshConfig.fsdp=1", "--gin.NUM_MICROBATCHES=1", "--gin.config.DataConfig.num_reader_processes=2")
+WHOLE = 40  # steps of the undisturbed run
+SMALL = ("--gin.config.MeshConfig.fsdp=1", "--gin.NUM_MICROBATCHES=1")
+TWO_READERS = "--gin.config.DataConfig.num_reader_processes=2"
 
 
 class Run:
@@ -42,9 +43,14 @@ class Run:
     def says(self, text: str) -> None:
         self.reaches(lambda: text in "".join(self.errors))
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+    def close(self) -> None:
+        """Ends the process if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            pipe.close()
 
     def end(self) -> int:
         status = self.process.wait(480)
@@ -60,7 +66,7 @@ def run_of(arguments: list[str]) -> Iterator[Callable[..., Run]]:  # noqa: F811
 
         def started(directory: Path, steps: int, *more: str) -> Run:
             run = Run(arguments, directory, steps, *more)
-            stack.callback(run.kill)
+            stack.callback(run.close)
             return run
 
         yield started
@@ -86,7 +92,7 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     whole, run, away = tmp_path / "whole", tmp_path / "run", tmp_path / "away"
     undisturbed = run_of(whole, WHOLE)
     assert undisturbed.end() == 0, "".join(undisturbed.errors)
-    disturbed = run_of(run, WHOLE)
+    disturbed = run_of(run, WHOLE, TWO_READERS)
     disturbed.trains(7)
     os.kill(readers_of(disturbed.process)[1], signal.SIGKILL)
     disturbed.says("has ended (-9): it is started again")
@@ -102,11 +108,12 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
 
     # A run whose readers are killed as they come saves what was trained, and the next start goes on from there.
     killed = tmp_path / "killed"
-    ending = run_of(killed, WHOLE, "--gin.CHECKPOINT_PERIOD=100000")
+    ending = run_of(killed, WHOLE, TWO_READERS, "--gin.CHECKPOINT_PERIOD=100000")
     ending.trains(9)
     while ending.process.poll() is None:
-        for reader in readers_of(ending.process):
-            os.kill(reader, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # one that has just ended
+            for reader in readers_of(ending.process):
+                os.kill(reader, signal.SIGKILL)
     assert ending.end() == 75, "".join(ending.errors)
     step = max(losses(killed))
     assert "3 times in a row" in ending.errors[-1] and ending.errors[-1].endswith(
@@ -128,7 +135,7 @@ def test_a_directory_that_stays_away_ends_the_run_with_74_and_is_not_made_again(
     moved.trains(7)
     run.rename(away)
     assert moved.end() == 74, "".join(moved.errors)
-    assert not run.exists() and not list((away / "logs").iterdir())
+    assert not run.exists()
     gone, reason = moved.errors
     assert f"{run}/lease.json (it is gone); the run goes on" in gone
     assert reason.startswith(f"{run}/lease.json has been gone for 3 s, as if {run} had been moved")

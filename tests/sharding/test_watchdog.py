@@ -116,10 +116,13 @@ def test_nothing_is_watched_outside_of_a_run() -> None:
 @pytest.mark.slow
 def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
     """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
+    ended_by_itself: list[bool] = []  # else by the word of the other, which may come first on a busy machine
     with Processes(tmp_path, 2, step=2, odd_step=10) as processes:
         for index in (0, 1):
             status, lines = processes.end(index)
+            ended_by_itself.append(lines[0].startswith("Step 10 has not ended"))
             assert status == 75 and len(lines) == 1, lines
             assert lines[0].startswith("Step 10 has not ended") or "has ended: Step 10" in lines[0]
     stacks = [path.read_text() for path in sorted((tmp_path / "logs").glob("stacks_process_*.txt"))]
-    assert len(stacks) == 2 and "process_allgather" in stacks[0]
+    assert sum("Step 10 of process" in each for each in stacks) >= sum(ended_by_itself) > 0
+    assert not ended_by_itself[0] or "process_allgather" in stacks[0]
