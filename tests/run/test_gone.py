@@ -49,7 +49,7 @@ class Run:
         self.process.wait()
         for thread in self._threads:
             thread.join()
-        for pipe in (self.process.stdout, self.process.stderr):
+        for pipe in filter(None, (self.process.stdout, self.process.stderr)):
             pipe.close()
 
     def end(self) -> int:
