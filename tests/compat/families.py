@@ -125,13 +125,21 @@ def code_of(card: Path) -> str:
     return card.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 
 
-def go_through(ours: Path, again: Path, tuning: Path) -> dict[str, float]:
-    """Opens each of our folders, calls it plainly, saves it, tunes it; returns the largest difference of its logits."""
-    found = {}
+def go_through(
+    ours: Path, again: Path, tuning: Path, lines: list[str]
+) -> tuple[dict[str, float], dict[str, list[str]]]:
+    """Opens each of our folders, calls it plainly, saves it, tunes it.
+
+    Returns the largest difference of its logits, and the new `lines` of the log when it was opened.
+    """
+    found, said = {}, {}
     for folder in sorted(ours.iterdir()):
+        lines.clear()
         model = opened(folder)
+        said[folder.name] = list(lines)
         found[folder.name] = float(np.abs(logits(model) - np.load(folder / "logits.npy")).max())
-        call_plainly(model, folder)
+        if folder.name.endswith("-own"):  # the tokenizer of the other is the same
+            call_plainly(model, folder)
         keep(model, again / folder.name)
         keep(tuned(model), tuning / folder.name)
-    return found
+    return found, said
