@@ -36,7 +36,7 @@ def test_processes_give_what_one_does(once):
         stop(apart._readers[1], signal.SIGKILL)  # before it has read anything
         apart.restore(alone.positions())
         np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
-        np.testing.assert_equal(apart.epochs(), alone.epochs())
+        np.testing.assert_equal(apart.epochs(), alone.epochs())  # not known yet
         assert apart.skipped() == []
         again.restore(apart.positions())
         rest = [flat(rows) for rows in alone]
