@@ -114,7 +114,7 @@ def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, A
         ({"train_file": None}, "one of train_file and dataset_name; it gives neither"),
         ({"dataset_name": "a/b"}, "it gives both"),
         ({"output_dir": None}, "no output_dir"),
-        ({"learning_rate": -1.0}, r"^learning_rate is -1.0; give a number above 0\.$"),
+        ({"learning_rate": -1.0}, r"^learning_rate is -1.0; give a number above 0, at most 1,000 \(usual: .*\)\.$"),
         ({"adam_beta1": 2.0}, "^adam_beta1 is 2.0; "),
         ({"config_name": None}, "neither model_name_or_path nor config_name"),
         ({"config_name": "/nowhere/config.json"}, "/nowhere/config.json"),
