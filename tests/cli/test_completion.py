@@ -70,7 +70,7 @@ TYPED = [
     ("limba new --c", {"--corpus", "--column"}),
     ("limba completion ", {"bash", "zsh", "fish"}),
 ]
-# A zsh on a terminal of its own; every word that it offers is printed in <>.
+# A zsh on a terminal of its own; every word that it offers is printed in <>. A tab counts once its line editor is ready.
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f -i
@@ -81,7 +81,7 @@ zpty -w shell 'PROMPT= ; fpath=('$1' $fpath); autoload -Uz compinit; compinit -u
     fi
     builtin compadd "$@"
   }
-  print REA""DY'
+  zle-line-init() { print REA""DY }; zle -N zle-line-init'
 zpty -r shell line '*READY*'
 zpty -w -n shell "$2"$'\t'
 zpty -w -n shell $'\x15'  # the line is left out
