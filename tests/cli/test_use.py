@@ -143,7 +143,7 @@ def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[
         ("--gin.A=1 is a flag of limba train", ["convert", "run", "--gin.A=1"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to", "t5x"]),
         ("Both --prompt and --output are given", ["generate", "run", "--prompt=a", "--output=out.txt"]),
-        ("--vocabulary to a SentencePiece model's path", ["generate", "run", "--prompt=a", "--vocabulary=/none.model"]),
+        ("--vocabulary to the path of a SentencePiece", ["generate", "run", "--prompt=a", "--vocabulary=/none.model"]),
         ("has no split 'none'; it has train: set --split", ["evaluate", "run", "--split=none"]),
         ("Both --top_k and --num_beams", ["generate", "run", "--prompt=a", "--top_k=5", "--num_beams=2"]),
         ("There is no OUT; write limba convert run OUT --to=t5x", ["convert", "run", "--to=t5x"]),
