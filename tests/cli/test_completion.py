@@ -70,7 +70,7 @@ TYPED = [
     ("limba new --c", {"--corpus", "--column"}),
     ("limba completion ", {"bash", "zsh", "fish"}),
 ]
-# A zsh on a terminal of its own; every word that it offers is printed in <>. A tab completes once its line editor is on.
+# A zsh on a terminal of its own; every word that it offers is printed in <>. It completes once its line editor is on.
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f -i
