@@ -164,7 +164,8 @@ def test_a_ledger_is_written_when_there_is_room_again(
 
 def test_a_step_that_is_not_finite_is_said_though_its_batch_cannot_be_written(tmp_path: Path) -> None:
     values = {"loss": float("nan"), "gradient_norm": 1.0, "update_norm": 1.0}
-    said = figures._report(str(tmp_path / "gone"), 7, {0: {"inputs": np.zeros(3)}}, values, [5])
+    (tmp_path / "file").touch()
+    said = figures._report(str(tmp_path / "file"), 7, {0: {"inputs": np.zeros(3)}}, values, [5])
     assert "its batch cannot be written to" in said and "the checkpoint at step 5 is good" in said
 
 
