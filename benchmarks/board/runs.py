@@ -156,7 +156,7 @@ def measured(config: RunConfig) -> dict[str, Any]:
         "flops_per_step": start.get("flops_per_step"),
         "rows": config.data.batch_size,
         "seconds_per_step": round(median, 4),
-        "passes": round(max(passes, default=0.0), 3),
+        "passes": round(max(passes), 3) if passes else None,  # not known in short runs
         "devices": start.get("environment", {}).get("devices", ""),
         "curve": {
             "steps": evaluated.steps.astype(int).tolist(),

@@ -121,6 +121,7 @@ def _row(group: Group, baseline: Group | None) -> list[str]:
         else:
             reached = f"not reached by {len(runs) - len(known)} of {len(runs)}"
     finished = all(run["status"] == "finished" for run in runs)
+    passes = [run["passes"] for run in runs if run["passes"] is not None]
     flop = statistics.fmean(run["flops_per_step"] for run in runs) * group.steps / 1e12
     return [
         group.recipe, group.settings, str(len(runs)), f"{group.steps:,}",
@@ -128,7 +129,7 @@ def _row(group: Group, baseline: Group | None) -> list[str]:
         _spread([last(run, "bits_per_byte") for run in runs], 3) if finished else "",
         reached, share,
         f"{statistics.median(run['seconds_per_step'] for run in runs):.2f}", f"{flop:,.0f}",
-        f"{max(run['passes'] for run in runs):.2f}", max(run["date"] for run in runs)[:10],
+        f"{max(passes):.2f}" if passes else "", max(run["date"] for run in runs)[:10],
     ]  # fmt: skip
 
 
