@@ -70,7 +70,6 @@ SETTINGS = {
     "EXTRA_IDS=-1": "EXTRA_IDS is -1; give 0 or more",
     "VOCAB_SIZE=0": "VOCAB_SIZE is 0",
     "VOCAB_SIZE=100": "has 359 ids, sentinels included, and the model 100 rows; set VOCAB_SIZE to 384",
-    "EXTRA_IDS=0": "has no sentinels (<extra_id_0>, …); set VOCABULARY",
     "WARMUP_STEPS=-1": "WARMUP_STEPS is -1; give a whole number of steps, 0 or more, or a share",
     "WARMUP_STEPS=1.5": "a whole number",
     "LEARNING_RATE=1e999": "LEARNING_RATE is inf; give a finite number",

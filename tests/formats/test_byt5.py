@@ -36,8 +36,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("byt5") / "folder"
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=384, **SIZES, feed_forward_proj="gated-gelu", dropout_rate=0.0,
-    )  # fmt: skip
+        vocab_size=384, **SIZES, feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0
+    )
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     transformers.ByT5Tokenizer().save_pretrained(folder)
     return folder

@@ -87,10 +87,15 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str], tmp_path: Path) -> None:
-    """Masks are of the global batch: losses, and so the updates before them, do not depend on the devices."""
+    """Masks are of the global batch: losses do not depend on the devices.
+
+    The rate is low, so that roundings of the sums over devices stay as small as they are in the first step: with the
+    demo's own, Adafactor makes up to 1e-5 of them in four steps.
+    """
     found = []
     for processes in (1, 2):
-        run = [*arguments, "--gin.config.MeshConfig.fsdp=1", f"--gin.MODEL_DIR={tmp_path}/{processes}"]
+        run = [*arguments, "--gin.config.MeshConfig.fsdp=1", "--gin.LEARNING_RATE=0.001"]
+        run += [f"--gin.MODEL_DIR={tmp_path}/{processes}"]
         finish(start(["-m", "launch.train", *run, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=100"], processes, 1))
         found.append(list(losses(tmp_path / str(processes)).values()))
     assert len(found[0]) == 4
