@@ -7,7 +7,7 @@ setup(
     package_dir={"limba.shipped.gin": "gin", "limba.shipped.tasks": "tasks"},
     package_data={
         "limba.shipped.gin": ["**/*.gin"],
-        "limba.cli.play": ["page.html"],
-        "limba.evaluation.page": ["page.html", "page.css", "page.js"],
+        "limba.tools.pages.play": ["page.html"],
+        "limba.tools.pages.page": ["page.html", "page.css", "page.js"],
     },
 )

@@ -40,7 +40,7 @@ from typing import Any
 from limba.cli import program
 from limba.config import InputError, ModelConfig, OptimizerConfig, environment
 from limba.config.optimizer import OPTIMIZERS
-from limba.preflight.compiled import nvidia, topologies
+from limba.tools.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
 
@@ -162,7 +162,7 @@ def compile_step(args: argparse.Namespace) -> dict[str, Any]:
 def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     """Returns the figures of the compiled step; a GPU's compiler writes its kernels to the folder `dump`."""
     from benchmarks.compiled_kernels import kernel_cycles
-    from limba.preflight.compiled.program import costs_of_program
+    from limba.tools.preflight.compiled.program import costs_of_program
     from limba.training.auto_mesh import live_bytes
     from limba.training.metrics.flops import flops_per_sequence
 

@@ -30,9 +30,9 @@ from limba.cli import program
 from limba.cli.gin import read_gin
 from limba.cli.gin.read import read_model
 from limba.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, environment, plain
-from limba.preflight import compiler
-from limba.preflight.compiled.process import compiled_step
-from limba.preflight.compiled.topologies import topology
+from limba.tools.preflight.checks import compiler
+from limba.tools.preflight.compiled.process import compiled_step
+from limba.tools.preflight.compiled.topologies import topology
 
 # Rows: the run's gin file, and the network of another one in its place. 128 rows of 512/114 each.
 MODELS = {
@@ -179,7 +179,7 @@ def start_figures(folder: Path, gin: Sequence[str] = ()) -> list[dict[str, float
 
     Also the number of kept programs after each. The first start finds no kept programs, the second those of the first.
     """
-    from limba.data.preparation.demo_corpus import pydoc_corpus
+    from limba.data.demo_corpus import pydoc_corpus
 
     corpus, figures = folder / "corpus.jsonl", []
     pydoc_corpus(corpus)

@@ -22,7 +22,6 @@ import numpy as np
 import optax
 
 from limba.cli import program
-from limba.cli.t5x.tables import LOSS_NORMALIZERS
 from limba.config import (
     InputError,
     LossConfig,
@@ -37,6 +36,7 @@ from limba.config.optimizer import LOGITS
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
+from limba.tools.migrate.t5x.tables import LOSS_NORMALIZERS
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings

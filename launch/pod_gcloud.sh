@@ -84,7 +84,7 @@ beside() {
   }
   there=$(tr '[:upper:]' '[:lower:]' <<<"$there")
   say "zone $zone (region $region) | $at (region $there)"
-  case $there/$zone in # a multi-region is near all of its regions, as in limba/preflight/storage.py
+  case $there/$zone in # a multi-region is near all of its regions, as in limba/tools/preflight/checks/storage.py
     "$region"/* | us/us-* | us/northamerica-* | eu/europe-* | asia/asia-*) return ;;
   esac
   say "WARNING: $at is in another region: slow, and each GB between them is billed; \

@@ -115,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real English prose, as the demo writes it."""
-    from limba.data.preparation.demo_corpus import pydoc_corpus
+    from limba.data.demo_corpus import pydoc_corpus
 
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     assert pydoc_corpus(path) > 300

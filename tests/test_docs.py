@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from limba import config
-from limba.cli.huggingface.keys import KNOWN
 from limba.cli.main import COMMANDS
-from limba.cli.t5x import tables as t5x
+from limba.tools.migrate.huggingface.keys import KNOWN
+from limba.tools.migrate.t5x import tables as t5x
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parent.parent

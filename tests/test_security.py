@@ -20,7 +20,7 @@ FORBIDDEN = {
 }
 # Calls that load a compiled program: only jax does, from the user's own folder (limba/config/compile_cache.py).
 PROGRAMS = ("deserialize_and_load", "deserialize_executable", "export.deserialize")
-UNPICKLES = ("limba/data/preparation/local_tasks.py",)  # jobs, which its own process has packed
+UNPICKLES = ("limba/tools/corpus/preparation/local_tasks.py",)  # jobs, which its own process has packed
 UNPACKS = ("limba/data/positions.py",)  # a data position, which a run has written
 IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/__init__.py": "a table in it",
@@ -30,7 +30,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/inference/source.py": "what imports.check has allowed",
     "limba/data/reader_processes.py": "the run that has imported them",
     "limba/config/lean_imports.py": "tables in it",
-    "limba/data/t5_names/finder.py": "tables in it",
+    "limba/tools/migrate/t5_names/finder.py": "tables in it",
 }
 
 

@@ -7,14 +7,12 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, read_run
 from limba.cli.gin.statements import REQUIRED, read
-from limba.cli.huggingface import command_line
-from limba.cli.huggingface.translation import read_script
-from limba.cli.t5x.read import is_t5x
-from limba.cli.t5x.translate import read_t5x
 from limba.cli.task_modules import ROOT
 from limba.config import InputError, kinds
 
@@ -83,12 +81,14 @@ def search_folders(given: Sequence[str]) -> list[Path]:
 
 def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun]:
     """Returns the function that reads these gin files: T5X's are translated."""
-    return functools.partial(read_t5x if is_t5x(files, folders) else read_run, files)
+    t5x = toolbox.find("T5X gin")
+    return functools.partial(t5x.read_t5x if t5x and t5x.is_t5x(files, folders) else read_run, files)
 
 
-def is_script(argv: Sequence[str]) -> bool:
-    """Returns whether the arguments are those of Hugging Face's scripts."""
-    return command_line.parse(argv) is not None
+def script_of(argv: Sequence[str]) -> Any:
+    """Returns the flags of Hugging Face's scripts in the arguments; None if there are none."""
+    translation = toolbox.find("script")
+    return translation and translation.parse(argv)
 
 
 def parse_args(
@@ -101,7 +101,7 @@ def parse_args(
 
     Raises InputError, one sentence, for invalid flags or values. Prints and exits for --help.
     """
-    parser, script = parser_of(command, about, more), command_line.parse(argv)
+    parser, script = parser_of(command, about, more), script_of(argv)
     argv = argv if script is None else script.rest
     given = parser.parse([f"--profile={PROFILE_STEPS}" if flag in ("--profile", "-profile") else flag for flag in argv])
     folders = search_folders(given.gin_search_paths)
@@ -117,7 +117,10 @@ def parse_args(
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
     if script is not None or given.json is not None:
         flags = {} if script is None else script.flags
-        run = read_script(given.json or (script and script.json), flags, given.gin, folders)
+        translation = toolbox.find("script")
+        if translation is None:
+            raise InputError("--json needs limba/tools/migrate, which is missing here; install Limba with its tools.")
+        run = translation.read_script(given.json or (script and script.json), flags, given.gin, folders)
     else:
         run = reader_of(given.gin_file, folders)(given.gin, folders)
     if given.profile is None:

@@ -15,10 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError, environment
+from limba import toolbox
+from limba.config import (
+    InputError,
+    NonFiniteError,
+    RestartError,
+    StorageError,
+    UntrustedModuleError,
+    environment,
+)
 from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
 from limba.config.secrets import without_credentials
-from limba.data.t5_names import finder
 from limba.storage import failures, reaching
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
@@ -42,7 +49,8 @@ def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str], n
 
 
 def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str) -> int:
-    finder.install()
+    if t5 := toolbox.find("t5"):
+        t5.install()
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from limba import toolbox
 from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
 from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.positions import PositionError, advanced
 from limba.data.streams import TrainStream
-from limba.data.t5_names import finder
 from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)
@@ -332,7 +332,8 @@ def serve(file_descriptor: int) -> None:
 
 
 def _open(recipe: Recipe) -> TrainStream:
-    finder.install()  # as the command that started this process did
+    if t5 := toolbox.find("t5"):
+        t5.install()  # as the command that started this process did
     for module in recipe.config.task_modules:
         importlib.import_module(module)
     task = pinned(resolve_task(recipe.config, recipe.directory), recipe.revisions)

@@ -20,11 +20,11 @@ from limba.config import DataConfig, InputError
 from limba.data.epochs.corpora import marked, unmarked
 from limba.data.epochs.deal import WHOLE_UNITS, Deal
 from limba.data.epochs.even import even_documents
+from limba.data.function_tasks import failure_of_function
 from limba.data.packing import batched
 from limba.data.prefetch import Prefetch
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
-from limba.data.t5_names.foreign import failure_of_function
 from limba.data.tasks import Provider, has_exact_positions, parts_of
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed

@@ -12,6 +12,7 @@ import seqio
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError, StorageError
+from limba.data.function_tasks import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.diacritics import with_segments
 from limba.data.objectives.supervised import is_supervised, with_prefix
@@ -22,7 +23,6 @@ from limba.data.sources.files import DataFiles, FileSource, patterns_of
 from limba.data.sources.hub import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
 from limba.data.sources.units import Column, UnitSource
-from limba.data.t5_names.foreign import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
 from limba.data.vocabulary.files import content, directory_of, keep, place_of
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together

@@ -11,8 +11,8 @@ import numpy as np
 from etils import epath
 
 from limba.config import RunConfig
-from limba.evaluation.page.history import History, Table
-from limba.evaluation.page.thinning import evenly, kept
+from limba.evaluation.history import History, Table
+from limba.evaluation.thinning import evenly, kept
 from limba.storage.files import write_whole
 from limba.training.metrics.records import bits_per_byte_by_set, duration, markdown_table
 

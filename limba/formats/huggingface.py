@@ -20,11 +20,11 @@ import msgpack
 import numpy as np
 import tensorstore as ts
 
+from limba import toolbox
 from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
 from limba.formats import decoder_only
 from limba.formats.names import check_names
-from limba.formats.pytorch_bin import BinFolder
 from limba.formats.t5x import decode_extension, joined
 from limba.formats.weight_files import files_of_index
 
@@ -201,7 +201,12 @@ def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.n
 
 def _pytorch_arrays(directory: str | Path) -> Any:
     """Returns the arrays of a folder by PyTorch's names, of the better file."""
-    return BinFolder(directory) if weights_form(directory) == "bin" else SafetensorsFolder(directory)
+    if weights_form(directory) != "bin":
+        return SafetensorsFolder(directory)
+    pytorch_bin = toolbox.find("pytorch_model.bin")
+    if pytorch_bin is None:
+        raise InputError(f"{directory} has only a pytorch_model.bin; save it as safetensors, or install Limba's tools.")
+    return pytorch_bin.BinFolder(directory)
 
 
 def _entry(name: str, about: Any) -> tuple[str, str, tuple[int, ...], int, int]:

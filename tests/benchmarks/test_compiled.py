@@ -10,8 +10,8 @@ import pytest
 from benchmarks import compiled
 from benchmarks.compiled_kernels import cycles_of_schedule
 from limba.config import InputError
-from limba.preflight.compiled import nvidia
-from limba.preflight.compiled.program import costs_of_program
+from limba.tools.preflight.compiled import nvidia
+from limba.tools.preflight.compiled.program import costs_of_program
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from limba.cli.gin.read import run_of
 from limba.cli.gin.statements import Source, read_with_includes
-from limba.cli.t5x import tables
-from limba.cli.t5x.translate import translate
 from limba.config import InputError, RunConfig
+from limba.tools.migrate.t5x import tables
+from limba.tools.migrate.t5x.translate import translate
 from tests.cli.t5x_originals import Original, original
 
 FILLED = {

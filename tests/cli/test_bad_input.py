@@ -11,8 +11,8 @@ import pytest
 from limba.cli import flags, main
 from limba.cli.gin.resolve import CLASSES
 from limba.cli.gin.statements import read
-from limba.cli.t5x.names import OURS
 from limba.config import InputError, environment
+from limba.tools.migrate.t5x.names import OURS
 
 pytestmark = pytest.mark.fast
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from limba.cli.data import inspect, prepare, task_flags
-from limba.cli.data import vocabulary as train_vocabulary
 from limba.config import DataConfig, InputError
 from limba.data import tasks as providers
 from limba.data.vocabulary import train as vocabulary_training
 from limba.data.vocabulary.load import load_vocabulary
 from limba.storage import lease
+from limba.tools.corpus import inspect, prepare, task_flags
+from limba.tools.corpus import vocabulary as train_vocabulary
 
 ROOT = Path(__file__).parent.parent.parent
 

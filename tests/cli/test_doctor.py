@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from limba.cli.main import main
-from limba.cli.start import doctor
-from limba.preflight.verdict import Line, Section
+from limba.tools.preflight import doctor
+from limba.tools.preflight.checks.verdict import Line, Section
 
 QUICK = "import json; print('a note'); print(json.dumps(['tpu', 'TPU v4', 4, 34359738368, {}]))"
 

@@ -14,10 +14,10 @@ import pytest
 from benchmarks.breaking.start import QUICK
 from limba.cli.gin.read import read_run
 from limba.cli.main import main
-from limba.cli.start import sizes
 from limba.config import InputError
-from limba.data.preparation.survey import Survey
 from limba.model import Network
+from limba.tools.corpus import sizes
+from limba.tools.corpus.preparation.survey import Survey
 from limba.training.metrics.flops import flops_per_sequence
 
 ROOT = Path(__file__).parents[2]

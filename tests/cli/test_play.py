@@ -24,11 +24,11 @@ from playwright.sync_api import Page
 
 import limba
 from limba.cli import main
-from limba.cli import serving as web
-from limba.cli.play import server as servers
-from limba.cli.play.answers import MOST_LETTERS, Player
-from limba.cli.play.server import Server
 from limba.config import InputError
+from limba.tools.pages import serving as web
+from limba.tools.pages.play import server as servers
+from limba.tools.pages.play.answers import MOST_LETTERS, Player
+from limba.tools.pages.play.server import Server
 from tests import browser, tiny
 from tests.evaluation.report_runs import recorded
 from tests.export.runs import write_run

@@ -20,10 +20,10 @@ import pytest
 from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
-from limba.cli.runs.report_server import ReportServer
-from limba.evaluation.page.page import MARK, MOST_BYTES
-from limba.evaluation.page.runs import Run
 from limba.storage.files import resolved
+from limba.tools.pages.page.page import MARK, MOST_BYTES
+from limba.tools.pages.page.runs import Run
+from limba.tools.pages.report_server import ReportServer
 from limba.training.metrics.bucket import Uploads
 from tests import browser
 from tests.bucket_server import emulated

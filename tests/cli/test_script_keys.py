@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import MT5Config, Seq2SeqTrainingArguments, T5Config
 
-from limba.cli.huggingface import command_line, corpus, keys, precision, translation, values
 from limba.config import InputError
 from limba.formats import huggingface
 from limba.storage import hub_names
+from limba.tools.migrate.huggingface import command_line, corpus, keys, precision, translation, values
 
 # Of seed scripts' own lists, and of run_t5_mlm_flax.py.
 OF_SCRIPTS = re.findall(

@@ -15,10 +15,10 @@ import pytest
 import limba
 from limba.cli import main
 from limba.cli.gin import upgrade
-from limba.cli.play.server import Server
 from limba.config import UntrustedModuleError
 from limba.export import at_end
 from limba.inference import imports
+from limba.tools.pages.play.server import Server
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]

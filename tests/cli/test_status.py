@@ -16,9 +16,9 @@ from limba.cli.main import main
 from limba.config import DataConfig, RunConfig, plain
 from limba.evaluation import status as status_module
 from limba.evaluation.status import Status, curve
-from limba.preflight import environment, processes
 from limba.storage import manifest
 from limba.storage.lease import Owner, held
+from limba.tools.preflight.checks import environment, processes
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import pytest
 
 from limba.cli import flags
 from limba.cli.gin import GinRun
-from limba.cli.t5x import convert, tables
-from limba.cli.t5x.examples import EXAMPLES
-from limba.cli.t5x.read import is_t5x
-from limba.cli.t5x.translate import Translated, translate
 from limba.config import InputError
-from limba.data.t5_names import finder
+from limba.tools.migrate.t5_names import finder
+from limba.tools.migrate.t5x import convert, tables
+from limba.tools.migrate.t5x.examples import EXAMPLES
+from limba.tools.migrate.t5x.read import is_t5x
+from limba.tools.migrate.t5x.translate import Translated, translate
 
 FOLDER = Path(__file__).parent / "t5x"
 TRAINING = ("ro_base", "ro_mt5", "c4_small", "wmt_finetune", "umt5", "byt5", "decoder")

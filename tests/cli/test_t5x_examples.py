@@ -10,7 +10,7 @@ import pytest
 
 from limba.cli import flags
 from limba.config import InputError
-from limba.data.t5_names import finder
+from limba.tools.migrate.t5_names import finder
 
 NEW = "t5x/examples/t5/t5_1_1"
 SCALABLE = "t5x/examples/scalable_t5"

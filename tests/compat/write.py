@@ -12,7 +12,7 @@ import numpy as np
 
 from limba.cli.use import huggingface
 from limba.config import ModelConfig, environment
-from limba.data.preparation.demo_corpus import pydoc_corpus
+from limba.data.demo_corpus import pydoc_corpus
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.train import train_vocabulary
 from limba.export import proof as check

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from limba.config import RunConfig, plain
-from limba.evaluation.page.runs import Run
 from limba.storage.files import resolved
+from limba.tools.pages.page.runs import Run
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report"
 HEBREW, JAPANESE = "שלום עולם", "吾輩は猫である。名前はまだ無い。"

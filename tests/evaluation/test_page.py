@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from limba.evaluation import summary
-from limba.evaluation.page import charts, events, samples, tables, thinning
-from limba.evaluation.page.history import History
-from limba.evaluation.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
+from limba.evaluation import summary, thinning
+from limba.evaluation.history import History
 from limba.storage.files import resolved
+from limba.tools.pages.page import charts, events, samples, tables
+from limba.tools.pages.page.page import MARK, MOST_BYTES, POINTS, content_of, page_of
 from limba.training.metrics.records import read_metrics
 from tests.evaluation import report_runs
 from tests.evaluation.report_runs import append, opened, recorded, rich, train_record, validation_record

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from limba.config import InputError
-from limba.formats.pytorch_bin import BinFolder
+from limba.tools.migrate.pytorch_bin import BinFolder
 
 pytestmark = pytest.mark.fast
 
@@ -134,6 +134,6 @@ def test_a_view_beyond_its_storage_is_refused(tmp_path: Path) -> None:
 def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"a": torch.ones(3)}, tmp_path / "pytorch_model.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "limba.formats.pytorch_bin")
-    read = importlib.import_module("limba.formats.pytorch_bin").BinFolder(tmp_path)
+    monkeypatch.delitem(sys.modules, "limba.tools.migrate.pytorch_bin")
+    read = importlib.import_module("limba.tools.migrate.pytorch_bin").BinFolder(tmp_path)
     np.testing.assert_array_equal(read["a"], np.ones(3, np.float32))

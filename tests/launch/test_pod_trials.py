@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from limba.preflight.storage import is_near
+from limba.tools.preflight.checks.storage import is_near
 from tests.launch.laptop import (
     RUN,
     STAYS,

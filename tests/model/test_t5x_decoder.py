@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from limba.cli import from_t5x
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, ModelConfig, OptimizerConfig
 from limba.export import t5x as export
 from limba.formats import decoder_only, t5x
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import source
 from limba.model import Network
+from limba.tools.migrate import from_t5x
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer

@@ -14,8 +14,8 @@ import pytest
 import sentencepiece
 
 from limba.cli import gin, main
-from limba.cli.preflight import preflight
-from limba.preflight import compiler, data, sample
+from limba.tools.preflight import preflight
+from limba.tools.preflight.checks import compiler, data, sample
 
 ROOT = Path(__file__).parents[2]
 BROKEN = sorted((ROOT / "tests" / "broken").glob("*/*.gin"))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from limba.cli import main
-from limba.cli.preflight import words
-from limba.preflight import compiler, data, sample
-from limba.preflight.verdict import STEPS_ON_V4_8, Line, Section
+from limba.tools.preflight import words
+from limba.tools.preflight.checks import compiler, data, sample
+from limba.tools.preflight.checks.verdict import STEPS_ON_V4_8, Line, Section
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from limba.config import InputError, MeshConfig, plain
-from limba.preflight import compiler
-from limba.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
+from limba.tools.preflight.checks import compiler
+from limba.tools.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
 pytestmark = pytest.mark.fast

@@ -15,10 +15,10 @@ import jax
 import pytest
 
 from limba.config import DataConfig, EvaluationConfig, MeshConfig, RunConfig, plain
-from limba.preflight import compiler
-from limba.preflight.compiled import mends, step
-from limba.preflight.compiled.memory import size_in_words
 from limba.run import train
+from limba.tools.preflight.checks import compiler
+from limba.tools.preflight.compiled import mends, step
+from limba.tools.preflight.compiled.memory import size_in_words
 from tasks import demo  # noqa: F401  registers the task
 from tests import tiny
 from tests.preflight import runs

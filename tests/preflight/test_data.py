@@ -18,15 +18,15 @@ import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli.gin.statements import read
-from limba.cli.preflight import configuration
 from limba.config import CheckpointConfig, DataConfig, RunConfig
 from limba.data.epochs import counts
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
-from limba.preflight import data, sections
-from limba.preflight.verdict import Line, Section
+from limba.tools.preflight import configuration
+from limba.tools.preflight.checks import data, sections
+from limba.tools.preflight.checks.verdict import Line, Section
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import DataConfig, RunConfig, compile_cache
-from limba.preflight import environment, processes
+from limba.tools.preflight.checks import environment, processes
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from limba.preflight import storage
+from limba.tools.preflight.checks import storage
 from tests.bucket_server import emulated
 
 

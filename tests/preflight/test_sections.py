@@ -12,11 +12,11 @@ import pytest
 import tasks.demo  # registers the task
 import tasks.ro  # noqa: F401
 from limba.cli.gin import read_gin
-from limba.cli.preflight import page
 from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
 from limba.data.tasks import resolve_task
-from limba.preflight import differences, findings, objective, sample, start, storage, vocabulary
-from limba.preflight.verdict import Line, Section
+from limba.tools.preflight import page
+from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
+from limba.tools.preflight.checks.verdict import Line, Section
 from tests import browser, tiny
 
 MODEL = tiny.model(vocab_size=384)

@@ -13,7 +13,7 @@ import pytest
 import limba.run
 from benchmarks.preflight import start_figures
 from limba.cli import main
-from limba.preflight import data
+from limba.tools.preflight.checks import data
 
 ROOT = Path(__file__).parents[2]
 RUNNABLE = ("-cache", ".pkl", ".pickle", ".so", ".py", ".pyc")  # jax's entries end with -cache

@@ -10,9 +10,9 @@ import pytest
 
 from limba.cli.main import main
 from limba.data import validation
-from limba.data.t5_names import finder
 from limba.data.tasks import resolve_task
 from limba.run import train
+from limba.tools.migrate.t5_names import finder
 from tests.cli.test_t5x import SIZES, read
 
 MODULE = '''"""Tasks as a national library writes them for its ByT5: the vocabulary has no extra ids."""

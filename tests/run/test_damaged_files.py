@@ -11,9 +11,9 @@ import pytest
 from limba.cli.main import main
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, RunConfig
 from limba.data import tasks
-from limba.data.preparation import prepare
-from limba.data.preparation.folder import OutputFolder
 from limba.export import huggingface, to_bucket
+from limba.tools.corpus.preparation import prepare
+from limba.tools.corpus.preparation.folder import OutputFolder
 from limba.training import auto_mesh
 from limba.training.checkpoints.best import Best
 from limba.training.ledger import FILE, Ledger, entries_of

@@ -19,7 +19,6 @@ import tasks.ro_diacritics
 import tasks.t5_mlm
 import tasks.text_to_text  # noqa: F401  they register the tasks
 from limba.cli.main import main
-from limba.cli.start import new
 from limba.config import (
     CheckpointConfig,
     ConfigError,
@@ -35,6 +34,7 @@ from limba.data.sources.hub import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub as models
 from limba.run import train
+from limba.tools.corpus import new
 from limba.training.epochs import plan_of_run
 from limba.training.metrics.logging import read_metrics
 from tests import tiny

@@ -13,7 +13,6 @@ import transformers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tasks.demo  # noqa: F401  registers the task
-from limba.cli.runs import report as launch_report
 from limba.cli.use import generate
 from limba.cli.use import huggingface as exports
 from limba.config import (
@@ -37,6 +36,7 @@ from limba.inference.load import load
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding, make_mesh
+from limba.tools.pages import report as launch_report
 from limba.training.metrics.logging import read_metrics
 from tasks import wiki40b
 from tests import tiny

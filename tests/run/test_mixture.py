@@ -11,8 +11,8 @@ import tensorflow as tf
 from limba.config import CheckpointConfig, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource
-from limba.evaluation.page.page import page_of
 from limba.run import train
+from limba.tools.pages.page.page import page_of
 from limba.training.metrics.logging import read_metrics
 from tests import tiny
 from tests.data.test_positions import write

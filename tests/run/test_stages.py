@@ -22,9 +22,9 @@ from limba.config import CheckpointConfig, ConfigError, EvaluationConfig, InputE
 from limba.data import positions as positions_module
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource
-from limba.evaluation.page.page import page_of
 from limba.formats import limba_checkpoint
 from limba.run import train
+from limba.tools.pages.page.page import page_of
 from limba.training.metrics.logging import read_metrics
 from tests.data.test_positions import write
 from tests.evaluation.report_runs import opened

@@ -30,8 +30,8 @@ from limba.config import (
     ScheduleConfig,
 )
 from limba.config.plain import from_text, moved
+from limba.evaluation import history as report_page
 from limba.evaluation import report
-from limba.evaluation.page import history as report_page
 from limba.export.card import write_card
 from limba.inference.source import Source
 from limba.model import Network

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from limba import config
+from limba import config, toolbox
 from limba.cli.arguments import did_you_mean
 from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
-from limba.cli.t5x.names import OURS, advice
 from limba.config import InputError, plain
 
 RUN, MODEL = "config.RunConfig", "config.ModelConfig"
@@ -164,7 +163,13 @@ def _in_words(hint: Any) -> str:
 
 def _check_class(name: str, place: str, field: str = "") -> None:
     if name not in CLASSES:
-        raise InputError(f"{place} names {name}, which is not a class of limba/config/{advice(name, CLASSES, field)}")
+        raise InputError(f"{place} names {name}, which is not a class of limba/config/{_advice(name, field)}")
+
+
+def _advice(name: str, field: str = "") -> str:
+    """Returns the end of a sentence about a name that is none of ours, which may be T5X's."""
+    t5x = toolbox.find("T5X names")
+    return t5x.advice(name, CLASSES, field) if t5x else did_you_mean(name, CLASSES)
 
 
 def _check_names(source: Source) -> None:
@@ -184,6 +189,7 @@ def _check_names(source: Source) -> None:
                     raise InputError(f"{binding.place} gives {leaf}, a class; write {leaf}() for an object of it.")
     for binding in source.bindings:
         if not binding.field and binding.name not in used:
-            is_theirs = binding.name in OURS
-            near = advice(binding.name, CLASSES) if is_theirs else did_you_mean(binding.name, used)
+            t5x = toolbox.find("T5X names")
+            is_theirs = t5x is not None and binding.name in t5x.OURS
+            near = _advice(binding.name) if is_theirs else did_you_mean(binding.name, used)
             raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}")

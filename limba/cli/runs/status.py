@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 
@@ -39,7 +40,7 @@ def run(argv: Sequence[str]) -> None:
     if not given.seconds >= 1:
         raise InputError(f"--seconds is {given.seconds:g}; give 1 or more.")
     with environment.quiet_imports():
-        from limba.evaluation.page.history import figures_read
+        from limba.evaluation.history import figures_read
         from limba.evaluation.status import Status
         from limba.storage.files import resolved
 
@@ -60,10 +61,7 @@ def run(argv: Sequence[str]) -> None:
 
 def _of_this_machine(owner: Owner | None, is_local: bool) -> list[str]:
     """Returns what `limba preflight` would say against the run's next start here; [] if it runs elsewhere."""
-    from limba.cli.preflight.words import mended
-    from limba.preflight.environment import wrong_for_a_start
-
     if not is_local or (owner is not None and owner.host != socket.gethostname()):
         return []
-    found = wrong_for_a_start(None if owner is None else owner.pid)
-    return [f"{line.level:<12} {line.text} To mend it: {mended(line.mend, {})}" for line in found]
+    check = toolbox.find("check")
+    return check.of_this_machine(None if owner is None else owner.pid) if check else []

@@ -1,4 +1,4 @@
-"""`limba new`, `limba doctor` and `limba completion`; `sizes` proposes a model, `templates` holds the files of `new`.
+"""`limba completion`.
 
-Part of `cli`: imports all floors.
+Part of `cli`.
 """

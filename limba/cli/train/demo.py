@@ -166,7 +166,7 @@ def run(argv: Sequence[str]) -> None:
         arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
     with environment.quiet_imports():
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
-        from limba.data.preparation.demo_corpus import pydoc_corpus
+        from limba.data.demo_corpus import pydoc_corpus
         from limba.evaluation import report
         from limba.run import train
         from limba.sharding import clusters

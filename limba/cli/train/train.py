@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from limba import toolbox
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
 from limba.cli.program import names_said
@@ -45,12 +46,8 @@ def to_end(given: GinRun) -> None:
 
 def say_what_is_wrong(given: GinRun) -> None:
     """Prints, in the first process, a line for each thing that the cheap half of a preflight finds wrong."""
-    from limba.cli.preflight.words import worded
-    from limba.preflight.start import found_wrong
-    from limba.preflight.verdict import Section
     from limba.sharding.agreement import is_first
 
-    if not is_first():
-        return
-    for line in worded(Section("", found_wrong(given.config)), given.names).lines:
-        print(f"Preflight: {line.text} To mend it: {line.mend}", file=sys.stderr, flush=True)
+    check = toolbox.find("check") if is_first() else None
+    for line in check.at_start(given.config, given.names) if check else ():
+        print(f"Preflight: {line}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
 from limba.cli.program import names_said
@@ -107,7 +108,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     version first gets its config.json. Files of the run are data: of the modules that they name only those of Limba, of
     tasks/ and of `imports` are imported.
     """
-    from limba.cli import from_t5x, task_modules
+    from limba.cli import task_modules
     from limba.cli.gin import read_model, read_own
     from limba.config import plain
     from limba.formats import limba_checkpoint
@@ -121,7 +122,8 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     directory = place.parent.parent if limba_checkpoint.is_own(place) else place
     if not gin:
         config = upgrade_once(str(directory))
-        network, vocabulary = (place == directory and from_t5x.read(place)) or (None, None)
+        from_t5x = toolbox.find("T5X config")
+        network, vocabulary = (from_t5x and place == directory and from_t5x.read(place)) or (None, None)
         found = source.find(path, config or network, vocabulary, imports)
         for module in found.run.data.task_modules if found.run else ():
             with contextlib.suppress(InputError):  # raised when the task is needed

@@ -14,8 +14,8 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError
+from limba.data.function_tasks import has_objective
 from limba.data.packing import FEATURES
-from limba.data.t5_names.foreign import has_objective
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)

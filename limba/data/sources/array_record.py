@@ -2,7 +2,7 @@
 
 ArrayRecord reads any record directly, so an epoch is one pseudo-random permutation of all records, and a
 data position in it is one number. Records are tf.train.Examples with a bytes feature: text, or `tokens`, the
-little-endian int32 ids of a document as `limba.data.preparation` writes them; or with one feature per column.
+little-endian int32 ids of a document as a prepared corpus has them; or with one feature per column.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from limba.data.epochs.deal import deal_of
 from limba.data.objectives import derive_lengths
 from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource
-from limba.data.t5_names import preprocessors as t5_preprocessors  # what `t5.data` gives T5X's users
 from limba.data.tasks import resolve_task
+from limba.tools.migrate.t5_names import preprocessors as t5_preprocessors
 
 NUM_SHARDS, ROWS = 4, 8  # of a batch in each shard
 DATA = DataConfig(

@@ -12,8 +12,8 @@ import tensorflow as tf
 from limba.config import InputError
 from limba.data import objectives
 from limba.data.objectives.whole_words import whole_word_span_corruption
-from limba.data.t5_names import preprocessors
 from limba.data.vocabulary import load
+from limba.tools.migrate.t5_names import preprocessors
 
 pytestmark = pytest.mark.fast
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "byt5_spans.json").read_text())

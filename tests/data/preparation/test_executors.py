@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from limba.cli.data import prepare as command
-from limba.cli.data.task_flags import TaskRecipe
 from limba.config import InputError, kinds
-from limba.data.preparation import local_tasks
-from limba.data.preparation.prepare import Settings, prepare
-from limba.data.preparation.slurm import Cluster, Submitted, submit
+from limba.tools.corpus import prepare as command
+from limba.tools.corpus.preparation import local_tasks
+from limba.tools.corpus.preparation.prepare import Settings, prepare
+from limba.tools.corpus.preparation.slurm import Cluster, Submitted, submit
+from limba.tools.corpus.task_flags import TaskRecipe
 from tests.launch import slurm_stand_ins
 
 ROOT = Path(__file__).resolve().parents[3]

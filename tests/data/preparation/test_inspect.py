@@ -8,9 +8,9 @@ import pytest
 import rich.console
 import seqio
 
-from limba.cli.data.task_flags import TaskRecipe
 from limba.config import InputError
-from limba.data.preparation.inspect import bins, figures, histogram, inspect_task, plot_lengths, show
+from limba.tools.corpus.preparation.inspect import bins, figures, histogram, inspect_task, plot_lengths, show
+from limba.tools.corpus.task_flags import TaskRecipe
 
 EVERYTHING = 10**9
 

@@ -17,16 +17,16 @@ import pytest
 import tensorflow as tf
 from array_record.python import array_record_module
 
-from limba.cli.data import prepare as launch_prepare
-from limba.cli.data.task_flags import TaskRecipe
 from limba.config import InputError
-from limba.data.preparation import prepare as prepare_module
-from limba.data.preparation.folder import SETTINGS_FILE, OutputFolder
-from limba.data.preparation.prepare import Settings, prepare
-from limba.data.preparation.tfds import prepare_tfds
 from limba.data.sources import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary
 from limba.storage import lease
+from limba.tools.corpus import prepare as launch_prepare
+from limba.tools.corpus.preparation import prepare as prepare_module
+from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder
+from limba.tools.corpus.preparation.prepare import Settings, prepare
+from limba.tools.corpus.preparation.tfds import prepare_tfds
+from limba.tools.corpus.task_flags import TaskRecipe
 from tasks import cc100
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,11 +10,11 @@ import seqio
 import tensorflow_datasets as tfds
 
 from limba.config import InputError
-from limba.data.preparation.tfds import prepare_tfds
 from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary
 from limba.storage import folders
+from limba.tools.corpus.preparation.tfds import prepare_tfds
 from tests.bucket_server import BucketServer, emulated
 
 TEXTS = [f"Textul {number} este scurt, dar este al nostru." for number in range(50)]

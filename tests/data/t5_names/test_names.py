@@ -16,11 +16,12 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data import function_tasks as foreign
 from limba.data.objectives.supervised import is_supervised
 from limba.data.shard import source_errors
 from limba.data.sources import FileSource
-from limba.data.t5_names import finder, foreign
 from limba.data.tasks import resolve_task
+from limba.tools.migrate.t5_names import finder
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
 
 ROOT = Path(__file__).parents[3]
@@ -278,7 +279,7 @@ def test_a_module_of_2022_calls_todays_datasets(tmp_path):
         "    print([item['text'] for item in found['train']])\n"
         "print(datasets.__spec__.loader.__class__.__module__)\n"
     )
-    program = "from limba.data.t5_names import finder; finder.install(); finder.install(); import theirs"
+    program = "from limba.tools.migrate.t5_names import finder; finder.install(); finder.install(); import theirs"
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "HF_HOME": str(tmp_path / "hf")},

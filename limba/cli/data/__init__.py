@@ -1,4 +1,0 @@
-"""Commands about text and vocabularies.
-
-Part of `cli/`.
-"""

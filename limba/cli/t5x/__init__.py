@@ -1,4 +1,0 @@
-"""Translates T5X's gin files, whose facts `tables` holds, to one of ours; `convert` prints it.
-
-Part of `cli/`: imports the gin reader and `limba.config`.
-"""

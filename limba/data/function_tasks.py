@@ -1,0 +1,131 @@
+"""Fits tasks that were written for T5X: a source that is a function, and features that only the objective makes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from limba import toolbox
+from limba.config import InputError
+from limba.data.objectives.token_blocks import Features
+
+logger = logging.getLogger(__name__)
+
+_PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
+
+# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
+BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
+OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
+
+
+def has_objective(task: seqio.Task) -> bool:
+    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
+    return any(_name(step) in OBJECTIVES and _module(step).startswith(_T5) for step in task.preprocessors)
+
+
+_T5 = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
+
+
+def _function(step: Any) -> Any:
+    while isinstance(step, functools.partial):
+        step = step.func
+    return step
+
+
+def _name(step: Any) -> str:
+    return getattr(_function(step), "__name__", "")
+
+
+def _module(step: Any) -> str:
+    return getattr(_function(step), "__module__", "") or ""
+
+
+def with_inputs(task: seqio.Task) -> seqio.Task:
+    """Returns a task of one of t5's objectives that only registers 'targets' with 'inputs' too.
+
+    As in T5X the inputs then have no end of sequence, which follows from a registered feature. The preprocessors see
+    the task's own features.
+    """
+    features = dict(task.output_features)
+    if "inputs" in features or "targets" not in features or not has_objective(task):
+        return task
+    targets = features["targets"]
+    inputs = seqio.Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
+    steps = [_with_features(step, features) for step in task.preprocessors]
+    return task.replace(preprocessors=steps, output_features={"inputs": inputs, **features})
+
+
+def _with_features(step: Callable, features: Features) -> Callable:
+    takes = inspect.signature(step).parameters if callable(step) else {}
+    if "output_features" not in takes:
+        return step
+
+    def whole(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        return step(dataset, output_features=features)
+
+    def with_lengths(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+        return step(dataset, sequence_length=sequence_length, output_features=features)
+
+    return with_lengths if "sequence_length" in takes else whole
+
+
+def gives_texts(task: seqio.Task, split: str) -> bool:
+    """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
+    if not isinstance(task.source, seqio.FunctionDataSource):
+        return False
+    try:
+        with tf.device("cpu"):
+            spec = task.source.get_dataset(split, shuffle=False).element_spec
+    except Exception:  # noqa: BLE001  the user's own function, whose data may not be reachable: dictionaries are usual
+        return False
+    return isinstance(spec, tf.TensorSpec)
+
+
+def text_alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the texts of {"text"}, for preprocessors that take strings."""
+    return dataset.map(lambda example: example["text"])
+
+
+def resumable_form(task: seqio.Task) -> str | None:
+    """Returns the line that makes a task resumable whose source is a function; None for other sources."""
+    if not isinstance(task.source, seqio.FunctionDataSource):
+        return None
+    arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
+    about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
+    path, config = about.get("path", "USER/NAME"), about.get("name")
+    more = f", name={config!r}" if config else ""
+    source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
+    if path in BUILDERS:  # no data set of the hub, but the form of files
+        source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
+    is_spans = any(_name(step) == "span_corruption" for step in task.preprocessors)
+    return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
+
+
+def failure_of_function(task: seqio.Task, error: BaseException) -> InputError | None:
+    """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
+    form = resumable_form(task)
+    if form is None:
+        return None
+    said = _PYTHON_ERROR.search(str(error))
+    reason = (said[0] if said else str(error).partition("\n")[0]).strip().rstrip(".")
+    return InputError(
+        f"The function that task {task.name} reads fails: {reason}; correct it, or register the task with {form}."
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def warn_of_function(name: str, form: str) -> None:
+    """Logs once, in one line, how the task `name` becomes resumable."""
+    logger.warning(
+        "Task %s reads a function, whose position cannot be saved: a resumed run reads all its text again. To resume at"
+        " once, register it with %s (limba.data.sources, limba.data.objectives).",
+        name,
+        form,
+    )

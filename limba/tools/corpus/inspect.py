@@ -1,0 +1,55 @@
+"""`limba inspect`: shows the documents and examples of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.config import InputError, environment, kinds
+from limba.config.waiting import waiting
+from limba.tools.corpus import task_flags
+
+ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well its vocabulary and lengths fit.
+
+    limba inspect 'data/*.txt' --vocabulary=byte --plot=lengths.png
+    limba inspect 'data/*.jsonl' --task=rlm_span_corruption_files --vocabulary=my.model"""
+
+
+@names_said(task_flags.NAMES)
+def run(argv: Sequence[str]) -> None:
+    """Prints the requested inspection; raises InputError."""
+    parser = Parser("inspect", ABOUT)
+    task_flags.add_to(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--num", type=int, default=5, help="number of documents and examples to show")
+    group.add_argument("--inputs", type=int, default=512, help="length of the inputs; the targets' length is derived")
+    group.add_argument("--sequence", type=int, metavar="256", help="show rows of this length for a decoder-only model")
+    group.add_argument("--objective", metavar="NAME", help="objective that replaces the task's: ul2, prefix_lm, …")
+    group.add_argument("--sample_bytes", type=int, default=4_000_000, help="bytes of text to sample for the figures")
+    group.add_argument("--seed", type=int, default=0, help="seed of the sample and the masks")
+    group.add_argument("--plot", metavar="FILE.png", help="also plot the histogram of lengths to this file")
+    arguments = parser.parse(argv)
+    if arguments.num < 0 or arguments.sample_bytes < 1:
+        raise InputError(f"--num is {arguments.num} and --sample_bytes {arguments.sample_bytes}; give numbers above 0.")
+    recipe = task_flags.recipe(arguments, arguments.inputs)
+    if not arguments.task and not arguments.vocabulary:
+        raise InputError("Files without a task have no vocabulary; give --vocabulary=PATH or byte.")
+    task = recipe()
+    with environment.quiet_imports():
+        import rich.console
+
+        from limba.tools.corpus.preparation import inspect as inspection
+    if arguments.plot:
+        kinds.check_local(arguments.plot, "--plot")
+        inspection.check_picture(arguments.plot)
+    length, is_sequence = arguments.sequence or arguments.inputs, arguments.sequence is not None
+    with waiting("reading"):
+        found = inspection.inspect_task(
+            task, arguments.split, length, arguments.sample_bytes, arguments.seed, is_sequence
+        )
+    console = rich.console.Console(highlight=False, soft_wrap=True)
+    inspection.show(found, console, arguments.num)
+    if arguments.plot:
+        inspection.plot_lengths(found, arguments.plot)
+        console.print(f"picture: {arguments.plot}")

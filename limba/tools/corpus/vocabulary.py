@@ -1,0 +1,125 @@
+"""`limba vocabulary`: trains a SentencePiece vocabulary in T5's layout on a task's text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from limba.cli.arguments import Parser
+from limba.cli.program import names_said
+from limba.config import InputError, environment, launchers
+from limba.config.waiting import waiting
+from limba.tools.corpus import task_flags
+
+ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
+
+    limba vocabulary 'data/*.txt' --size=1000 --output=vocabulary/my.model
+    limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
+
+On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
+
+
+def _arguments(argv: Sequence[str]) -> Any:
+    parser = Parser("vocabulary", ABOUT)
+    task_flags.add_to(parser, vocabulary=False)
+    group = parser.add_argument_group("the vocabulary")
+    group.add_argument("--output", required=True, metavar="DIR/NAME.model", help="also writes tokenizer.json beside it")
+    group.add_argument("--size", type=int, default=64_000, help="number of ids, including the 100 sentinels")
+    group.add_argument("--sample_bytes", type=int, default=400_000_000, help="bytes of text to train on")
+    group.add_argument("--coverage", type=float, default=0.9995, help="share of the letters that get their own piece")
+    group.add_argument("--byte_fallback", default="yes", choices=("yes", "no"), help="spell other letters in bytes")
+    group.add_argument("--normalization", default="nmt_nfkc", choices=("nmt_nfkc", "nfkc", "identity"))
+    group.add_argument("--romanian_commas", action="store_true", help="replace the cedilla of s and t by the comma")
+    report = parser.add_argument_group("the report")
+    report.add_argument("--compare_files", metavar="ro=PATH,fr=PATH", help="named texts to compare vocabularies on")
+    report.add_argument("--compare_vocabulary", metavar="mt5.model", help="other vocabularies to compare: A,B")
+    hosts = parser.add_argument_group("several hosts")
+    hosts.add_argument("--wait_seconds", type=float, default=6 * 3600, help="how long hosts wait for host 0")
+    arguments = parser.parse(argv)
+    if arguments.sample_bytes < 1:
+        raise InputError(f"--sample_bytes is {arguments.sample_bytes}; give a number of bytes above 0.")
+    if not 0 < arguments.coverage <= 1:
+        raise InputError(f"--coverage is {arguments.coverage}; give a share above 0, 1 at most.")
+    return arguments
+
+
+def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    from tqdm import tqdm
+
+    bars: list[tqdm] = []  # made when something is read: a file that is not there gets one sentence
+
+    def update(total: int, finished: int) -> None:
+        if not bars:
+            bars.append(tqdm(desc="reading", unit="B", unit_scale=True, dynamic_ncols=True, disable=None))
+        bars[0].set_postfix(finished=finished, refresh=False)
+        bars[0].update(total - bars[0].n)
+
+    return update, lambda: bars[0].close() if bars else None
+
+
+def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
+    """Trains and writes the vocabulary; returns its number of pieces, and documents that it has not seen."""
+    from limba.data.vocabulary import load as vocabulary
+    from limba.data.vocabulary import train as vocabulary_training
+
+    update, close = _progress()
+    try:
+        with waiting("reading", shows=not sys.stderr.isatty()):  # a terminal has the bar
+            training, measured = vocabulary_training.sample_task(task, arguments.split, arguments.sample_bytes, update)
+    finally:
+        close()
+    print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
+    count = vocabulary_training.train_on_documents(
+        training,
+        arguments.size - vocabulary.NUM_SENTINELS,
+        arguments.output,
+        byte_fallback=arguments.byte_fallback == "yes",
+        character_coverage=arguments.coverage,
+        normalization=arguments.normalization,
+        romanian_commas=arguments.romanian_commas,
+    )
+    return count, measured
+
+
+@names_said(task_flags.NAMES)
+def run(argv: Sequence[str]) -> None:
+    """Trains and reports, or waits for host 0; raises InputError."""
+    arguments = _arguments(argv)
+    host = launchers.process_number()
+    if not host.isdigit():
+        raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
+    recipe = task_flags.recipe(arguments)
+    with environment.quiet_imports():
+        from limba.data.vocabulary import load as vocabulary
+        from limba.data.vocabulary import train as vocabulary_training
+    if int(host) > 0:
+        vocabulary_training.wait_for_vocabulary(arguments.output, arguments.wait_seconds)
+        print(f"Host 0 has written {arguments.output}.")
+        return
+    column = task_flags.parse_column(arguments.column)
+    vocabulary_training.check_size(arguments.size, arguments.byte_fallback == "yes")
+    vocabulary_training.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
+    vocabulary_training.check_output(arguments.output)
+    with vocabulary_training.making(arguments.output):
+        count, measured = _trained(arguments, recipe())
+    print(
+        f"Trained {count:,} pieces and {vocabulary.NUM_SENTINELS} sentinels: {arguments.output}, "
+        f"{vocabulary_training.json_path(arguments.output)}; set VOCAB_SIZE to "
+        f"{vocabulary.fitting_rows(vocabulary.load_vocabulary(arguments.output))}."
+    )
+    if count + vocabulary.NUM_SENTINELS < arguments.size:
+        print(
+            f"WARNING: --size asks for {arguments.size:,} ids, and this text has pieces for"
+            f" {count + vocabulary.NUM_SENTINELS:,} only; train on more text, or use it with the VOCAB_SIZE above.",
+            file=sys.stderr,
+        )
+    import rich.console
+
+    table, _ = vocabulary_training.compare(
+        arguments.output, measured, arguments.compare_files, arguments.compare_vocabulary, column
+    )
+    console = rich.console.Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # rich's 80 columns of a file would break the names
+    console.print(table)

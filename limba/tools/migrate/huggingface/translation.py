@@ -1,0 +1,371 @@
+"""Translates the configuration of one of Hugging Face's T5 scripts to a gin file.
+
+It reads the keys of `keys.py`. An unknown key is an error, since the run would differ without it.
+docs/coming_from_huggingface.md has the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from limba.cli.gin import GinRun, read_run
+from limba.config import InputError, ModelConfig
+from limba.config.secrets import without_credentials
+from limba.tools.migrate.huggingface import agreement, keys, pairs, precision
+from limba.tools.migrate.huggingface.command_line import parse as parse
+from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
+from limba.tools.migrate.huggingface.values import read_values
+
+NEVER = 10**9  # steps
+
+
+class Translation:
+    """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
+
+    def __init__(self, values: Mapping[str, Any], place: str, notes: Sequence[str] = ()):
+        self.values, self.place, self.notes = values, place, list(notes)
+        self.bindings: dict[str, tuple[Any, str]] = {}
+        self.has_pairs = any(key in keys.OF_PAIRS for key in values)
+        both = [key for key in keys.OF_SPANS if key in values]
+        if self.has_pairs and both:
+            pair = next(key for key in keys.OF_PAIRS if key in values)
+            raise InputError(f"{place} gives {both[0]}, of span corruption, and {pair}, of pairs; leave one out.")
+
+    def set(self, name: str, value: Any, key: str) -> None:
+        """Binds a gin name; InputError if another key has given it another value."""
+        before = self.bindings.get(name)
+        if before is not None and before[0] != value:
+            raise InputError(f"{self.place} gives {before[1]} and {key} different values; leave one out.")
+        self.bindings[name] = (value, key)
+
+    def get(self, *names: str) -> tuple[Any, str]:
+        """Returns the value of the first of the keys that has one, and that key; else (None, the first key)."""
+        return next(((self.values[key], key) for key in names if self.values.get(key) is not None), (None, names[0]))
+
+    def one_of(self, *names: str) -> tuple[Any, str]:
+        """Returns the same for keys with one meaning; InputError if two of them have different values."""
+        value, key = self.get(*names)
+        for other in names:
+            if self.values.get(other) not in (None, value):
+                raise InputError(f"{self.place} gives {key} and {other} different values; leave one out.")
+        return value, key
+
+    @functools.cached_property
+    def steps_per_epoch(self) -> float:
+        """The optimizer steps of one pass over the corpus; corpus, lengths and batch must be bound before."""
+        return steps_per_epoch(self.bindings)
+
+    @property
+    def trains(self) -> bool:
+        """False for a configuration that only evaluates."""
+        return self.values.get("do_train") is not False
+
+
+def read_script(
+    path: str | None, flags: Mapping[str, Any], overrides: Sequence[str] = (), search_paths: Sequence[Path] = ()
+) -> GinRun:
+    """Returns the run that a JSON file or a script's flags describe, with `NAME=VALUE` overrides.
+
+    `names` of the result are the script's keys. Writes the run as OUTPUT_DIR/from_json.gin and prints it. Corpus and
+    vocabulary are only read to turn epochs into steps. Raises InputError for a file that cannot be read, and for
+    invalid keys and values.
+    """
+    translation = _translated(*read_values(path, flags))
+    overridden = {override.partition("=")[0] for override in overrides}
+    names = {name: key.partition(",")[0] for name, (_, key) in translation.bindings.items() if name not in overridden}
+    file = _written(translation, translation.values["output_dir"])
+    run = read_run([file], overrides, search_paths, names)
+    if translation.trains:
+        return run
+    searched = [f"--gin_search_paths={','.join(map(str, search_paths))}"] if search_paths else []
+    return run._replace(evaluation=(f"--gin_file={file}", *searched, *(f"--gin.{each}" for each in overrides)))
+
+
+def _num_devices() -> int:
+    """Returns the devices of all hosts: the scripts' batch sizes are per device."""
+    import jax
+
+    from limba.sharding import multihost
+
+    multihost.join_hosts()
+    return jax.device_count()
+
+
+def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> Translation:
+    """Returns the gin bindings for the values."""
+    translation = Translation(values, place, notes)
+    if not translation.trains and translation.values.get("do_eval") is False:
+        raise InputError(f"{place} gives do_train False and do_eval False, which is nothing to do; set one to true.")
+    agreement.check(translation)
+    for key, (name, _) in keys.PLAIN.items():
+        if values.get(key) is not None:
+            translation.set(name, values[key], key)
+    output, key = translation.get("output_dir")
+    if output is None:
+        raise InputError(f"{place} has no output_dir; give the directory for checkpoints and logs.")
+    translation.set("MODEL_DIR", output, key)
+    _model(translation)
+    set_corpus(translation)
+    _optimizer(translation)
+    _clipping(translation, output)
+    num_devices = _num_devices()
+    _batches(translation, num_devices)
+    if translation.has_pairs:
+        pairs.set_pairs(translation)
+    set_length_of_run(translation)
+    _periods(translation)
+    for key, (name, value) in keys.DEFAULTS.items():
+        if not (translation.has_pairs and name == "WEIGHT_DECAY"):
+            translation.bindings.setdefault(name, (value, f"{key}, as in the scripts"))
+    _best(translation)
+    _reports(translation)
+    _hub(translation, output)
+    if values.get("do_predict"):
+        translation.notes.append(f"do_predict: after the run, limba infer {output} --input=FILE writes the texts.")
+    return translation
+
+
+def folder_of(name: str, weights: bool) -> Path:
+    """Returns a local folder, or the folder that a hub id is downloaded to."""
+    from limba.formats import hub
+
+    local = Path(os.path.expanduser(name))
+    return local if local.exists() else hub.download(name, weights)
+
+
+def _with_revision(translation: Translation, name: str) -> str:
+    revision = translation.values.get("model_revision")
+    is_own = revision is None or revision == "main" or "@" in name or os.path.exists(os.path.expanduser(name))
+    return name if is_own else f"{name}@{revision}"
+
+
+def _model(translation: Translation) -> None:
+    """Sets sizes from a model or a Hugging Face configuration, the vocabulary, and the initial checkpoint."""
+    from limba.formats.huggingface import model_config
+
+    start, start_key = translation.get("model_name_or_path")
+    sizes, key = translation.get("config_name", "model_name_or_path")
+    if sizes is None:
+        raise InputError(
+            f"{translation.place} names neither model_name_or_path nor config_name; give one, for the model's sizes."
+        )
+    folder = folder_of(_with_revision(translation, sizes), weights=sizes == start)
+    model = model_config(folder, kind="t5")
+    about = json.loads((folder / "config.json" if folder.is_dir() else folder).read_text())
+    for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers"):
+        translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
+    _other_sizes(translation, model, key)
+    translation.set("VOCAB_SIZE", model.vocab_size, key)
+    translation.set("DROPOUT_RATE", float(about.get("dropout_rate", 0.1)), key)
+    if start is not None:
+        translation.set("INITIAL_CHECKPOINT_PATH", _with_revision(translation, start), start_key)
+    elif translation.has_pairs:
+        translation.set("INITIAL_CHECKPOINT_PATH", None, key)
+    dtype, key = precision.dtype_of(translation)
+    translation.set("DTYPE", dtype, key)
+    if translation.get("gradient_checkpointing", "activation_checkpointing")[0]:
+        translation.set("REMAT", "full", "gradient_checkpointing")
+    tokenizer, key = translation.get("tokenizer_name", "model_name_or_path")
+    if tokenizer is None:
+        raise InputError(f"{translation.place} names no tokenizer_name; give a SentencePiece model or a folder of one.")
+    translation.set("VOCABULARY", _vocabulary(translation, tokenizer, key), key)
+
+
+def _other_sizes(translation: Translation, model: ModelConfig, key: str) -> None:
+    """Sets the fields in which the network differs from T5 1.1."""
+    sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+    usual = ModelConfig(**dict.fromkeys(sizes, 1))
+    for name in (
+        *("mlp_activations", "logits_via_embedding", "relative_bias_per_layer", "num_relpos_buckets"),
+        *("relpos_max_distance", "layer_norm_epsilon"),
+    ):
+        if getattr(model, name) != getattr(usual, name):
+            translation.set(f"config.ModelConfig.{name}", getattr(model, name), key)
+
+
+def _vocabulary(translation: Translation, name: str, key: str) -> str:
+    if name.endswith((".model", ".json")) or name == "byte":
+        return name
+    folder = folder_of(_with_revision(translation, name), weights=False)
+    for file in ("spiece.model", "tokenizer.json"):
+        if (folder / file).is_file():
+            return str(folder / file)
+    raise InputError(
+        f"{key} {name} holds neither spiece.model nor tokenizer.json; give the tokenizer's folder or file."
+    )
+
+
+def _optimizer(translation: Translation) -> None:
+    name, key = translation.get("optim")
+    if translation.values.get("adafactor") or name == "adafactor":
+        translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
+        # In T5X's rule weight decay is a share of the weights per step; the Flax script's Adafactor ignores it.
+        translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor ignores")
+    elif name is not None and not name.startswith("adamw"):
+        raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
+    elif translation.has_pairs:
+        translation.set("config.OptimizerConfig.name", "adamw", key)
+    schedule, key = translation.get("lr_scheduler_type")
+    schedule = "linear" if schedule is None and translation.has_pairs else schedule
+    if schedule is None:
+        return
+    if schedule not in keys.SCHEDULES:
+        raise InputError(f"{translation.place} gives {key} {schedule!r}; give one of {', '.join(keys.SCHEDULES)}.")
+    translation.set("config.ScheduleConfig.name", keys.SCHEDULES[schedule], key)
+    if keys.SCHEDULES[schedule] == "factors":
+        factors = "constant" if schedule == "constant" else "constant * linear_warmup"
+        translation.set("LEARNING_RATE_FACTORS", factors, key)
+
+
+def _clipping(translation: Translation, output: str) -> None:
+    """Clips gradients at 1.0, as the PyTorch scripts do by default; the Flax script, with Adafactor, does not.
+
+    A run that an earlier version began without clipping continues without it.
+    """
+    name = "config.OptimizerConfig.clip_global_norm"
+    before = Path(os.path.expanduser(output)) / "from_json.gin"
+    is_flax = translation.bindings.get("config.OptimizerConfig.name", ("",))[0] == "adafactor"
+    if translation.values.get("max_grad_norm") == 0:  # torch's trainers then clip nothing
+        del translation.bindings[name]
+    elif name not in translation.bindings and not is_flax:
+        if (before.parent / "checkpoints").exists() and before.exists() and name not in before.read_text():
+            return
+        translation.bindings[name] = (1.0, "max_grad_norm, as in the PyTorch scripts")
+
+
+def _batches(translation: Translation, num_devices: int) -> None:
+    rows, key = translation.one_of("per_device_train_batch_size", "per_gpu_train_batch_size")
+    parts, parts_key = translation.get("gradient_accumulation_steps")
+    rows, parts = 8 if rows is None else rows, 1 if parts is None else parts
+    translation.set("BATCH_SIZE", rows * parts * num_devices, f"{key} x {parts_key} x {num_devices} devices")
+    translation.set("NUM_MICROBATCHES", parts, parts_key)
+    evaluated, key = translation.one_of("per_device_eval_batch_size", "per_gpu_eval_batch_size")
+    if evaluated is not None:
+        size = evaluated * num_devices
+        translation.set("config.EvaluationConfig.batch_size", size, f"{key} x {num_devices} devices")
+    most, key = translation.get("max_eval_samples")
+    if most is not None:
+        size = rows * parts * num_devices if evaluated is None else evaluated * num_devices
+        translation.set("EVAL_STEPS", -(-most // size), f"{key} {most}, in batches of {size} rows")
+    if not translation.has_pairs:
+        length, key = translation.get("max_seq_length")
+        translation.set("TASK_FEATURE_LENGTHS", {"inputs": 512 if length is None else length}, key)
+
+
+def _periods(translation: Translation) -> None:
+    """Sets periods in steps; a number below 1 is a share of the run's steps, and `epoch` a pass over the corpus."""
+    steps = translation.bindings["TRAIN_STEPS"][0]
+    for key, name in keys.PERIODS.items():
+        value = translation.values.get(key)
+        if value is None:
+            continue
+        if 0 < value < 1:
+            translation.set(name, max(1, round(value * steps)), f"{key} {value:g} of {steps} steps")
+        elif value != int(value):
+            raise InputError(f"{translation.place} gives {key} {value!r}; give a whole number, or a share below 1.")
+        else:
+            translation.set(name, int(value), key)
+    share, key = translation.get("warmup_ratio")
+    if share:
+        translation.bindings["WARMUP_STEPS"] = (round(share * steps), f"{key} {share:g} of {steps} steps")
+    for key, name in keys.STRATEGIES.items():
+        value, what = translation.values.get(key), f"{translation.place} gives {key}"
+        if value == "epoch":
+            # `num_train_epochs` says nothing about an epoch's steps where max_steps counts more than it.
+            period = max(1, round(translation.steps_per_epoch)) if translation.trains else steps
+            translation.bindings[name] = (period, f"{key} epoch, by the corpus's size")
+        elif value == "no":
+            translation.bindings[name] = (NEVER, f"{key} no; the last step counts all the same")
+        elif value == "best" and key == "save_strategy":
+            translation.notes.append("save_strategy 'best': save_steps are kept too; the best is in output_dir/best.")
+        elif value not in (None, "steps"):
+            raise InputError(f"{what} {value!r}; give steps, epoch or no.")
+    if translation.values.get("do_eval") is False:
+        translation.bindings["EVAL_PERIOD"] = (NEVER, "do_eval")
+
+
+def _best(translation: Translation) -> None:
+    """Keeps the best step, if the script loads it at its end."""
+    metric, key = translation.get("metric_for_best_model")
+    names = [f"config.CheckpointConfig.{name}" for name in ("best_metric", "best_mode")]
+    if translation.has_pairs:
+        names = ["BEST_METRIC", "BEST_MODE"]
+    if not translation.values.get("load_best_model_at_end") and metric is None:
+        if translation.has_pairs:
+            translation.set(names[0], None, "load_best_model_at_end")
+        return
+    metric = (metric or "loss").removeprefix("eval_")
+    greater = translation.values.get("greater_is_better")
+    greater = not metric.endswith("loss") if greater is None else greater
+    translation.set(names[0], metric, key)
+    translation.set(names[1], "max" if greater else "min", "greater_is_better")
+
+
+def _reports(translation: Translation) -> None:
+    """Sets who gets the figures beside metrics.jsonl."""
+    names, key = translation.get("report_to")
+    known = [name for name in names or () if name in keys.REPORTS]
+    for name in names or ():
+        if name in keys.OTHER_REPORTS:
+            translation.notes.append(f"report_to {name!r}: has no counterpart; metrics.jsonl holds every figure.")
+        elif name not in known:
+            raise InputError(f"{translation.place} gives report_to {name!r}; give {', '.join(keys.REPORTS)}.")
+    chosen = [report for name in known if (report := keys.REPORTS[name])]
+    if chosen:
+        translation.set("REPORT_TO", ",".join(chosen), key)
+
+
+def _hub(translation: Translation, output: str) -> None:
+    """Sets the model of the hub that gets the run's model."""
+    values = translation.values
+    if not (values.get("push_to_hub") or values.get("push_to_hub_final_step")):
+        return
+    name, key = translation.one_of("hub_model_id", "push_to_hub_model_id")
+    if name is None:
+        name, key = os.path.basename(os.path.abspath(os.path.expanduser(output))), "push_to_hub, output_dir's name"
+    owner = values.get("push_to_hub_organization")
+    translation.set("HUB_MODEL_ID", f"{owner}/{name}" if owner and "/" not in name else name, key)
+    if values.get("hub_private_repo"):
+        translation.set("HUB_PRIVATE", True, "hub_private_repo")
+    strategy = values.get("hub_strategy")
+    if strategy not in (None, "end", "every_save", "checkpoint", "all_checkpoints"):
+        raise InputError(f"{translation.place} gives hub_strategy {strategy!r}; give end or every_save.")
+    if values.get("hub_revision") not in (None, "main"):
+        raise InputError(f"{translation.place} gives hub_revision {values['hub_revision']!r}; leave it out: main.")
+    if values.get("push_to_hub_final_step") or strategy in (None, "end"):
+        translation.set("HUB_STRATEGY", "end", translation.get("push_to_hub_final_step", "push_to_hub")[1])
+    else:
+        translation.set("HUB_STRATEGY", "every_save", f"hub_strategy {strategy}")
+
+
+def _written(translation: Translation, output: str) -> str:
+    includes = "include 'gin/models/t5_1_1/small.gin'\ninclude 'gin/runs/finetune.gin'"
+    tasks = "from tasks import text_to_text\n" if translation.has_pairs else ""
+    lines = [
+        f"# Made from {translation.place}; limba train with this file makes the same run.",
+        *(f"# {note}" for note in translation.notes),
+        "from __gin__ import dynamic_registration",
+        "",
+        f"from limba import config\n{tasks}",
+        includes if translation.has_pairs else "include 'gin/t5_mlm.gin'",
+        "",
+        *(f"{name} = {value!r}  # {key}" for name, (value, key) in translation.bindings.items()),
+    ]
+    text = "\n".join(lines) + "\n"
+    print(without_credentials(text), end="", flush=True)
+    from limba.storage.files import write_whole
+
+    folder = Path(tempfile.mkdtemp()) if "://" in output else Path(os.path.expanduser(output))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "from_json.gin"
+        write_whole(path, text)
+    except OSError as error:
+        raise InputError(f"output_dir {output} cannot be written ({error.strerror}); give another.") from error
+    return os.fspath(path.resolve())

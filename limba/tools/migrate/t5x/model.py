@@ -1,0 +1,234 @@
+"""T5X's network, loss, optimizer and decoding as ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from limba.config import InputError
+from limba.tools.migrate.t5x import tables
+from limba.tools.migrate.t5x.settings import Found, class_of, refuse
+from limba.tools.migrate.t5x.translation import SCRIPTS, Translation
+
+ACTIVATIONS = {"swish": "silu"}
+NO_FACTORING = 2**31 - 1
+_MODELS = ("EncoderDecoderModel", "DecoderOnlyModel")
+_OPTIMIZER = "config.OptimizerConfig."
+_SCHEDULE = "config.ScheduleConfig."
+
+
+def translate_model(t: Translation) -> bool:
+    """Sets the network; returns whether it is decoder-only. Raises InputError for a model that Limba has not."""
+    model = t.settings.macro("MODEL")
+    if model is None:
+        raise InputError(
+            "No file sets MODEL, T5X's network; include one such as t5x/examples/t5/t5_1_1/base.gin, or give it before"
+            f" the run's file ({tables.PAGE})."
+        )
+    kind = class_of(model.value)
+    if kind not in _MODELS:
+        raise refuse(model, f"Limba has T5X's {' and '.join(_MODELS)}; use one of them")
+    module = t.settings.find(kind, "module")
+    network = module.line.network if module.line else ""
+    is_decoder = kind == "DecoderOnlyModel"
+    if class_of(module.value) not in ("Transformer", "DecoderWrapper") or network not in tables.PLACES:
+        raise refuse(module, f"Limba knows the networks of t5x.examples.{{{', '.join(tables.PLACES)}}} only")
+    t.drop(class_of(module.value), {"config": "it is the network's own"})
+    _network(t, "TransformerConfig" if is_decoder else "T5Config", network, is_decoder)
+    for name in ("input_vocabulary", "output_vocabulary", "vocabulary", "optimizer_def"):
+        t.settings.find(kind, name)
+    if is_decoder:
+        found = t.settings.find(kind, "inputs_bidirectional_attention", default=False)
+        t.set("config.ModelConfig.prefix_attention", found, "full" if found.value else "causal")
+    converter = t.settings.find(kind, "feature_converter_cls")
+    if class_of(converter.value) == "PassThroughFeatureConverter":
+        raise refuse(converter, "the task gives T5X's model features; Limba makes them, of a task's inputs and targets")
+    t.dropped(converter, "the rows follow from the task and TASK_FEATURE_LENGTHS")
+    return is_decoder
+
+
+def _network(t: Translation, owner: str, network: str, is_decoder: bool) -> None:
+    find, field = t.settings.find, "config.ModelConfig."
+    names = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "logits_via_embedding")
+    layers = {"num_layers": "num_decoder_layers"} if is_decoder else {}
+    layers |= {} if is_decoder else {name: name for name in ("num_encoder_layers", "num_decoder_layers")}
+    fields = {**{name: name for name in names}, **layers}
+    t.copy(owner, {name: field + ours for name, ours in fields.items()}, {**tables.T5_CONFIG, "num_layers": 6})
+    found = find(owner, "mlp_activations", default=tables.T5_CONFIG["mlp_activations"])
+    t.set(f"{field}mlp_activations", found, tuple(ACTIVATIONS.get(name, name) for name in found.value))
+    dropout = find(owner, "dropout_rate", default=tables.T5_CONFIG["dropout_rate"])
+    t.set("DROPOUT_RATE", dropout, float(dropout.value))
+    t.fix(f"{field}dropout_rate", _Raw("%DROPOUT_RATE"), "the line above")
+    dtype = find(owner, "dtype", default=tables.T5_CONFIG["dtype"])
+    kind = class_of(dtype.value) or dtype.value
+    if kind not in ("float32", "bfloat16"):
+        raise refuse(dtype, "Limba computes in 'float32' or 'bfloat16'; give one of these")
+    t.set(f"{field}dtype", dtype, kind)
+    logits = find(owner, "float32_attention_logits", default=False)
+    if not logits.value and kind == "bfloat16":
+        t.differs(logits, "", "Limba computes the softmax of attention in float32 in any case: nearer to float32")
+    remat = find(owner, "remat_policy", default="none")
+    if remat.value not in ("none", "minimal", "full"):
+        raise refuse(remat, "Limba has 'none', 'minimal' and 'full'; give one of these")
+    t.set(f"{field}remat", remat)
+    t.copy(owner, {"scan_layers": f"{field}scan_layers"}, {"scan_layers": network == "scalable_t5"})
+    t.drop(owner, {"param_scan_axis": "Limba reads T5X's files along any axis and stacks along the first"})
+    if network == "scalable_t5":
+        t.fix(f"{field}relative_bias_per_layer", True, "t5x.examples.scalable_t5 has a relative bias in every layer")
+    if is_decoder:
+        t.fix(f"{field}num_encoder_layers", 0, "t5x.examples.decoder_only")
+        t.fix(f"{field}positions", "relative", "t5x.examples.decoder_only")
+
+
+class _Raw(str):
+    """A value that is written into gin as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def translate_loss(t: Translation, kind: str) -> None:
+    """Sets the loss; T5X's classes have no z-loss and no smoothing unless a file sets them."""
+    t.copy(kind, {"z_loss": "Z_LOSS", "label_smoothing": "LABEL_SMOOTHING"}, {"z_loss": 0.0, "label_smoothing": 0.0})
+    found = t.settings.find(kind, "loss_normalizing_factor")
+    value: Any = found.value
+    if isinstance(value, str):
+        if value.upper() not in tables.LOSS_NORMALIZERS:
+            raise refuse(found, f"T5X has {', '.join(tables.LOSS_NORMALIZERS)}, a number, or None")
+        value = tables.LOSS_NORMALIZERS[value.upper()]
+    t.set("config.LossConfig.normalize_by", found._replace(value=value))
+
+
+def translate_decoding(t: Translation, kind: str) -> None:
+    """Sets how text is generated: T5X's beam search, or sampling."""
+    field, find = "config.GenerationConfig.", t.settings.find
+    method = f"{kind}.predict_batch_with_aux"
+    beams = find(method, "num_decodes", default=1)
+    t.drop(method, {"return_all_decodes": "limba generate --num=N gives several texts"})
+    t.must_be(method, "prompt_with_targets", [False], "Limba's decoder starts from no prompt; leave it out")
+    default = "temperature_sample" if kind == "DecoderOnlyModel" else "beam_search"
+    decode = find(kind, "decode_fn")
+    name = class_of(decode.value) or default
+    if name not in ("beam_search", "temperature_sample"):
+        raise refuse(decode, "Limba has T5X's beam_search and temperature_sample; use one of them")
+    owner = name
+    if name == "beam_search":
+        own = find(owner, "num_decodes", default=1)
+        beams = own if beams.line is None and own.line is not None else beams
+        t.set(f"{field}num_beams", beams)
+        alpha = find(owner, "alpha", default=0.6)
+        if beams.value > 1:
+            why = "T5X divides by ((5 + length) / 6)^alpha, Limba by length^penalty"
+            t.set(f"{field}length_penalty", alpha, float(alpha.value), differs=why)
+        t.drop(owner, {"max_decode_len": "the targets' length is the limit", "min_log_prob": "it never matters"})
+        return
+    temperature = find(owner, "temperature", default=1.0)
+    top_k, top_p = find(owner, "topk", default=1), find(owner, "topp", default=0.0)
+    is_greedy = temperature.value == 0 or (top_k.value == 1 and not top_p.value)
+    t.set(f"{field}sample", temperature._replace(value=not is_greedy))
+    if not is_greedy:
+        t.set(f"{field}temperature", temperature, float(temperature.value))
+        if top_k.value:
+            t.set(f"{field}top_k", top_k)
+        if top_p.value:
+            t.set(f"{field}top_p", top_p)
+    t.set(f"{field}num_samples" if not is_greedy else f"{field}num_beams", beams)
+    steps = find(owner, "max_decode_steps")
+    if steps.value:  # at most these tokens after the prompt
+        limit = f"{field}max_tokens" if t.skeleton == SCRIPTS["train"] else "MAX_TOKENS"
+        longest = t.bindings.get("TASK_FEATURE_LENGTHS", ({},))[0].get("targets", steps.value)
+        t.set(limit, steps, min(steps.value, longest))
+    for name in ("state_callback_fn", "logit_callback_fn"):
+        t.must_be(owner, name, [None], "Limba calls no function while it decodes; leave it out")
+    t.drop(owner, {"rescale_log_probs": "samples have no scores here", "num_decodes": f"{method}.num_decodes counts"})
+
+
+def translate_optimizer(t: Translation) -> None:
+    """Sets the optimizer and its schedule; raises InputError for those that Limba has not."""
+    optimizer = t.settings.macro("OPTIMIZER") or Found(None, None, "OPTIMIZER")
+    kind = class_of(optimizer.value)
+    if kind == "Adafactor":
+        _adafactor(t)
+        _factors(t)
+        return
+    steps = [kind] if kind in ("adamw", "adam") else []
+    if kind in ("chain", "OptaxWrapper", "wrap_optax_optimizer"):
+        name = "transformations" if kind == "chain" else "optax_optimizer"
+        found = t.settings.find(kind, name)
+        steps = [class_of(each) for each in (found.value if isinstance(found.value, list | tuple) else [found.value])]
+        optimizer = found
+    known = ("adamw", "adam", "clip_by_global_norm")
+    if unknown := [step for step in steps if step not in known]:
+        advice = "use optax.clip_by_global_norm" if unknown[0] == "clip" else "use adafactor.Adafactor or optax.adamw"
+        raise refuse(optimizer, f"Limba has no {unknown[0]}; {advice}")
+    if not {"adamw", "adam"} & set(steps):
+        raise refuse(optimizer, "Limba has T5X's Adafactor, and optax's adamw and adam; use one of them")
+    _adamw(t, "adamw" if "adamw" in steps else "adam")
+    if "clip_by_global_norm" in steps:
+        t.copy("clip_by_global_norm", {"max_norm": f"{_OPTIMIZER}clip_global_norm"}, {})
+
+
+def _adafactor(t: Translation) -> None:
+    owner = "Adafactor"
+    fields = ("decay_rate", "clipping_threshold", "min_dim_size_to_factor", "epsilon1", "epsilon2")
+    t.copy(owner, {name: _OPTIMIZER + name for name in fields}, {})
+    if (threshold := t.settings.find(owner, "clipping_threshold", default=1.0)).value is None:
+        t.bindings[f"{_OPTIMIZER}clipping_threshold"] = (None, threshold.origin)
+    t.copy(owner, {"beta1": f"{_OPTIMIZER}momentum", "global_norm_clip_threshold": f"{_OPTIMIZER}clip_global_norm"}, {})
+    t.copy(owner, {"weight_decay_rate": f"{_OPTIMIZER}weight_decay"}, {})
+    t.copy(owner, {"step_offset": f"{_OPTIMIZER}step_offset"}, {"step_offset": 0})
+    if not t.settings.find(owner, "factored", default=True).value:
+        t.set(f"{_OPTIMIZER}min_dim_size_to_factor", t.settings.find(owner, "factored"), NO_FACTORING)
+    scale = t.settings.find(owner, "multiply_by_parameter_scale", default=True)
+    if not isinstance(scale.value, bool):
+        raise refuse(scale, "Limba scales all parameters or none; give True or False")
+    t.set(f"{_OPTIMIZER}multiply_by_parameter_scale", scale)
+    rules = t.settings.find(owner, "logical_factor_rules")
+    if rules.value is not None and class_of(rules.value) != "standard_logical_factor_rules":
+        raise refuse(rules, "Limba factors by T5X's standard_logical_factor_rules; use these")
+    for name in ("factor_map", "weight_decay_rate_lr_exponent", "max_parameter_scale"):
+        t.must_be(owner, name, [None], "Limba's Adafactor has no such choice; leave it out")
+    t.drop(owner, {"learning_rate": "the schedule gives it", "dtype_momentum": "momentum is float32"})
+    t.drop(owner, {"skip_nan_updates": "config.GuardConfig.action = 'skip' drops such steps"})
+
+
+def _factors(t: Translation) -> None:
+    """T5X's product of factors, which our schedule 'factors' is."""
+    macros = {"factors": "LEARNING_RATE_FACTORS", "base_learning_rate": "LEARNING_RATE", "warmup_steps": "WARMUP_STEPS"}
+    names = {name: macros.get(name, _SCHEDULE + name) for name in tables.SCHEDULE}
+    rate = t.settings.find("Trainer", "learning_rate_fn")
+    if rate.value is not None and class_of(rate.value) != "create_learning_rate_scheduler":
+        raise refuse(rate, "Limba has T5X's utils.create_learning_rate_scheduler; use it")
+    t.copy("create_learning_rate_scheduler", names, tables.SCHEDULE)
+    t.bindings["LEARNING_RATE"] = (float(t.bindings["LEARNING_RATE"][0]), t.bindings["LEARNING_RATE"][1])
+
+
+def _adamw(t: Translation, owner: str) -> None:
+    t.fix(f"{_OPTIMIZER}name", "adamw", f"optax.{owner}")
+    defaults = {**tables.ADAMW, **({} if owner == "adamw" else {"weight_decay": 0.0})}
+    names = {"b1": "beta1", "b2": "beta2", "eps": "epsilon", "weight_decay": "weight_decay"}
+    t.copy(owner, {name: _OPTIMIZER + ours for name, ours in names.items()}, defaults)
+    decay = t.settings.find(owner, "weight_decay", default=defaults["weight_decay"])
+    if decay.value and t.settings.find(owner, "mask").value is None:
+        t.differs(decay, f"{_OPTIMIZER}weight_decay", "Limba does not decay scales and biases; optax decays all")
+    t.must_be(owner, "eps_root", [0.0, 0], "Limba's AdamW has none; leave it out")
+    t.drop("Trainer", {"learning_rate_fn": "an optimizer of optax has its own learning rate"})
+    for name in tables.SCHEDULE:
+        t.drop("create_learning_rate_scheduler", {name: "an optimizer of optax has its own learning rate"})
+    rate = t.settings.find(owner, "learning_rate")
+    kind = class_of(rate.value)
+    if kind == "warmup_cosine_decay_schedule":
+        t.fix(f"{_SCHEDULE}name", "cosine", rate.origin)
+        names = {
+            "peak_value": "LEARNING_RATE",
+            "warmup_steps": "WARMUP_STEPS",
+            "decay_steps": f"{_SCHEDULE}decay_steps",
+        }
+        t.copy(kind, {**names, "end_value": f"{_SCHEDULE}final_learning_rate"}, {"end_value": 0.0})
+        t.must_be(kind, "init_value", [0.0, 0], "Limba's warm-up begins at 0; give 0.0")
+        t.must_be(kind, "exponent", [1.0, 1], "Limba's cosine has none; leave it out")
+    elif isinstance(rate.value, int | float) and not isinstance(rate.value, bool):
+        t.set("LEARNING_RATE", rate, float(rate.value))
+        t.fix("LEARNING_RATE_FACTORS", "constant", rate.origin)
+        t.fix("WARMUP_STEPS", 0, rate.origin)
+    else:
+        raise refuse(rate, "Limba takes a number or optax.warmup_cosine_decay_schedule here")

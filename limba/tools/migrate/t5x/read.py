@@ -1,0 +1,163 @@
+"""The statements of T5X's gin files, in their order, each with its place; T5X's own files come from `tables`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from limba.cli.arguments import did_you_mean
+from limba.cli.gin.statements import Size, Source, read_override, read_text
+from limba.config import InputError
+from limba.tools.migrate.t5x import tables
+
+_MARKS = re.compile(r"""^[ \t]*(include\s+['"]t5x/|(from|import)\s+t5x\b|import\s+__main__\b)""", re.MULTILINE)
+_OURS = re.compile(r"^[ \t]*from\s+limba\s+import\s+config\b", re.MULTILINE)
+OLD_OWNERS = {"ModelBasedPjitPartitioner": "PjitPartitioner"}  # names of 2021 -> T5X's later ones
+_INCLUDE = re.compile(r"""^[ \t]*include\s+['"]([^'"]+)['"]""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One binding of theirs. `owner` is the class's own name, without its module; for a macro `field` is empty."""
+
+    scope: str
+    owner: str
+    field: str
+    value: Any
+    place: str  # file and line, or flag
+    written: str  # as in the file: network.T5Config.emb_dim
+    network: str  # which of T5X's networks `network` is in this file: t5, scalable_t5, decoder_only
+    is_table: bool = False  # of T5X's own file, not the user's
+
+
+@dataclass
+class Theirs:
+    """All lines that files and flags of T5X's dialect give; of two for one name the later one counts."""
+
+    lines: list[Line] = field(default_factory=list)
+    modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place)
+    imports: list[tuple[str, str]] = field(default_factory=list)  # those of T5X and its libraries
+    size: Size = field(default_factory=Size)
+
+
+def is_t5x(files: Sequence[str], search_paths: Sequence[Path] = ()) -> bool:
+    """Returns whether these gin files are T5X's dialect: one is T5X's own, or names its modules, or includes such."""
+    folders, names = [*search_paths, Path.cwd()], list(files)
+    for name in names:  # which grows by what they include
+        path = _path_of(name, folders)
+        if path is None:
+            if _own_name(name) in tables.PATHS:
+                return True
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if not _OURS.search(text):
+            if _MARKS.search(text):
+                return True
+            names += [each for each in dict.fromkeys(_INCLUDE.findall(text)) if each not in names]
+    return False
+
+
+def read(files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path]) -> Theirs:
+    """Returns the lines of the files, with those that they include, and then of the `NAME=VALUE` overrides.
+
+    A file is looked for in `search_paths` and the current directory; T5X's own files need not be there. Raises
+    InputError for one that is not found or not gin.
+    """
+    theirs = Theirs()
+    folders = [*search_paths, Path.cwd()]
+    for name in files:
+        _read_file(theirs, os.path.expanduser(name), folders, "", ())
+    source = Source()
+    for override in overrides:
+        read_override(source, override, "--gin.")
+    _add(theirs, source, "t5", is_table=False)
+    return theirs
+
+
+def _own_name(name: str) -> str:
+    """Returns the path of a file inside T5X's repository: /home/me/t5x/t5x/configs/runs/eval.gin names one too."""
+    index = name.rfind("t5x/configs/") if "t5x/configs/" in name else name.rfind("t5x/examples/")
+    return name[index:] if index > 0 and name[index - 1] == "/" else name
+
+
+def _path_of(name: str, folders: Sequence[Path]) -> Path | None:
+    paths = [Path(name)] if os.path.isabs(name) else [folder / name for folder in folders]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read_file(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str, above: tuple[str, ...]) -> None:
+    if name in above:
+        raise InputError(f"{asked_by} includes {name}, which includes itself; remove one of the includes.")
+    path = _path_of(name, folders)
+    if path is None:
+        _read_table(theirs, name, folders, asked_by, above)
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The gin file {name} cannot be read: {error}.") from None
+    found = re.findall(r"from\s+t5x\.examples\.(\w+)\s+import\s+network", text)
+    network, source = found[-1] if found else "", Source(size=theirs.size)
+    is_table = _own_name(name) in tables.PATHS
+
+    def include(filename: str, asked_by: str) -> None:
+        _add(theirs, source, network, is_table)
+        _read_file(theirs, filename, folders, asked_by, (*above, name))
+
+    read_text(source, text, name, include)
+    _add(theirs, source, network, is_table)
+
+
+def _read_table(theirs: Theirs, name: str, folders: Sequence[Path], asked_by: str, above: tuple[str, ...]) -> None:
+    own = _own_name(name)
+    table = tables.include_file(own)
+    if table is None:
+        subject = f"{asked_by} includes {name}, which" if asked_by else f"The gin file {name}"
+        places = ", ".join(dict.fromkeys(str(folder) for folder in folders))
+        near = did_you_mean(own, tables.PATHS).rstrip(".?")
+        raise InputError(
+            f"{subject} does not exist in {places}, and is not one of the files of T5X that Limba knows{near};"
+            f" give its folder with --gin_search_paths ({tables.PAGE} lists those)."
+        )
+    first, values = table
+    for each in first:
+        _read_file(theirs, each, folders, own, (*above, own))
+    source = Source(size=theirs.size)
+    read_text(source, "".join(f"{key} = {value}\n" for key, value in values.items()), own)
+    bindings = [dataclasses.replace(each, place=own) for each in source.bindings]  # a table has no lines
+    _add(theirs, Source(bindings), tables.network_of(own) or "", is_table=True)
+
+
+def _add(theirs: Theirs, source: Source, network: str, is_table: bool) -> None:
+    for binding in source.bindings:
+        parts = binding.owner.split(".")
+        if parts[-1] == "loss_fn" and len(parts) > 1:  # in 2021 the loss's fields were those of the model's method
+            parts.pop()
+        owner = ".".join(parts[-2:]) if parts[-1] == "predict_batch_with_aux" else parts[-1]
+        owner = OLD_OWNERS.get(owner, owner)
+        theirs.lines.append(
+            Line(
+                binding.scope,
+                owner if binding.field else binding.owner,
+                binding.field,
+                binding.value,
+                binding.place,
+                binding.name,
+                network,
+                is_table,
+            )
+        )
+    for module, place in source.modules:
+        libraries = ("t5x", "__main__", "seqio", "optax", "jax", "flax", "tensorflow", "gin", "functools")
+        is_library = module.partition(".")[0] in libraries
+        (theirs.imports if is_library else theirs.modules).append((module, place))
+    source.bindings.clear()  # in place: the reader appends to it
+    source.modules.clear()

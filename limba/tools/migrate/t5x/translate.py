@@ -1,0 +1,201 @@
+"""T5X's gin files as one gin file of ours: which script they are for, each part in turn, and what nobody has read."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from limba.cli.gin import GinRun, read_translated
+from limba.cli.gin.read import run_of
+from limba.cli.gin.statements import REQUIRED, Macro, Source, leaves, literal, read_override, read_with_includes
+from limba.cli.gin.statements import read as read_gin_files
+from limba.config import InputError
+from limba.tools.migrate.t5x import run as parts
+from limba.tools.migrate.t5x import tables
+from limba.tools.migrate.t5x.model import translate_decoding, translate_loss, translate_model, translate_optimizer
+from limba.tools.migrate.t5x.names import OURS
+from limba.tools.migrate.t5x.read import is_t5x as is_t5x
+from limba.tools.migrate.t5x.read import read
+from limba.tools.migrate.t5x.settings import Settings, class_of
+from limba.tools.migrate.t5x.translation import SCRIPTS, Row, Translation
+
+_OURS = re.compile(r"config\.\w+\.\w+|(\w+/)+config\.\w+\.\w+")
+
+
+class Translated(NamedTuple):
+    """Our gin file, what became of theirs, and the overrides that are meant for ours."""
+
+    title: str
+    translation: Translation
+    overrides: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Our gin file; `overrides` come after it."""
+        return self.translation.text(self.title)
+
+    def whole_text(self) -> str:
+        """Returns our gin file with the table as comments and the overrides as lines."""
+        lines = [f"{name} = {literal(value)}  # --gin.{name}" for name, _, value in map(_split, self.overrides)]
+        return "\n".join([self.translation.table() + self.text.rstrip("\n"), *lines]) + "\n"
+
+    @property
+    def written_as(self) -> dict[str, str]:
+        """What their files call our names, for messages."""
+        return {our: their for our, their in self.translation.names.items() if our != their}
+
+    def check(self) -> None:
+        """Raises InputError if `limba train` refuses the printed run; what is given later may still be missing."""
+        source = Source()
+        read_with_includes(source, self.whole_text(), "the printed file")
+        for name, (value, _) in self.translation.bindings.items():
+            if value == REQUIRED:
+                read_override(source, f"{name}='later'", "--gin.")
+        run_of(source, "--gin.", self.written_as)
+
+
+def _split(override: str) -> tuple[str, str, str]:
+    return override.partition("=")
+
+
+def translate(
+    files: Sequence[str], overrides: Sequence[str], search_paths: Sequence[Path], may_lack: Sequence[str] = ()
+) -> Translated:
+    """Returns one gin file of ours for gin files of T5X's dialect, with `NAME=VALUE` overrides.
+
+    An override may have their names or ours. Macros of `may_lack` stay required in the result. Raises InputError, one
+    sentence with the line, for what is missing, not known, or what Limba cannot honour.
+    """
+    theirs, own = [], []
+    lines = read(files, (), search_paths).lines
+    names = {line.owner for line in lines if not line.field}
+    names |= {leaf.name for line in lines for leaf in leaves(line.value) if isinstance(leaf, Macro)}
+    ours = _macros_of_ours()
+    for override in overrides:
+        name, _, value = _split(override)
+        is_path = name == "VOCABULARY" and not value.startswith("@")
+        (own if is_path or _OURS.fullmatch(name) or (name in ours and name not in names) else theirs).append(override)
+    settings = Settings(read(files, theirs, search_paths), may_lack)
+    title = f"Translated from T5X's {' and '.join(files)}."
+    translation = _translated(settings, title)
+    if any(_split(override)[0] == "VOCABULARY" for override in own):
+        translation.bindings.pop("EXTRA_IDS", None)  # of another file
+    _check_unread(settings, translation, ours)
+    modules = [*translation.modules, *(module for module, _ in settings.theirs.modules)]
+    translation.modules = list(dict.fromkeys(modules))
+    return Translated(title, translation, tuple(own))
+
+
+def read_t5x(
+    files: Sequence[str],
+    overrides: Sequence[str] = (),
+    search_paths: Sequence[Path] = (),
+    allowed: Sequence[str] | None = None,
+) -> GinRun:
+    """Returns the run that gin files of T5X's dialect describe; as `limba.cli.gin.read_run` for ours.
+
+    Prints one line: how many settings are the same, differ, and are dropped.
+    """
+    found = translate(files, overrides, search_paths)
+    place = " and ".join(files)
+    print(f"{place}: {found.translation.summary()}; limba convert-gin {' '.join(files)} lists them.", file=sys.stderr)
+    _search_modules(search_paths)
+    run = read_translated(found.text, place, found.overrides, found.written_as, allowed)
+    if found.translation.skeleton == SCRIPTS["train"]:
+        _check_directory(run.config.model_dir)
+    return run
+
+
+def _check_directory(model_dir: str) -> None:
+    """Raises InputError for the directory of a run of T5X, whose files would be mixed with Limba's."""
+    from limba.formats import t5x
+    from limba.storage.files import resolved
+
+    if t5x.checkpoints_of(resolved(model_dir)):
+        raise InputError(
+            f"MODEL_DIR {model_dir} holds a run of T5X; give another directory, and go on from its newest checkpoint"
+            f" with --gin.INITIAL_CHECKPOINT_PATH={model_dir}."
+        )
+
+
+def _search_modules(search_paths: Sequence[Path]) -> None:
+    """Lets task modules be found beside the gin files, as with T5X's PYTHONPATH."""
+    sys.path.extend(str(folder.resolve()) for folder in search_paths if str(folder.resolve()) not in sys.path)
+
+
+def _macros_of_ours() -> set[str]:
+    files = ("gin/runs/evaluate.gin", "gin/runs/finetune.gin")
+    return {binding.name for file in files for binding in read_gin_files([file]).bindings if not binding.field}
+
+
+def _translated(settings: Settings, title: str) -> Translation:
+    script = next((name for name in SCRIPTS if settings.has(name)), None)
+    if script is None:
+        raise InputError(
+            f"{title.removesuffix('.')}: no file says what to run; include t5x/configs/runs/pretrain.gin, finetune.gin,"
+            f" eval.gin or infer.gin ({tables.PAGE})."
+        )
+    t = Translation(settings, SCRIPTS[script])
+    is_decoder = translate_model(t)
+    kind = class_of(settings.macros["MODEL"].value)
+    if script == "train":
+        parts.translate_train_script(t)
+        parts.translate_data(t, "train", is_decoder, is_train=True)
+        parts.translate_train_evaluation(t, is_decoder)
+        parts.translate_checkpoints(t)
+    else:
+        parts.translate_data(t, "", is_decoder, is_train=False)
+        parts.translate_use(t, script)
+    parts.translate_vocabulary(t)
+    translate_loss(t, kind)
+    translate_optimizer(t)
+    if script == "train":
+        translate_decoding(t, kind)
+    else:
+        _decoding_by_macros(t, kind)
+    parts.translate_devices(t)
+    return t
+
+
+def _decoding_by_macros(t: Translation, kind: str) -> None:
+    """As `translate_decoding`, under the macros of gin/runs/infer.gin, so that --gin.NUM_BEAMS=4 replaces them."""
+    translate_decoding(t, kind)
+    macros = {"num_beams": "NUM_BEAMS", "length_penalty": "LENGTH_PENALTY", "sample": "SAMPLE", "top_k": "TOP_K"}
+    macros |= {"temperature": "TEMPERATURE", "top_p": "TOP_P", "num_samples": "NUM_SAMPLES"}
+    for field, macro in macros.items():
+        if (found := t.bindings.pop(f"config.GenerationConfig.{field}", None)) is not None:
+            t.bindings[macro] = found
+
+
+def _check_unread(settings: Settings, translation: Translation, ours: set[str]) -> None:
+    """Notes what T5X ignores; raises InputError for all lines of the user's that nothing has read and no table knows.
+
+    T5X ignores a macro in a file that nothing uses, and the fields of what this run does not refer to.
+    """
+    known = {name for path in tables.PATHS for name in _names_in(path)}
+    used = settings.referred() | SCRIPTS.keys()
+    unknown = []
+    for line in settings.unread():
+        name = f"{line.owner}.{line.field}" if line.field else line.owner
+        near = difflib.get_close_matches(name, sorted(settings.asked | known | ours), n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]}?)" if near and near[0] != name else ""
+        is_idle = line.owner in OURS and line.owner not in used if line.field else not line.place.startswith("--gin.")
+        is_idle |= line.owner in tables.OUTPUT
+        if name in known or is_idle or (line.owner in ("T5Config", "TransformerConfig") and name in settings.asked):
+            translation.rows.append(Row("dropped", f"{line.written} = {line.value!r}", "", tables.IDLE))
+            if name not in known and not line.field:
+                translation.unused.append(f"{line.written}{hint}")
+            continue
+        unknown.append(f"{line.place} sets {line.written}{hint}")
+    if unknown:
+        raise InputError(f"{', '.join(unknown)}, which Limba does not know; {tables.PAGE} has the list.")
+
+
+def _names_in(path: str) -> set[str]:
+    found = tables.include_file(path)
+    names = set(found[1]) if found else set()
+    return {".".join(name.rpartition("/")[2].split(".")[-2:]) if "." in name else name for name in names}

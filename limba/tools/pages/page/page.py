@@ -1,0 +1,161 @@
+"""The report as one HTML file that needs no network, and as the data by which an open page is brought up to date."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import importlib.resources
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from limba.config import InputError
+from limba.config.errors import reason_of
+from limba.tools.pages.page import charts, samples, tables
+from limba.tools.pages.page.charts import Chart
+from limba.tools.pages.page.drawing import DASHES, MARKERS, item, script
+from limba.tools.pages.page.runs import Run
+
+MOST_BYTES = 2_000_000  # of a page with its data
+POINTS, LEAST_POINTS = 600, 24  # of a line
+MARK = '<meta name="generator" content="Limba, report of runs">'  # by which a page of ours is known
+# Nothing is loaded from anywhere: the browser itself refuses it.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src {}"
+AXIS_TITLES = {"step": "step", "tokens": "tokens", "hours": "hours in steps", "flop": "FLOP"}
+SECTIONS = ("Loss", "Validation", "Text", "Samples", "Optimization", "Speed", "Data")
+
+
+class Content(NamedTuple):
+    """What a page shows: the charts, and the data of its script. Pages of the same `structure` can be updated."""
+
+    charts: Sequence[Chart]
+    data: dict[str, Any]
+
+
+def content_of(runs: Sequence[Run], most_points: int = POINTS) -> Content:
+    """Returns the content for runs that are up to date. InputError if a file of theirs cannot be read."""
+    try:
+        return _content_of(runs, most_points)
+    except Exception as error:  # a bucket's client has errors of its own
+        if not isinstance(error, OSError) and not any("://" in str(run.directory) for run in runs):
+            raise
+        place = getattr(error, "filename", None) or ", ".join(str(run.directory) for run in runs)
+        raise InputError(f"{place} cannot be read ({reason_of(error)}); check your rights and the network.") from error
+
+
+def _content_of(runs: Sequence[Run], most_points: int) -> Content:
+    found = charts.charts_of(runs, most_points)
+    size, unit = charts.flop_unit(runs)
+    axes = charts.known_axes(found) or ["step"]
+    form: list[Any] = [[chart.name, chart.kind, chart.title, *(line.label for line in chart.lines)] for chart in found]
+    fragments = {
+        "facts": tables.facts(runs),
+        "problems": tables.problems(runs),
+        "corpora": tables.corpora(runs) + tables.stages(runs),
+        "happened": tables.happened(runs),
+        "configuration": tables.configuration(runs),
+        "environment": tables.environment(runs),
+    }
+    written = samples.samples_of(runs)
+    form += [axes, bool(written), bool(fragments["environment"]), bool(fragments["corpora"])]
+    return Content(
+        found,
+        {
+            "structure": hashlib.sha256(json.dumps(form).encode()).hexdigest()[:16],
+            "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            "axes": {name: unit if name == "flop" else AXIS_TITLES[name] for name in axes},
+            "charts": {chart.name: charts.data_of(chart, size) for chart in found},
+            "sentences": {chart.name: chart.sentence for chart in found},
+            "fragments": fragments,
+            "runs": [run.name for run in runs],
+            "samples": written,
+        },
+    )
+
+
+def page_of(runs: Sequence[Run], is_live: bool = False) -> str:
+    """Returns the page of these runs, in fewer than MOST_BYTES: with fewer points where there are many lines."""
+    points = max(POINTS // len(runs), LEAST_POINTS)
+    items: dict[str, Any] = {}
+    while True:
+        content = content_of(runs, points)
+        items = items or {chart.name: item(chart) for chart in content.charts}
+        text = _page(content, items, runs, is_live)
+        if len(text.encode()) < MOST_BYTES or points <= LEAST_POINTS:
+            return text
+        points = max(points // 2, LEAST_POINTS)
+
+
+def _page(content: Content, items: dict[str, Any], runs: Sequence[Run], is_live: bool) -> str:
+    data = {**content.data, "items": items, "live": is_live}
+    title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Report of {len(runs)} runs"
+    parts = {
+        "MARK": MARK,
+        "POLICY": POLICY.format("'self'" if is_live else "'none'"),
+        "TITLE": html.escape(title),
+        "TIME": content.data["time"],
+        "STYLE": _file("page.css"),
+        "AXES": "".join(
+            f'<option value="{name}">{html.escape(said)}</option>' for name, said in content.data["axes"].items()
+        ),
+        "SECTIONS": "".join(_section(name, content) for name in SECTIONS),
+        **{name.upper(): text for name, text in content.data["fragments"].items()},
+        "HAS_CORPORA": "" if content.data["fragments"]["corpora"] else "hidden",
+        "HAS_ENVIRONMENT": "" if content.data["fragments"]["environment"] else "hidden",
+        "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
+        "BOKEH": script().replace("</script", "<\\/script"),
+        "SCRIPT": _file("page.js"),
+    }
+    text = _file("page.html")
+    pieces = text.split("%%")
+    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def _section(name: str, content: Content) -> str:
+    if name == "Samples":
+        return _samples() if content.data["samples"] else ""
+    found = [chart for chart in content.charts if chart.section == name]
+    if not found:
+        return ""
+    drawn = "".join(map(_chart, found))
+    return f'<section><h2>{name}</h2><div class="charts">{drawn}</div></section>'
+
+
+def _chart(chart: Chart) -> str:
+    title, name = html.escape(chart.title), html.escape(chart.name)
+    legend = "".join(_legend(chart, line) for line in chart.lines)
+    return (
+        f'<figure class="chart" data-chart="{name}"><figcaption><h3 id="title-{name}">{title}</h3>'
+        f'<ul class="legend">{legend}</ul></figcaption>'
+        f'<div class="canvas" id="chart-{name}" role="img" aria-labelledby="title-{name}"'
+        f' aria-describedby="said-{name}"></div>'
+        f'<p class="said" id="said-{name}">{html.escape(chart.sentence)}</p>'
+        f"<details><summary>{title}: the numbers</summary>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}: the numbers"></div></details></figure>'
+    )
+
+
+def _legend(chart: Chart, line: charts.Line) -> str:
+    """Returns the entry of a line: a short piece of it, and its label."""
+    style = line.style % len(DASHES)
+    dashes = {"solid": "", "dashed": "6", "dotted": "2 4", "dotdash": "2 4 6 4", "dashdot": "6 4 2 4"}
+    given = DASHES[style]
+    pattern = dashes[given] if isinstance(given, str) else " ".join(map(str, given))
+    mark = f" ({MARKERS[style].replace('_', ' ')})" if line.is_marked else ""
+    return (
+        f'<li><svg width="34" height="10" aria-hidden="true"><line x1="0" y1="5" x2="34" y2="5" class="line-{style}"'
+        f' stroke-width="2.5" stroke-dasharray="{pattern}"/></svg>{html.escape(line.label + mark)}</li>'
+    )
+
+
+def _samples() -> str:
+    return (
+        '<section id="samples"><h2>Samples by step</h2><p class="controls"><label for="sample">Step</label>'
+        '<input type="range" id="sample" min="0" value="0" step="1"><output id="sample-step" for="sample"></output>'
+        '</p><div id="panels"></div></section>'
+    )
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files("limba.tools.pages.page").joinpath(name).read_text(encoding="utf-8")

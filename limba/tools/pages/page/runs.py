@@ -1,0 +1,186 @@
+"""A run as the page shows it: its configuration, its history, and what else its directory holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from limba.config import InputError, RunConfig
+from limba.config.errors import reason_of
+from limba.evaluation import status
+from limba.evaluation.history import History, Table
+from limba.evaluation.thinning import evenly
+from limba.storage import lease
+from limba.training.metrics.flops import flops_per_sequence
+from limba.training.metrics.records import DOCUMENTS, LEDGER, METRICS
+
+AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
+EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
+MOST_EVALUATED = 24  # evaluations whose texts are read
+MOST_EXAMPLES = 4  # of an evaluation
+
+
+class Run:
+    """A run's directory; `name` is what the page calls it. `update` looks at it again."""
+
+    def __init__(self, name: str, directory: epath.Path, config: RunConfig):
+        self.name, self.directory, self.config = name, directory, config
+        self.history = History(directory)
+        self._lease = status.Watched(f"{directory}/{lease.FILE}")
+        self._evaluated: dict[str, list[dict[str, Any]]] = {}
+        self.holder, self.problems = "", list[str]()
+
+    def update(self) -> bool:
+        """Reads what is new; returns whether there is anything. InputError if the directory cannot be read."""
+        try:
+            has_changed = self.history.update()
+        except Exception as error:  # a bucket's client has errors of its own
+            raise InputError(
+                f"{self.directory}/{METRICS} cannot be read ({reason_of(error)}); check the path, your rights and the"
+                " network."
+            ) from error
+        try:
+            self.holder = status.holder_line(self._lease.look()).removeprefix("process").strip()
+            if has_changed:
+                self.problems = list(self._problems())
+        except Exception as error:  # a bucket's client has errors of its own
+            raise InputError(
+                f"{self.directory} cannot be read ({reason_of(error)}); check the path, your rights and the network."
+            ) from error
+        return has_changed
+
+    @property
+    def train(self) -> Table:
+        """The figures of the logged lines."""
+        return self.history.tables["train"]
+
+    def axes(self, kind: str = "train") -> dict[str, np.ndarray]:
+        """Returns the AXES of a kind's records that are known: step, tokens, hours in steps, FLOP."""
+        table, found = self.history.tables[kind], {"step": self.history.tables[kind].steps}
+        for name, values in self._totals().items():
+            found[name] = np.interp(table.steps, self.train.steps, values) if len(self.train) else table.steps * np.nan
+        if (flops := self.flops_per_step()) is not None:
+            found["flop"] = table.steps * flops
+        return found
+
+    def at(self, steps: Sequence[float]) -> dict[str, np.ndarray]:
+        """Returns the same for any steps."""
+        found = {"step": np.asarray(steps, np.float64)}
+        if len(self.train):
+            for name, values in self._totals().items():
+                found[name] = np.interp(found["step"], [0.0, *self.train.steps], [0.0, *values])
+        if (flops := self.flops_per_step()) is not None:
+            found["flop"] = found["step"] * flops
+        return found
+
+    def _totals(self) -> dict[str, np.ndarray]:
+        """Returns the tokens read and the hours spent in steps up to each logged line."""
+        if "seconds_per_step" not in self.train:
+            return {}
+        seconds = np.nan_to_num(self.train["seconds_per_step"]) * np.diff(self.train.steps, prepend=0.0)
+        found = {"hours": np.cumsum(seconds) / 3600}
+        if "tokens_per_second" in self.train:
+            found["tokens"] = np.cumsum(np.nan_to_num(self.train["tokens_per_second"]) * seconds)
+        return found
+
+    def lengths(self) -> tuple[int, int] | None:
+        """Returns the lengths of the encoder's and the decoder's rows; None if neither start nor config says them."""
+        start, given = self.history.start, self.config.data.task_feature_lengths
+        inputs, targets = start.get("inputs_length"), start.get("targets_length")
+        if isinstance(inputs, int) and isinstance(targets, int):
+            return inputs, targets
+        if (length := self.config.data.sequence_length) is not None:
+            return 0, length
+        return (given["inputs"], given["targets"]) if {"inputs", "targets"} <= set(given) else None
+
+    def flops_per_step(self) -> float | None:
+        """Returns the FLOPs of a step, as MFU counts them; None if the rows' lengths are not known."""
+        if isinstance(self.history.start.get("flops_per_step"), float):
+            return self.history.start["flops_per_step"]
+        lengths = self.lengths()
+        return (
+            None if lengths is None else flops_per_sequence(self.config.model, *lengths) * self.config.data.batch_size
+        )
+
+    def padding(self) -> np.ndarray | None:
+        """Returns the share of the rows' places that hold no token, by logged line; None if that is not known."""
+        lengths = self.lengths()
+        if lengths is None or not {"tokens_per_second", "seconds_per_step"} <= set(self.train.names):
+            return None
+        tokens = self.train["tokens_per_second"] * self.train["seconds_per_step"]
+        return np.clip(1 - tokens / (self.config.data.batch_size * sum(lengths)), 0.0, 1.0).round(6)
+
+    def evaluations(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+        """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last."""
+        folder = self.directory / "evaluations"
+        by_task: dict[str, dict[int, epath.Path]] = {}
+        for path in sorted(folder.iterdir(), key=str) if folder.is_dir() else ():
+            if match := EVALUATED.fullmatch(path.name):
+                by_task.setdefault(match["task"], {})[int(match["step"])] = path
+        found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for task, paths in by_task.items():
+            steps = sorted(paths)
+            for place in evenly(len(steps), MOST_EVALUATED):
+                found.setdefault(task, {})[steps[place]] = self._examples(paths[steps[place]])
+        return found
+
+    def _examples(self, path: epath.Path) -> list[dict[str, Any]]:
+        if path.name not in self._evaluated:  # it is written once
+            examples = []
+            for line in path.read_bytes().splitlines():
+                try:
+                    each = json.loads(line)
+                    examples.append({name: str(each[name]) for name in ("input", "target", "prediction")})
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line of figures, or one that was cut
+                if len(examples) == MOST_EXAMPLES:
+                    break
+            self._evaluated[path.name] = examples
+        return self._evaluated[path.name]
+
+    def _problems(self) -> Sequence[str]:
+        """Returns sentences on what could not be read, here and by the run itself."""
+        found = []
+        if number := self.history.num_damaged:
+            lines = "1 line" if number == 1 else f"{number:,} lines"
+            found.append(
+                f"{lines} of metrics.jsonl cannot be read and are left out, the first is line"
+                f" {self.history.first_damaged:,}: a run that is killed may leave one cut."
+            )
+        for path in sorted(self.directory.glob("skipped_units_process_*.json"), key=str):
+            try:
+                number = f"{len(json.loads(path.read_bytes())):,}"
+            except (ValueError, TypeError):
+                number = "an unknown number of"
+            found.append(f"{number} part(s) of the corpus could not be read and were skipped; {path.name} lists them.")
+        return found
+
+    def skipped(self) -> list[dict[str, Any]]:
+        """Returns the batches that the run has dropped or passed over, as its ledger has them."""
+        path, found = self.directory / LEDGER, []
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                entry = json.loads(line)
+                found.append({**entry, "batch": int(entry["batch"])})
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def skipped_documents(self) -> dict[int, list[str]]:
+        """Returns batch -> the places of its documents (source, unit, row), where somebody has looked for them."""
+        path, found = self.directory / DOCUMENTS, dict[int, list[str]]()
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                each = json.loads(line)
+                place = f"{each['source']}, {each['unit']}, row {int(each['document']):,}"
+                of_batch = found.setdefault(int(each["batch"]), [])
+            except (ValueError, KeyError, TypeError):
+                continue
+            if place not in of_batch:
+                of_batch.append(place)
+        return found

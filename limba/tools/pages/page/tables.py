@@ -1,0 +1,210 @@
+"""The parts of the page that are words: what the runs are, what happened, their configurations and environments."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from limba.config import plain
+from limba.config.secrets import without_credentials
+from limba.tools.pages.page import events
+from limba.tools.pages.page.charts import short
+from limba.tools.pages.page.runs import Run
+from limba.training.metrics.records import duration
+
+MOST_EVENTS = 200  # of each run in the table
+STAGE = "stage_"  # before the first step of a stage, in the names of its tokens
+UNSET = object()
+
+
+def facts(runs: Sequence[Run]) -> str:
+    """Returns a table with a column for each run: how far it is, and its newest figures."""
+    each = [_facts(run) for run in runs]
+    names = dict.fromkeys(name for found in each for name in found)
+    rows = [[name, *(found.get(name, "") for found in each)] for name in names]
+    return table(["", *(run.name for run in runs)], rows, "The runs")
+
+
+def _facts(run: Run) -> dict[str, str]:
+    train, validation, config = run.train, run.history.tables["validation"], run.config
+    read = config.data.stages_before(int(train.steps[-1]) if len(train) else 0)
+    task = "; ".join(f"from step {begins:,} on {name}" if begins else name for begins, name in read)
+    found = {"task": task, "directory": without_credentials(str(run.directory))}
+    if isinstance(number := run.history.start.get("parameters"), int):
+        found["parameters"] = f"{number:,}"
+    if not len(train):
+        found["step"] = "none yet: the run starts, or compiles its step"
+    else:
+        of = f" of {config.train_steps:,}" if config.train_steps else ""
+        found["step"] = f"{train.steps[-1]:,.0f}{of}"
+        found["last line"] = run.history.last_time.replace("T", " ").replace("+00:00", " UTC")
+        totals = {name: axis[-1] for name, axis in run.axes().items()}
+        if "hours" in totals:
+            found["time in steps"] = duration(totals["hours"] * 3600)
+        if "tokens" in totals:
+            found["tokens read"] = f"{totals['tokens']:,.0f}"
+        if "flop" in totals:
+            found["FLOPs"] = f"{totals['flop']:.3g}"
+        for name in ("loss", "tokens_per_second"):
+            if name in train:
+                found[{"loss": "training loss"}.get(name, "tokens per second")] = short(train.last(name))
+    for name, said in (("loss", "validation loss"), ("bits_per_byte", "bits per byte"), ("accuracy", "token accuracy")):
+        if name in validation and len(validation):
+            found[said] = short(validation.last(name))
+    notes = run.history.notes
+    ended = notes[-1] if notes and notes[-1]["kind"] == "end" else None
+    found["state"] = f"ended: {ended.get('reason') or 'at its last step'}" if ended else run.holder
+    return found
+
+
+def corpora(runs: Sequence[Run]) -> str:
+    """Returns the table of each corpus's newest figures: its epochs, and in a mixture its tokens; "" without any."""
+    rows = []
+    for run in runs:
+        tokens, epochs = _newest(run, "tokens/"), _newest(run, "epochs/")
+        tokens = {name: number for name, number in tokens.items() if "/" not in name}  # not those of one stage
+        if len(epochs) == 1 and not tokens and (axis := run.axes().get("tokens")) is not None and len(axis):
+            tokens = {name: float(axis[-1]) for name in epochs}  # all are of the one corpus
+        total = sum(tokens.values())
+        for name in dict.fromkeys([*epochs, *tokens]):
+            read, share = tokens.get(name), tokens.get(name, 0.0) / total if total else 0.0
+            rows.append(
+                [
+                    *([run.name] if len(runs) > 1 else []),
+                    name,
+                    f"{epochs[name]:,.2f}" if name in epochs else "",
+                    "" if read is None else f"{read:,.0f}",
+                    "" if read is None else f"{share:.1%}",
+                ]
+            )
+    header = [*(["run"] if len(runs) > 1 else []), "corpus", "epochs", "tokens", "share of the tokens"]
+    return table(header, rows, "Corpora") if rows else ""
+
+
+def stages(runs: Sequence[Run]) -> str:
+    """Returns the table of the tokens of each corpus in each stage of the data so far; "" without stages."""
+    rows = []
+    for run in runs:
+        found: dict[int, dict[str, float]] = {}
+        for name, number in _newest(run, f"tokens/{STAGE}").items():
+            begins, _, corpus = name.partition("/")
+            found.setdefault(int(begins), {})[corpus] = number
+        for begins, tokens in sorted(found.items()):
+            total = sum(tokens.values())
+            for corpus, number in tokens.items():
+                share = f"{number / total:.1%}" if total else ""
+                rows.append([f"{begins:,}", *([run.name] if len(runs) > 1 else []), corpus, f"{number:,.0f}", share])
+    header = ["from step", *(["run"] if len(runs) > 1 else []), "corpus", "tokens", "share of the stage's tokens"]
+    return table(header, rows, "Stages") if rows else ""
+
+
+def _newest(run: Run, prefix: str) -> dict[str, float]:
+    """Returns the newest values of the logged figures with such names, without the prefix."""
+    names = [name for name in run.train.names if name.startswith(prefix)] if len(run.train) else []
+    found = {name.removeprefix(prefix): run.train.last(name) for name in names}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def problems(runs: Sequence[Run]) -> str:
+    """Returns a list of what could not be read; nothing if all could."""
+    said = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+    return f'<ul class="problems">{"".join(f"<li>{html.escape(each)}</li>" for each in said)}</ul>' if said else ""
+
+
+def happened(runs: Sequence[Run]) -> str:
+    """Returns the table of all events, the newest first."""
+    rows = []
+    for run in runs:
+        for each in reversed(events.thinned(events.events_of(run), MOST_EVENTS)):
+            time = each.time.replace("T", " ").replace("+00:00", " UTC")
+            rows.append([*([run.name] if len(runs) > 1 else []), f"{each.step:,}", time, each.kind, each.said])
+    header = [*(["run"] if len(runs) > 1 else []), "step", "time", "kind", "what happened"]
+    return table(header, rows, "Events") if rows else ""
+
+
+def configuration(runs: Sequence[Run]) -> str:
+    """Returns the fields that differ from their defaults or between the runs, and behind a fold all fields."""
+    each = [dict(_flat(json.loads(plain.to_text(run.config))["run"])) for run in runs]
+    defaults = dict(_defaults(type(runs[0].config), runs[0].config))
+    names = list(dict.fromkeys(name for fields in each for name in fields))
+    chosen, others = [], []
+    for name in names:
+        values = [fields.get(name, UNSET) for fields in each]
+        default = defaults.get(name, UNSET)
+        differs = any(value != values[0] for value in values)
+        mark = "differs between runs" if differs else "" if default is UNSET or values[0] == default else "not default"
+        row = [name, *map(_said, values), _said(default) if default is not UNSET else "none", mark]
+        (chosen if differs or default is UNSET or values[0] != default else others).append(row)
+    header = ["field", *(run.name for run in runs), "default", ""]
+    folded = f"<details><summary>The {len(others)} fields that have their default</summary>" if others else ""
+    rest = f"{folded}{table(header[:-1], [row[:-1] for row in others], 'Fields with their default')}</details>"
+    return table(header, chosen, "Fields that differ") + (rest if others else "")
+
+
+def environment(runs: Sequence[Run]) -> str:
+    """Returns the table of devices, programs and versions of each run's newest start; "" for old runs."""
+    each = [run.history.start.get("environment", {}) for run in runs]
+    each = [found if isinstance(found, dict) else {} for found in each]
+    names = dict.fromkeys(name for found in each for name in found)
+    rows = [[name, *(_said(found.get(name, "")) for found in each)] for name in names]
+    return table(["", *(run.name for run in runs)], rows, "Environment") if rows else ""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """Returns a table whose first column names its rows; all texts are escaped."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' if name else "<td></td>" for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, cells))}</tr>' for name, *cells in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
+        f'<caption class="hidden">{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(text: str) -> str:
+    return f'<td dir="auto">{html.escape(text)}</td>'
+
+
+def _said(value: Any) -> str:
+    if value is UNSET:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and name != "task_feature_lengths":
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _defaults(kind: type, of: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the default of each field that has one, as plain data; `of` is an object of the kind."""
+    for field in dataclasses.fields(kind):
+        name, value = f"{prefix}{field.name}", getattr(of, field.name)
+        if dataclasses.is_dataclass(value):
+            if field.default_factory is not dataclasses.MISSING:
+                # The default of a part may differ from the defaults of its kind.
+                yield from _flat(_plain(field.default_factory()), f"{name}.")
+            else:
+                yield from _defaults(type(value), value, f"{name}.")
+        elif field.default is not dataclasses.MISSING:
+            yield name, _plain(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            yield name, _plain(field.default_factory())
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON would give back."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,91 @@
+"""The server of `limba play`: what the page asks, with limits on length, time and number.
+
+GET / is the page; GET /api/models, POST /api/tokens and POST /api/texts speak JSON.
+"""
+
+from __future__ import annotations
+
+import http
+import importlib.resources
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from limba.config import InputError
+from limba.inference.deadline import TimeIsOverError
+from limba.tools.pages.play.answers import Player, TooLongError
+from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_json
+
+MOST_WAITING = 4  # questions at one time, that which is answered included
+LONGEST_WAIT = 60.0  # seconds until a question is refused because others are before it
+
+
+class Server(PageServer):
+    """Serves the page for these models. OSError if the port cannot be had. `token` is asked of every request."""
+
+    def __init__(self, host: str, port: int, players: Sequence[Player], token: str | None = None):
+        self.players = {player.name: player for player in players}
+        self.waiting = threading.BoundedSemaphore(MOST_WAITING)
+        self.turn = threading.Lock()
+        super().__init__(host, port, Handler, token)
+
+
+def too_slow(over: TimeIsOverError) -> str:
+    """Returns the sentence for an answer whose time is over.
+
+    >>> too_slow(TimeIsOverError(120.0, 31))
+    'There was no answer within 120 seconds (31 tokens were written); ask for fewer tokens, beams or samples.'
+    """
+    written = f" ({over.num_tokens:,} tokens were written)" if over.num_tokens else ""
+    return f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer tokens, beams or samples."
+
+
+class Handler(PageHandler):
+    """Answers one request."""
+
+    server: Server
+
+    def get(self, path: str) -> tuple[str, bytes]:
+        """Returns the page, or what it says of the models."""
+        if path == "/":
+            page = importlib.resources.files("limba.tools.pages.play").joinpath("page.html").read_bytes()
+            return "text/html; charset=utf-8", page
+        if path == "/api/models":
+            return as_json([player.about() for player in self.server.players.values()])
+        return super().get(path)
+
+    def post(self, path: str) -> tuple[str, bytes]:
+        """Returns a text's tokens, or the texts that a model writes."""
+        if path not in ("/api/tokens", "/api/texts"):
+            return super().post(path)
+        asked = self.asked()
+        name = asked.get("model")
+        player = self.server.players.get(name) if isinstance(name, str) else None
+        if player is None:
+            raise InputError(f"The model {name!r} is not open; there are {', '.join(self.server.players)}.")
+        try:
+            return as_json(player.tokens(asked) if path == "/api/tokens" else self._texts(player, asked))
+        except TooLongError as error:
+            raise RefusedError(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from None
+
+    def _texts(self, player: Player, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a model's texts, one question after another; RefusedError where too many wait."""
+        if not self.server.waiting.acquire(blocking=False):
+            raise RefusedError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{MOST_WAITING} questions are being answered already; ask again in a minute.",
+            )
+        try:
+            if not self.server.turn.acquire(timeout=LONGEST_WAIT):
+                raise RefusedError(
+                    http.HTTPStatus.SERVICE_UNAVAILABLE,
+                    f"Other questions took longer than {LONGEST_WAIT:.0f} seconds; ask again.",
+                )
+            try:
+                return player.texts(asked)
+            except TimeIsOverError as over:
+                raise RefusedError(http.HTTPStatus.SERVICE_UNAVAILABLE, too_slow(over)) from None
+            finally:
+                self.server.turn.release()
+        finally:
+            self.server.waiting.release()

@@ -1,0 +1,262 @@
+"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed, mends."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from limba.config import ConfigError, InputError, RunConfig
+from limba.tools.preflight.checks.verdict import STEPS_ON_V4_8, Line, Section
+from limba.tools.preflight.compiled import mends, speed
+from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
+from limba.tools.preflight.compiled.process import compiled_step
+from limba.tools.preflight.compiled.topologies import Topology, topologies, topology
+
+__all__ = ["Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies"]
+
+TITLE, ADVICE = "Memory and speed", "Advice"
+TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
+LARGEST_SHOWN = 4
+DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
+# Cycles and memory of the unrolled step, as shares of the scanned one's: 104.5 of 136.1 M cycles, 6.28 of 8.76 GiB.
+UNROLLED = (0.77, 0.72)
+MAYBE_UNROLLED = 1.4  # a scanned step above the limit, which the unrolled one may keep, is above it by less
+
+
+def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the run's global batch, as the step gets it.
+
+    Encoder-decoders' follow from the configuration alone. A decoder-only model's depend on its task, which may have a
+    prefix; if that cannot be opened, rows are plain sequences.
+    """
+    inputs, targets = speed.sides_of(config)
+    rows, packed = config.data.batch_size, config.data.pack
+    names = [*DECODER, *(["decoder_segment_ids"] if packed else [])]
+    lengths = dict.fromkeys(names, targets)
+    if inputs:
+        names = ["encoder_input_tokens", *(["encoder_segment_ids"] if packed else [])]
+        lengths |= dict.fromkeys(names, inputs)
+        return {name: (rows, length) for name, length in lengths.items()}
+    from limba.data import streams
+    from limba.data.objectives import derive_lengths
+    from limba.data.tasks import resolve_task
+
+    try:
+        task = resolve_task(config.data)
+        of_task = derive_lengths(task, config.data.task_feature_lengths)
+        return streams.feature_shapes(task, of_task, config.data)
+    except (InputError, OSError):  # the section of the data says what is wrong with it
+        return {name: (rows, length) for name, length in lengths.items()}
+
+
+def stand_in(config: RunConfig) -> RunConfig:
+    """Returns the run with scanned layers, which compile in about a minute for a TPU; unrolled ones take minutes."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=True))
+
+
+def limit_bytes(wanted: Topology) -> float:
+    """Returns the bytes that a device of the topology has for programs; a CPU's devices share this machine's."""
+    if wanted.gib:
+        return wanted.gib * 2**30
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / wanted.devices
+
+
+def fits(found: Mapping[str, Any], wanted: Topology) -> bool:
+    """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
+    return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
+
+
+def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None = None) -> Section:
+    """Returns the section 'Memory and speed': the run's training step as compiled for a topology's chips.
+
+    Compiles once, with `MeshConfig.auto` at most twice, each in a process of its own. `calibrate` is the directory of
+    a run on the same chip, whose speed replaces the estimate. Where the compiler is not installed, one warning says so.
+    Raises InputError for an unknown topology, or a directory that cannot calibrate, before anything is compiled.
+    """
+    wanted = _topology(topology)
+    measured = _calibrated(config, wanted, calibrate) if calibrate is not None else None
+    if problem := mesh_problem(config, wanted):
+        return Section(TITLE, [problem])
+    try:
+        found = compiled_step(stand_in(config), feature_shapes(config), wanted.name)
+    except InputError as error:
+        return Section(TITLE, [_not_compiled(str(error))])
+    if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
+        text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {found['failed'][:200]}."
+        return Section(TITLE, [Line("error", " ".join(text.split()), "ModelConfig.attention = 'einsum'")])
+    if "failed" in found:
+        return Section(TITLE, [_not_compiled(f"The step was not compiled for {wanted.name}: {found['failed']}.")])
+    lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
+    data: dict[str, Any] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
+    if fits(found, wanted):
+        more, figures = _speed_lines(config, found, wanted, measured)
+        lines += more
+        data["estimate"] = figures
+    seconds = f"{found['seconds']:.0f} s of clock, {found['cpu_seconds']:.0f} s of processor"
+    lines.append(Line("ok", f"{found['num_compiled']} compilation(s) for {wanted.name}: {seconds}; no chip was used."))
+    return Section(TITLE, lines, data)
+
+
+def advice(config: RunConfig, topology: str | Topology, minutes: float | None = None) -> Section:
+    """Returns the section 'Advice': mends in order of their cost, compiled while `minutes` last (None: no limit).
+
+    Each is the run with few fields changed. Raises InputError for an unknown topology.
+    """
+    wanted = _topology(topology)
+    if mesh_problem(config, wanted):
+        return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
+    lines, data = mends.tried(
+        stand_in(config), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
+    )
+    return Section(ADVICE, lines, data)
+
+
+def _topology(given: str | Topology) -> Topology:
+    return topology(given) if isinstance(given, str) else given
+
+
+def mesh_problem(config: RunConfig, wanted: Topology) -> Line | None:
+    """Returns an error's line if the run's mesh or batch does not divide over the topology's devices; else None."""
+    try:
+        data, fsdp, _ = config.mesh.sizes(wanted.devices)
+    except ConfigError as error:
+        return Line("error", str(error), f"MeshConfig.data = -1  # and sizes that divide {wanted.devices} devices")
+    if config.mesh.auto:
+        return None
+    rows, parts, groups = config.data.batch_size, config.num_microbatches, data * fsdp
+    if rows % (groups * parts) == 0:
+        return None
+    needed = groups * parts
+    return Line(
+        "error",
+        f"DataConfig.batch_size is {rows}, which does not divide into RunConfig.num_microbatches {parts} parts over the"
+        f" {groups} groups of devices of {wanted.name}.",
+        f"DataConfig.batch_size = {max(1, round(rows / needed)) * needed}",
+    )
+
+
+def _not_compiled(sentence: str) -> Line:
+    """Returns a warning: what could not be compiled is neither fine nor wrong."""
+    command = sentence.rpartition(" with: ")[2] if " with: " in sentence else ""
+    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", command)
+
+
+def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) -> Line:
+    limit, live = limit_bytes(wanted), device_bytes(found)
+    data, fsdp, model = found["mesh"]
+    what = f"The step {'needs' if found['fits'] is not False else 'does not fit: it needs'} {size_in_words(live)}"
+    where = f"a device of the {limit / 2**30:.2f} GiB that {wanted.name} has for programs ({live / limit:.0%})"
+    mesh = f"mesh data {data} x fsdp {fsdp} x model {model}, {wanted.devices} devices on {wanted.hosts} host(s)"
+    state = f"the state is {size_in_words(found['state_bytes'])}"
+    text = f"{what} {where}; {state}; {mesh}"
+    if not config.model.scan_layers:
+        text += (
+            f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
+            f" memory ({STEPS_ON_V4_8})"
+        )
+    if fits(found, wanted):
+        if live > TIGHT * limit:
+            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_mend(config))
+        return Line("ok", f"{text}.")
+    maybe = not config.model.scan_layers and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
+    return Line("warning" if maybe else "error", f"{text}.", _first_mend(config))
+
+
+def _first_mend(config: RunConfig) -> str:
+    """Returns the cheapest mend that changes the run; it has not been compiled."""
+    if config.model.remat != "full":
+        return f"ModelConfig.remat = '{'minimal' if config.model.remat == 'none' else 'full'}'"
+    return f"RunConfig.num_microbatches = {2 * config.num_microbatches}"
+
+
+def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
+    lines = []
+    for tried in found["tried"]:
+        data, fsdp, model = tried["mesh"]
+        alone = "" if tried["compiled"] else " for the state alone"
+        size = f"{size_in_words(tried['live_bytes'])}{alone}"
+        lines.append(
+            Line("ok", f"The mesh data {data} x fsdp {fsdp} x model {model} needs {size}, and was passed over.")
+        )
+    if found.get("process_bytes"):
+        lines.append(_process_line(found, limit_bytes(wanted) * wanted.devices))
+    if found["largest"]:
+        several = "; ".join(in_words(found["largest"])[:LARGEST_SHOWN])
+        lines.append(Line("ok", f"The largest arrays when memory is at its peak: {several}."))
+    exchanged = {kind: size for kind, size in found.get("collective_bytes", {}).items() if size}
+    if exchanged:
+        each = ", ".join(f"{kind} {size / 2**20:,.0f} MiB" for kind, size in sorted(exchanged.items()))
+        lines.append(
+            Line("ok", f"Exchanged a step, by each device: {each} (operands of a reduce-scatter, else results).")
+        )
+    elif wanted.devices > 1 and found["fits"] is not False:
+        lines.append(Line("ok", "The devices exchange nothing."))
+    return lines
+
+
+def _process_line(found: Mapping[str, Any], memory: float) -> Line:
+    """Returns the line of what the whole process takes on a CPU, beside this machine's memory."""
+    size = found["process_bytes"]
+    text = f"The process grows by about {size_in_words(size)}, with what compiling leaves in it"
+    if size <= memory:
+        return Line("ok", f"{text}.")
+    return Line("warning", f"{text}, and this machine has {size_in_words(memory)}.", "use a machine with more memory")
+
+
+def _speed_lines(
+    config: RunConfig, found: Mapping[str, Any], wanted: Topology, measured: speed.Estimate | None
+) -> tuple[Sequence[Line], dict[str, Any]]:
+    lengths = speed.sides_of(config)
+    estimate = measured or speed.estimate(config, found, lengths, wanted)
+    lines: list[Line] = []
+    if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
+        made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({STEPS_ON_V4_8})"
+        estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
+    figures = estimate.figures(config, lengths, wanted)
+    (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
+    kind = "Estimate" if measured is None else "By a measured run"
+    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {fast:.3g} to {slow:.3g} s a step"
+    if figures["mfu"]:
+        text += f", MFU {figures['mfu'][0]:.0%} to {figures['mfu'][1]:.0%}"
+    if figures["days"]:
+        text += f"; {config.train_steps:,} steps take {_time(figures['days'])}"
+    if figures["mfu"] and figures["mfu"][1] > 1:
+        lines.append(Line("warning", "The estimate's fast end is above the chips' peak: do not trust it."))
+    return [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}."), *lines], figures | {"made": estimate.made}
+
+
+def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Estimate:
+    """Returns the estimate by a run on the same chips; InputError if its directory holds none, or one on others."""
+    return speed.calibrated(config, speed.sides_of(config), wanted, model_dir, _run_in(model_dir))
+
+
+def _span(low: float, high: float) -> str:
+    return f"{float(f'{low:.2g}'):,.0f} to {float(f'{high:.2g}'):,.0f}"
+
+
+def _time(days: Sequence[float]) -> str:
+    """Returns a range of time in the unit that fits it.
+
+    >>> _time([0.01, 0.02]), _time([1.5, 3])
+    ('14 to 29 minutes', '1.5 to 3 days')
+    """
+    short, long = days
+    if long < 1 / 24:
+        return f"{short * 1440:.2g} to {long * 1440:.2g} minutes"
+    return f"{short * 24:.2g} to {long * 24:.2g} hours" if long < 2 else f"{short:.2g} to {long:.2g} days"
+
+
+def _run_in(model_dir: str) -> RunConfig:
+    """Returns the run of a directory; InputError if it holds none."""
+    from limba.config import plain
+    from limba.storage.files import read_text, resolved
+
+    path = resolved(model_dir) / plain.FILE
+    if not path.exists():
+        raise InputError(f"{model_dir}, to calibrate by, holds no {plain.FILE}; name the directory of a run.")
+    run = plain.from_text(read_text(path), str(path))
+    if not isinstance(run, RunConfig):
+        raise InputError(f"{path} describes a network and no run; name the directory of a run.")
+    return run

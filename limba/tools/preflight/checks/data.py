@@ -1,0 +1,377 @@
+"""The data of a run: its text, rows, size, validation split, shards, and the speed at which it is read here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from limba.config import RunConfig
+from limba.data.epochs.counts import COUNTED_BYTES, count
+from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
+from limba.data.objectives import derive_lengths
+from limba.data.packing import FEATURES
+from limba.data.shard import shard_dataset, source_errors
+from limba.data.sources.readers import Unit, file_format
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, check_sources, has_exact_positions, parts_of
+from limba.tools.corpus.preparation.inspect import Inspection
+from limba.tools.preflight.checks import sample
+from limba.tools.preflight.checks.findings import Check, gathered, logged
+from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
+from limba.tools.preflight.checks.objective import needed_targets, wasted_share
+from limba.tools.preflight.checks.verdict import Line, Section
+
+TITLE = "Data"
+SECONDS = 2.0  # for which reading is timed
+PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
+MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
+WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+MFU = 0.4  # at which devices are taken to compute, for what they want to read
+LEAST_STEP_SECONDS = 0.005
+CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
+UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
+VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
+LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
+LARGE = 1 << 28  # bytes, from which on too few units cost time
+
+
+class Chips(Protocol):
+    """What is known of the chips of a run."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def hosts(self) -> int: ...
+    @property
+    def peak_flops(self) -> float: ...
+
+
+def data_of_run(
+    config: RunConfig,
+    task: Provider,
+    lengths: Mapping[str, int] | None,
+    chips: Chips | None = None,
+    has_vocabulary: bool = True,
+) -> Section:
+    """Returns the section about a task's data; reads a sample, and times the reading for some seconds.
+
+    Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at.
+    """
+    checks: list[Check] = [lambda _: _sources(config, task)]
+    several = len(parts_of(task)) > 1
+    for part in parts_of(task):
+        checks += _of_part(config, part, f"{part.name}: " if several else "")[:: 1 if has_vocabulary else 3]
+    if lengths is not None and has_vocabulary:
+        checks.append(lambda data: _rows(config, task, lengths, chips, data))
+        checks += [_of_stage(config, begins, task, lengths) for begins, _ in config.data.stages]
+    checks += [lambda data: _shards(config, task, chips, data), lambda data: _resume(task, data)]
+    return gathered(TITLE, *checks)
+
+
+def _sources(config: RunConfig, task: Provider) -> Iterator[Line]:
+    for part in parts_of(task):
+        if isinstance(part.source, UnitSource):
+            units, files = part.source.units(config.data.train_split), part.source.listed(config.data.train_split)
+            sizes = [file.size for file in files if file.size]
+            size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
+            name = part.source.name[:1].lower() + part.source.name[1:]
+            said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
+            yield Line("ok", f"{part.name} reads {name}: {said}.")
+    check_sources(task, config.data)
+
+
+def _of_stage(config: RunConfig, begins: int, first: Provider, lengths: Mapping[str, int]) -> Check:
+    """Returns the check of a later stage's task, files and rows, which must be like those of the first one."""
+
+    def stage(data: dict[str, Any]) -> Iterator[Line]:
+        task = task_of_stage(begins, first, lengths, config.data)
+        check_sources(task, config.data)
+        own = derive_lengths(task, config.data.task_feature_lengths)
+        check_rows_of_stage(begins, task, own, first, lengths, config.data)
+        yield Line("ok", f"From step {begins:,} on the text is that of {task.name}, with rows like those before.")
+
+    return stage
+
+
+def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
+    """Returns the checks of a task's text, which share one sample."""
+    kept: list[Inspection] = []
+
+    def named(data: dict[str, Any], lines: Iterator[Line]) -> Iterator[Line]:
+        for line in lines:
+            yield Line(line.level, name + line.text, line.mend)
+
+    def documents(data: dict[str, Any]) -> Iterator[Line]:
+        kept.append(sample.sampled(config, part))
+        return named(data, sample.of_documents(kept[0], data))
+
+    def others(data: dict[str, Any]) -> Iterator[Line]:
+        for found in kept:  # none if it cannot be read
+            yield from named(data, sample.of_pieces(found, data))
+            yield from named(data, sample.of_example(part, found, data))
+
+    def size(data: dict[str, Any]) -> Iterator[Line]:
+        for found in kept:
+            yield from named(data, _size(config, part, found, data))
+
+    return [documents, others, size, lambda data: named(data, _validation(config, part, data)) if kept else ()]
+
+
+def _size(config: RunConfig, part: Any, found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the tokens of the corpus, counted or estimated."""
+    if not isinstance(part.source, UnitSource):
+        return
+    per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
+    counts = count(part.source, config.data.train_split)
+    if counts is not None:
+        tokens, how = counts.total * per_document, f"{counts.total:,} documents{'' if counts.is_exact else ', about'}"
+    else:
+        ratio = _text_in_files(part.source, config.data.train_split)
+        if ratio is None:
+            yield Line("ok", "The size of the corpus is not known: its files are compressed, or do not say theirs.")
+            return
+        num_bytes = part.source.num_bytes(config.data.train_split)
+        tokens, how = num_bytes * ratio * found.fertility.tokens_per_byte, f"{in_words(num_bytes)} bytes, by its sample"
+    data.setdefault("corpus_tokens", {})[part.name] = tokens
+    yield Line("ok", f"The corpus has about {in_words(tokens)} tokens ({how}).")
+
+
+def _text_in_files(source: UnitSource, split: str) -> float | None:
+    """Returns the bytes of text for each byte of a file, from a few units; None if units have no size."""
+    units: list[Unit] = [unit for unit in source.units(split) if unit.stop and file_format(unit.path)[0] != "parquet"]
+    if not units or any(file.size is None for file in source.listed(split)):
+        return None
+    text = size = 0
+    for unit in units[:: max(1, len(units) // UNITS_MEASURED)][:UNITS_MEASURED]:
+        assert unit.stop is not None
+        if size > BYTES_MEASURED:
+            break
+        text += sum(len(document) for documents in source.chunks(split, unit) for document in documents)
+        size += unit.stop - unit.start
+    return text / size if size else None
+
+
+def _validation(config: RunConfig, part: Any, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the validation split's size; an empty one is evaluated by nothing."""
+    split, source = config.data.validation_split, part.source
+    if not isinstance(source, UnitSource):
+        level = "ok" if split in part.splits else "warning"
+        known = "there" if level == "ok" else f"not there ({', '.join(part.splits)})"
+        yield Line(level, f"The validation split {split!r} is {known}.", "" if level == "ok" else _named_split(part))
+        return
+    number = num_bytes = 0
+    is_all = True
+    for unit in source.units(split):
+        for documents in source.chunks(split, unit):
+            number += len(documents)
+            num_bytes += sum(map(len, documents))
+        if num_bytes > VALIDATION_BYTES or _is_too_much(source, split, number):
+            is_all = False
+            break
+    data.setdefault("validation_documents", {})[part.name] = number
+    percent = source.carved_percent(split)
+    origin = "" if percent is None else f", {percent:g} % of the training text by its hash"
+    if number:
+        at_least = "" if is_all else "at least "
+        yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
+        return
+    needs = config.checkpoint.best_metric is not None
+    can_grow = percent is not None and percent < LARGER_PERCENT
+    mend = f"DataConfig.validation_percent = {LARGER_PERCENT}" if can_grow else "add files to the split"
+    yield Line("error" if needs else "warning", f"The validation split {split!r} is empty: nothing is evaluated.", mend)
+
+
+def _named_split(part: Any) -> str:
+    return f"DataConfig.validation_split = {next(iter(part.splits))!r}"
+
+
+def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
+    """Returns whether counting a split that is carved out of a large corpus would read too much of it."""
+    files = source.listed(split)
+    large = any(file.size is None or "://" in file.path for file in files)
+    return number > 0 and (large or sum(file.size or 0 for file in files) > COUNTED_BYTES)
+
+
+def _rows(
+    config: RunConfig, task: Provider, lengths: Mapping[str, int], chips: Chips | None, data: dict[str, Any]
+) -> Iterator[Line]:
+    """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
+    rows, filled, seconds, cpu_seconds = _timed(config, task, lengths)
+    if not rows:
+        yield Line("warning", "The first data shard gives no row.", "give more text")
+        return
+    shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
+    real = {name: filled[name] / rows for name in filled}
+    tokens = sum(real.values())
+    data |= {
+        "padding": shares,
+        "tokens_per_row": tokens,
+        "tokens_per_cpu_second": rows * tokens / max(cpu_seconds, 1e-9),
+    }
+    yield from _padding(config, task, lengths, shares, real, data)
+    yield from _totals(config, tokens, data)
+    speed = rows * tokens / max(cpu_seconds, 1e-9)
+    clock = rows * tokens / max(seconds, 1e-9)
+    data["tokens_per_second_of_one_shard"] = clock
+    here = f"Reading: {speed / 1e6:.2f} million tokens per second of one core of this machine ({os.cpu_count()} cores)"
+    here += f", {clock / 1e6:.2f} million by the clock from one data shard"
+    if chips is None or not chips.peak_flops or wanted_tokens(config, chips, real) == 0:
+        yield Line("ok", f"{here}.")
+        return
+    wanted = wanted_tokens(config, chips, real) / chips.hosts
+    cores = wanted / speed
+    data |= {"tokens_wanted_per_host": wanted, "cores_wanted_per_host": cores}
+    want = "wants" if chips.hosts == 1 else "want"
+    of_all = f"{_number(chips.hosts, 'host')} of {chips.name} {want} {wanted / 1e6:.2f} million each"
+    of_all += f" at {MFU:.0%} of the peak"
+    text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
+    if cores > CORES_OF_HOST:
+        yield Line("warning", text, "prepare the corpus: tokens are read several times as fast as text")
+    else:
+        processes = config.data.num_reader_processes
+        advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
+        yield Line("ok", text + (f" More than one process reads faster: {advice}." if advice else ""))
+
+
+def wanted_tokens(config: RunConfig, chips: Chips, real: Mapping[str, float]) -> float:
+    """Returns the tokens a second that all devices take at MFU of their peak, of rows with these many real tokens.
+
+    A step of a small model takes at least LEAST_STEP_SECONDS, whatever the peak is.
+    """
+    from limba.training.metrics.flops import flops_per_sequence
+
+    per_row = flops_per_sequence(config.model, round(real.get("inputs", 0)), round(real.get("targets", 0)))
+    rows = MFU * chips.peak_flops * chips.devices / per_row if per_row else 0.0
+    return min(rows, config.data.batch_size / LEAST_STEP_SECONDS) * sum(real.values())
+
+
+def _timed(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> tuple[int, dict[str, int], float, float]:
+    """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for SECONDS."""
+    rows, filled = 0, {name: 0 for name in FEATURES if name in lengths}
+    with source_errors(task), logged():  # of units and shards `_shards` says more
+        iterator = shard_dataset(task, dict(lengths), config.data, 0).as_numpy_iterator()
+        iterator = cast(Iterator[dict[str, np.ndarray]], iterator)
+        first = next(iterator, None)  # opens files, and is not timed
+        began, cpu = time.monotonic(), time.process_time()
+        for batch in iterator:
+            rows += len(next(iter(batch.values())))
+            for name in filled:
+                filled[name] += int(np.count_nonzero(batch[name]))
+            if time.monotonic() - began > SECONDS:
+                break
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+    if not rows and first is not None:
+        rows = len(next(iter(first.values())))
+        filled = {name: int(np.count_nonzero(first[name])) for name in filled}
+    return rows, filled, seconds, cpu
+
+
+def _padding(
+    config: RunConfig, task: Provider, lengths: Mapping[str, int], shares: Mapping[str, float],
+    real: Mapping[str, float], data: dict[str, Any],
+) -> Iterator[Line]:  # fmt: skip
+    said = ", ".join(f"{share:.1%} of the {name}" for name, share in shares.items())
+    inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
+    waste = wasted_share(config, inputs, real.get("targets", 0), targets, real.get("inputs", 0))
+    data["padding_flops_share_of_rows"] = waste
+    needed = needed_targets(task, inputs) if inputs else None
+    by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
+    if waste - by_lengths < PADDED:
+        why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
+        yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
+        return
+    mend = "" if config.data.pack else "DataConfig.pack = True"
+    text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
+    yield Line("warning", f"{text}.", mend or "DataConfig.task_feature_lengths = …  # shorter ones")
+
+
+def _totals(config: RunConfig, tokens: float, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the tokens of a step and of the run, and its epochs over the corpus where that is known."""
+    per_step = tokens * config.data.batch_size
+    data["tokens_per_step"] = per_step
+    text = f"{per_step:,.0f} real tokens a step"
+    if config.train_steps is None:
+        yield Line("ok", f"{text}; the run ends after {config.data.num_epochs} epochs.")
+        return
+    total = per_step * config.train_steps
+    data["tokens_in_all"] = total
+    text += f", {in_words(total)} in {config.train_steps:,} steps"
+    corpus = sum(data.get("corpus_tokens", {}).values())
+    if not corpus:
+        yield Line("ok", f"{text}.")
+        return
+    epochs = data["epochs"] = total / corpus
+    text += f": about {epochs:,.{2 if epochs < 100 else 0}f} epochs over the corpus"
+    if epochs <= MOST_EPOCHS:
+        yield Line("ok", f"{text}.")
+        return
+    text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
+    yield Line("warning", f"{text}.", f"RunConfig.train_steps = {max(1, int(MOST_EPOCHS * corpus / per_step))}")
+
+
+def in_words(number: float) -> str:
+    """Returns a number of tokens or bytes as a reader counts them, to three digits.
+
+    >>> in_words(33_512), in_words(3_014_400), in_words(160_256_000_000), in_words(0)
+    ('33,500', '3.01 million', '160 billion', '0')
+    """
+    size, word = next(((size, f" {word}") for size, word in WORDS if number >= size), (1, ""))
+    rounded = float(f"{number / size:.3g}")
+    return f"{rounded:,.4g}{word}" if word else f"{rounded:,.0f}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields how the units of the corpus meet data shards and hosts."""
+    shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
+    data |= {"shards": shards, "hosts": hosts}
+    if shards % hosts:
+        text = f"DataConfig.num_data_shards is {shards}, which {hosts} hosts cannot share evenly."
+        yield Line("error", text, _shared_evenly(config.data.batch_size, shards, hosts))
+    for part in parts_of(task):
+        if not isinstance(part.source, UnitSource):
+            continue
+        units = part.source.units(config.data.train_split)
+        sizes = [file.size or 0 for file in part.source.listed(config.data.train_split)]
+        there = f"{_number(len(units), 'unit')} in {_number(len(sizes), 'file')}"
+        text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
+        if len(units) < shards and sum(sizes) > LARGE:
+            text += ": each shard reads all units, and takes only its own documents"
+            yield Line("warning", f"{text}.", "prepare the corpus, which writes it as many shards")
+        else:
+            yield Line("ok", f"{text}.")
+
+
+def _shared_evenly(batch_size: int, shards: int, hosts: int) -> str:
+    """Returns the choice of data shards, near the present one, that hosts share evenly and that divides the batch.
+
+    >>> _shared_evenly(batch_size=128, shards=16, hosts=32), _shared_evenly(batch_size=24, shards=8, hosts=6)
+    ('DataConfig.num_data_shards = 32', 'DataConfig.num_data_shards = 12')
+    """
+    fitting = [number for number in range(hosts, batch_size + 1, hosts) if batch_size % number == 0]
+    if fitting:
+        number = next((each for each in fitting if each >= shards), fitting[-1])
+        return f"DataConfig.num_data_shards = {number}"
+    number = -(-shards // hosts) * hosts
+    rows = -(-batch_size // number) * number
+    return f"DataConfig.num_data_shards = {number}\nDataConfig.batch_size = {rows}"
+
+
+def _resume(task: Provider, data: dict[str, Any]) -> Iterator[Line]:
+    exact = has_exact_positions(task)
+    data["resume_is_exact"] = exact
+    if exact:
+        yield Line("ok", "A resumed run continues at the very row where it stopped.")
+    else:
+        names = ", ".join(part.name for part in parts_of(task) if not isinstance(part.source, UnitSource))
+        text = f"{names}: a resumed run reads its data again from the beginning up to its place, which takes time"
+        yield Line("warning", f"{text}; sources of limba.data.sources save their place.", "DataConfig.data_files = …")

@@ -1,0 +1,121 @@
+"""What differs between a configuration and the run that its directory holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from limba.config import InputError, RunConfig, plain
+from limba.formats import limba_checkpoint
+from limba.storage.files import read_text, resolved
+from limba.tools.preflight.checks.verdict import Line
+
+# Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
+FREE = {
+    *("RunConfig.train_steps", "RunConfig.model_dir", "RunConfig.initial_checkpoint_path", "RunConfig.reset_step"),
+    *("RunConfig.export_to", "RunConfig.hub_model_id", "RunConfig.hub_private", "RunConfig.hub_strategy"),
+    *("RunConfig.num_microbatches", "RunConfig.gradient_reduce_dtype", "RunConfig.log_every_steps"),
+    *("RunConfig.step_timeout_seconds", "RunConfig.host_timeout_seconds", "RunConfig.report_to"),
+    *("RunConfig.profile_steps", "DataConfig.task_modules", "DataConfig.num_reader_processes"),
+    *("DataConfig.read_timeout_seconds", "DataConfig.read_attempts", "DataConfig.on_read_failure"),
+    *("DataConfig.on_changed_corpus", "DataConfig.skip", "DataConfig.vocabulary", "DataConfig.cache_dir"),
+    *("DataConfig.new_vocabulary_size", "DataConfig.new_vocabulary_bytes", "DataConfig.new_vocabulary_coverage"),
+    *(
+        "DataConfig.num_epochs",
+        "DataConfig.validation_split",
+        "DataConfig.segments",
+        "ModelConfig.remat",
+        "ModelConfig.scan_layers",
+    ),
+    *("ModelConfig.attention", "LossConfig.logits"),
+}
+FREE_CLASSES = ("CheckpointConfig", "EvaluationConfig", "GenerationConfig", "MeshConfig", "GuardConfig")
+# A data position belongs to these: a run with others of them is refused.
+FIXED = ("DataConfig.mixture_or_task_name", "DataConfig.seed", "DataConfig.num_data_shards")
+
+
+class Difference(NamedTuple):
+    """A field, as "DataConfig.seed", with its value in the directory's run and in the configuration."""
+
+    field: str
+    before: Any
+    now: Any
+
+    @property
+    def is_free(self) -> bool:
+        return self.field in FREE or self.field.startswith(FREE_CLASSES)
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.now!r} (it was {self.before!r})"
+
+
+def saved_run(model_dir: str) -> RunConfig | None:
+    """Returns the run that a directory describes; None without one. InputError for a damaged description."""
+    file = resolved(model_dir) / plain.FILE
+    if not file.exists():
+        return None
+    found = plain.from_text(read_text(file), str(file))
+    return found if isinstance(found, RunConfig) else None
+
+
+def differences(config: RunConfig, saved: RunConfig) -> list[Difference]:
+    """Returns the fields whose values differ, in their order; addresses are compared without their credentials.
+
+    >>> from limba.config import DataConfig, ModelConfig
+    >>> data = DataConfig("task", {"inputs": 512}, 8)
+    >>> run = RunConfig(ModelConfig(1024, 32, 2, 16, 64, 2, 2), data, "/runs/a", 100)
+    >>> other = dataclasses.replace(run, data=dataclasses.replace(data, seed=1), train_steps=200)
+    >>> [str(each) for each in differences(other, run)]
+    ['DataConfig.seed is 1 (it was 0)', 'RunConfig.train_steps is 200 (it was 100)']
+    """
+    one, other = (json.loads(plain.to_text(each))["run"] for each in (config, saved))
+    return list(_compared(config, one, other))
+
+
+def _compared(owner: Any, now: dict[str, Any], before: dict[str, Any]) -> Iterator[Difference]:
+    for entry in dataclasses.fields(owner):
+        value, name = getattr(owner, entry.name), entry.name
+        if dataclasses.is_dataclass(value):
+            yield from _compared(value, now[name], before[name])
+        elif now[name] != before[name]:
+            yield Difference(f"{type(owner).__name__}.{name}", before[name], now[name])
+
+
+def with_saved_run(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields what the configuration changes of the run in model_dir; nothing if that has no checkpoint."""
+    try:
+        saved = saved_run(config.model_dir)
+        steps = limba_checkpoint.checkpoints_of(resolved(config.model_dir)) if saved else {}
+    except InputError:
+        raise
+    except Exception:  # noqa: BLE001  a bucket's client has errors of its own; the section Storage says them
+        return
+    if saved is None:
+        yield Line("ok", f"{config.model_dir} holds no run.")
+        return
+    found = differences(plain.moved(config, config.model_dir), plain.moved(saved, config.model_dir))
+    data["differs_from_saved_run"] = [each.field for each in found]
+    if not steps:
+        yield Line("ok", f"{config.model_dir} describes a run that has no checkpoint yet.")
+        return
+    newest = max(steps)
+    free = [str(each) for each in found if each.is_free]
+    yield Line("ok", f"{config.model_dir} is resumed at step {newest:,}{': ' if free else '.'}{'; '.join(free)}")
+    yield from changes(found, newest)
+
+
+def changes(found: list[Difference], step: int) -> Iterator[Line]:
+    """Yields a line for each difference by which a run resumed at a step is refused, or learns something else."""
+    for each in found:
+        mend = f"{each.field} = {each.before!r}"
+        if each.field == "DataConfig.stages":
+            passed = [[stage for stage in stages if stage[0] < step] for stages in (each.before, each.now)]
+            if passed[0] != passed[1]:
+                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", mend)
+                continue
+        if each.field in FIXED:
+            yield Line("error", f"{each}, and the data positions of the run's checkpoints belong to that.", mend)
+        elif not each.is_free:
+            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", mend)

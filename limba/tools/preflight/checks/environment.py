@@ -1,0 +1,343 @@
+"""The machine: versions against the lock, devices and their packages, who holds them, room, tokens, time limit, clock.
+
+Nothing here starts a device or needs jax. A mend `setup.sh NAME` means the script that installs the packages; a front
+end writes it with its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from limba.config import RunConfig, compile_cache
+from limba.config import environment as machine
+from limba.config.errors import reason_of
+from limba.tools.preflight.checks import processes
+from limba.tools.preflight.checks.verdict import Line, Section
+
+LOCKS = Path(__file__).resolve().parents[4] / "requirements"
+CHIPS = {  # lock: the package that only it has
+    "tpu": "libtpu",
+    "cuda13": "jax-cuda13-plugin",
+    "cuda12": "jax-cuda12-plugin",
+    "rocm": "jax-rocm7-plugin",
+}
+OLDEST_DRIVERS = {"cuda13": 580, "cuda12": 525}  # of NVIDIA; docs/gpus.md
+SHOWN = ("jax", "jaxlib", "libtpu", "flax", "optax", "seqio", "tensorflow")
+DIFFERENCES_SHOWN = 6
+LEAST_FREE = 5 << 30  # bytes on the disks of compiled programs and temporary files
+HUB_SECONDS = 3.0
+OFF_SECONDS, REFUSED_SECONDS = 30.0, 240.0  # a clock's error; Google's tokens are refused from five minutes on
+GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
+TRUE = ("1", "ON", "YES", "TRUE")  # as the hub's library reads its variables
+
+
+def environment(config: RunConfig | None = None) -> Section:
+    """Returns what is found on this machine, about a run if one is given; takes a second or two.
+
+    It may ask the hub for the time of day, with a limit of HUB_SECONDS.
+    """
+    data: dict[str, Any] = {}
+    lines = [
+        *_versions(data),
+        *_devices(data),
+        *_holders(),
+        *_room(data),
+        *_tokens(config, data),
+        *(() if config is None else _time_limit(config)),
+        *_clock(data),
+    ]
+    return Section("Environment", lines, data)
+
+
+def wrong_for_a_start(own: int | None = None) -> list[Line]:
+    """Returns what is wrong with this machine for a run's next start, and nothing else; asks no server.
+
+    `own` is the process of a run that trains here, which may well hold the devices.
+    """
+    data: dict[str, Any] = {}
+    lines = [*_versions(data), *_devices(data), *_holders(own), *_room(data)]
+    return [line for line in lines if line.level != "ok"]
+
+
+def _versions(data: dict[str, Any]) -> Iterator[Line]:
+    versions = installed()
+    lock = chip_of(versions)
+    python = platform.python_version()
+    known = {name: versions[name] for name in SHOWN if name in versions}
+    data |= {"python": python, "packages": known, "lock": lock}
+    said = ", ".join(f"{name} {version}" for name, version in known.items())
+    wanted = pins(LOCKS, lock)
+    if not wanted:
+        yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
+        return
+    mend = f"setup.sh {lock}"
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        yield Line("error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", mend)
+    missing = sorted(set(wanted) - set(versions))
+    others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
+    data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
+    if missing:
+        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", mend)
+    if others:
+        some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])
+        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", mend)
+    if not missing and not others:
+        yield Line("ok", f"Python {python}, {said}: as in requirements/lock-{lock}.txt.")
+
+
+def installed() -> dict[str, str]:
+    """Returns package -> version of all installed packages, by their normal names."""
+    found = {}
+    for each in importlib.metadata.distributions():
+        with contextlib.suppress(KeyError, TypeError):  # a folder that lacks its description
+            found.setdefault(_normal(each.metadata["Name"]), each.version)
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def chip_of(versions: Mapping[str, str]) -> str:
+    """Returns the lock of the chip whose package is installed; cpu without one.
+
+    >>> chip_of({"jax": "0.12", "libtpu": "0.0.50"}), chip_of({"jax": "0.12"})
+    ('tpu', 'cpu')
+    """
+    return next((lock for lock, package in CHIPS.items() if package in versions), "cpu")
+
+
+def pins(folder: Path, lock: str) -> dict[str, str]:
+    """Returns package -> version that a lock has for this Python, with those of the locks that it includes."""
+    from packaging.markers import Marker
+
+    path, found = folder / f"lock-{lock}.txt", {}
+    if not path.exists():
+        return found
+    for line in path.read_text().splitlines():
+        if include := re.fullmatch(r"-r lock-(\w+)\.txt", line):
+            found |= pins(folder, include[1])
+            continue
+        pin = re.match(r"([\w.-]+)==([^\s;\\]+)(?: *; *([^\\]+))?", line)
+        if pin and (pin[3] is None or Marker(pin[3].strip()).evaluate()):
+            found[_normal(pin[1])] = pin[2]
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - DIFFERENCES_SHOWN} more" if len(names) > DIFFERENCES_SHOWN else ""
+    return ", ".join(names[:DIFFERENCES_SHOWN]) + more
+
+
+def _devices(data: dict[str, Any]) -> Iterator[Line]:
+    tpu, gpus = machine.is_tpu_vm(), machine.num_gpus()
+    data |= {"tpu": tpu, "gpus": gpus, "cores": os.cpu_count()}
+    found = "a Cloud TPU" if tpu else f"{gpus} GPU(s)" if gpus else "no TPU and no GPU"
+    if (absent := machine.accelerator_without_packages()) is not None:
+        words, name = absent
+        yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"setup.sh {name}")
+    else:
+        yield Line("ok", f"Devices: {found}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    if chosen.split(",")[0] == "cpu" and (tpu or gpus):
+        yield Line(
+            "warning",
+            f"JAX_PLATFORMS is {chosen}, so {found} stays unused in a run of this shell.",
+            "unset JAX_PLATFORMS",
+        )
+    with contextlib.suppress(OSError):
+        yield from driver_lines(Path("/proc/driver/nvidia/version").read_text(), chip_of(installed()))
+
+
+def driver_lines(text: str, lock: str) -> Iterator[Line]:
+    """Yields what the text of NVIDIA's driver says about the packages of a lock.
+
+    >>> text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build"
+    >>> [line.level for line in driver_lines(text, "cuda13")], [line.mend for line in driver_lines(text, "cuda13")]
+    (['error'], ['setup.sh cuda12'])
+    """
+    version = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+)(?:\.[\d.]+)?", text)
+    oldest = OLDEST_DRIVERS.get(lock)
+    if version is None or oldest is None:
+        return
+    if int(version[1]) >= oldest:
+        yield Line("ok", f"NVIDIA's driver is {version[1]}; {lock} needs {oldest} or newer.")
+        return
+    is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
+    mend = "install a newer driver" if is_old else "setup.sh cuda12"
+    yield Line("error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", mend)
+
+
+def _holders(own: int | None = None) -> Iterator[Line]:
+    of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), processes.holder_of_lock()])
+    for holder in [each for each in of_tpu if each is not None and each.pid != own]:
+        yield Line("error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}")
+    for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
+        text = f"A GPU is also used by {holder}, whose memory a run cannot have."
+        yield Line("warning", text, f"kill {holder.pid}")
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def _room(data: dict[str, Any]) -> Iterator[Line]:
+    compiled = os.environ.get(compile_cache.OF_JAX, "")
+    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
+    if not compiled:  # off, or a folder that is not safe: one line at the start has said why
+        yield Line("ok", "Compiled programs are not kept: each start compiles again.")
+    free = {}
+    for name, place in places.items():
+        if not place or "://" in place:
+            continue
+        there = place
+        while not os.path.exists(there):
+            there = os.path.dirname(there) or "."
+        free[name] = shutil.disk_usage(there).free
+        if not os.access(there, os.W_OK):
+            yield Line("warning", f"{place}, for {name}, cannot be written.", _mend_of(name, place))
+        elif free[name] < LEAST_FREE:
+            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _mend_of(name, place))
+    data["free_bytes"] = free
+    if free and all(number >= LEAST_FREE for number in free.values()):
+        yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
+
+
+def _mend_of(name: str, place: str) -> str:
+    if name == "temporary files":
+        return "export TMPDIR=DIRECTORY"
+    own = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
+    is_own = place == str(Path(own).expanduser())  # else the user has set jax's own variable, which comes first
+    return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"
+
+
+def _tokens(config: RunConfig | None, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields which tokens are there; their values are never shown."""
+    from limba.storage import hub_names
+
+    reports = () if config is None else config.reports
+    present = {
+        "HF_TOKEN": bool(hub_names.token()),
+        "WANDB_API_KEY": bool(os.environ.get("WANDB_API_KEY")) or _is_in_netrc("api.wandb.ai"),
+        "Google's credentials": has_google_credentials(),
+    }
+    data["tokens"] = present
+    there, absent = ([name for name, is_there in present.items() if is_there is which] for which in (True, False))
+    parts = [f"{', '.join(names)}: {word}" for names, word in ((there, "present"), (absent, "absent")) if names]
+    yield Line("ok", f"Tokens (never shown): {'; '.join(parts)}.")
+    if config is not None and config.hub_model_id and not present["HF_TOKEN"]:
+        text = f"RunConfig.hub_model_id is {config.hub_model_id}, and there is no token for the upload."
+        yield Line("error", text, "export HF_TOKEN=…")
+    if (
+        "wandb" in reports
+        and not present["WANDB_API_KEY"]
+        and os.environ.get("WANDB_MODE") not in ("offline", "disabled")
+    ):
+        yield Line("warning", "RunConfig.report_to names wandb, and there is no key for it.", "export WANDB_API_KEY=…")
+    emulated = os.environ.get("STORAGE_EMULATOR_HOST")
+    if config is not None and "gs://" in repr(config) and not (present["Google's credentials"] or emulated):
+        text = (
+            "The run names gs:// addresses, and there are no credentials of Google's: only public buckets can be read."
+        )
+        yield Line("warning", text, "gcloud auth application-default login")
+
+
+def _is_in_netrc(host: str) -> bool:
+    import netrc
+
+    with contextlib.suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc().authenticators(host) is not None
+    return False
+
+
+def has_google_credentials() -> bool:
+    """Returns whether this machine has credentials for buckets: in a file, or as a machine of Google's."""
+    given = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if given:
+        return os.path.isfile(given)
+    with contextlib.suppress(OSError):
+        if "Google" in Path("/sys/class/dmi/id/product_name").read_text():
+            return True  # its metadata server gives them
+    return os.path.isfile(os.path.expanduser(GOOGLE_FILE))
+
+
+def _time_limit(config: RunConfig) -> Iterator[Line]:
+    """Yields Slurm's time limit against the checkpoint period, with the speed of the run that model_dir holds."""
+    if not os.environ.get("SLURM_JOB_ID"):
+        return
+    from limba.training.metrics.figures import job_advice
+    from limba.training.metrics.logging import duration, read_metrics
+
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    if not end.isdigit():
+        yield Line("ok", "This is a job of Slurm, which does not say when it ends (SLURM_JOB_END_TIME).")
+        return
+    left = max(int(end) - time.time(), 0.0)
+    every = config.checkpoint.every_steps
+    records = []
+    with contextlib.suppress(Exception):  # a bucket's client has errors of its own; Storage says them
+        records = [each for each in read_metrics(config.model_dir) if each["kind"] == "train"]
+    if not records:
+        text = (
+            f"The job of Slurm ends in {duration(left)}; a checkpoint is saved every {every} steps, and before the end."
+        )
+        yield Line("ok", text)
+        return
+    speed, step = float(records[-1]["seconds_per_step"]), int(records[-1]["step"])
+    if advice := job_advice(config, step + 10, step, speed):
+        steps = max(1, int(left / speed / 4))
+        yield Line("warning", advice, f"CheckpointConfig.every_steps = {steps}")
+    else:
+        yield Line(
+            "ok", f"The job of Slurm ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step."
+        )
+
+
+def _clock(data: dict[str, Any]) -> Iterator[Line]:
+    if any(os.environ.get(name, "").upper() in TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        yield Line("ok", "The clock is not compared: HF_HUB_OFFLINE is set.")
+        return
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        off = clock_error(address)
+    except (OSError, ValueError, TypeError) as error:
+        reason = reason_of(getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error)
+        yield Line("ok", f"The clock is not compared: {address} does not answer ({reason}).")
+        return
+    data["clock_error_seconds"] = round(off, 1)
+    if abs(off) < OFF_SECONDS:
+        yield Line("ok", f"The clock agrees with that of {address} within {OFF_SECONDS:.0f} s.")
+        return
+    level = "error" if abs(off) >= REFUSED_SECONDS else "warning"
+    text = f"This machine's clock is {abs(off):,.0f} s {'ahead of' if off > 0 else 'behind'} that of {address}"
+    yield Line(level, f"{text}; buckets refuse tokens of a wrong time.", "sudo timedatectl set-ntp true")
+
+
+def clock_error(address: str) -> float:
+    """Returns by how many seconds this machine's clock is ahead of a server's; OSError if it does not answer."""
+    request = urllib.request.Request(address, method="HEAD")
+    began = time.time()
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_SECONDS) as answer:
+            date = answer.headers["Date"]
+    except urllib.error.HTTPError as error:  # a refusal has the time too
+        date = error.headers["Date"]
+    return (began + time.time()) / 2 - parsedate_to_datetime(date).timestamp()

@@ -1,0 +1,215 @@
+"""Objective and schedule: lengths, FLOPs spent on padding, and the learning rate over the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig
+from limba.data.objectives.choice import derive_lengths
+from limba.data.objectives.supervised import is_supervised
+from limba.data.tasks import Provider, parts_of
+from limba.tools.preflight.checks.findings import gathered, logged
+from limba.tools.preflight.checks.verdict import Line, Section
+from limba.training.metrics.flops import flops_per_sequence
+
+TITLE = "Objective and schedule"
+WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
+POINTS, HEIGHT = 64, 6  # of the curve
+RISING = ("linear_warmup", "linear_decay")  # T5X's factors that begin at 0
+FALLING = ("rsqrt_decay", "rsqrt_normalized_decay")  # those that are constant up to the end of the warm-up
+LONG_WARMUP = 0.5  # share of the run
+EARLY = 0.05  # share of the run that is trained after the rate has come to its end
+
+
+def objective_and_schedule(config: RunConfig, task: Provider | None) -> Section:
+    """Returns the section about lengths, padding and the learning rate; without a task about the rate alone."""
+
+    def lengths(data: dict[str, Any]) -> Iterator[Line]:
+        if task is None:
+            yield Line("ok", "Lengths are not checked: the task is not known.")
+        else:
+            yield from lengths_of(config, task, data)
+
+    return gathered(TITLE, lengths, lambda data: rate_over_steps(config, data), lambda _: schedule_warnings(config))
+
+
+def lengths_of(config: RunConfig, task: Provider, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
+    given = config.data.task_feature_lengths
+    try:
+        with logged():  # what it says of padding is said better below
+            lengths = derive_lengths(task, given)
+    except ConfigError as error:
+        if "inputs" not in given or "targets" in given or "has no 'targets'" not in str(error):
+            raise
+        mend = f"{error.field} = {{'inputs': {given['inputs']}, 'targets': {given['inputs']}}}"
+        yield Line("error", str(error), mend)
+        return
+    data["lengths"] = lengths
+    if config.data.sequence_length is not None:
+        yield Line("ok", f"A row is one sequence of {config.data.sequence_length} tokens.")
+        return
+    if (needed := needed_targets(task, lengths["inputs"])) is None:
+        yield Line("ok", f"{_text(lengths)}: as given; the section Data shows how much of it is padding.")
+        return
+    share = wasted_share(config, lengths["inputs"], needed, lengths["targets"])
+    data |= {"targets_needed": needed, "padding_flops_share": share}
+    origin = "derived from the objective" if "targets" not in given else "as given"
+    if share < WASTE:
+        also = f"; {share:.1%} of the FLOPs are spent on padding" if share else ", all of it used"
+        yield Line("ok", f"{_text(lengths)}, {origin}{also}.")
+        return
+    fills = f"the objective fills {needed} targets"
+    yield Line(
+        "warning",
+        f"{_text(lengths)}, and {fills}: {share:.0%} of a step's FLOPs are spent on padding.",
+        f"DataConfig.task_feature_lengths = {{'inputs': {lengths['inputs']}}}",
+    )
+
+
+def _text(lengths: dict[str, int]) -> str:
+    return f"A row has {' and '.join(f'{length} {name}' for name, length in lengths.items())}"
+
+
+def needed_targets(task: Provider, inputs: int) -> int | None:
+    """Returns the targets that the objective fills for inputs of this length; None if that depends on the text."""
+    if any(is_supervised(part) for part in parts_of(task)):
+        return None
+    try:
+        return derive_lengths(task, {"inputs": inputs})["targets"]
+    except InputError:
+        return None  # an objective of the user's own
+
+
+def wasted_share(config: RunConfig, inputs: int, needed: float, targets: int, filled: float | None = None) -> float:
+    """Returns the share of a row's FLOPs that is spent on padding, if `needed` targets of `targets` are tokens.
+
+    `filled` are the inputs that are tokens; None: all. For T5 1.1 base with 64,000 rows, 512 inputs and 256 targets of
+    which span corruption fills 114, it is 0.24.
+    """
+    whole = flops_per_sequence(config.model, inputs, targets)
+    return 1 - flops_per_sequence(config.model, inputs if filled is None else round(filled), round(needed)) / whole
+
+
+def rate_over_steps(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the learning rate as a small drawing, and its values at the first, the highest and the last step."""
+    from limba.evaluation.status import curve
+
+    steps = config.train_steps
+    if steps is None:
+        yield Line(
+            "ok", "The learning rate is not drawn: the run ends with its epochs, whose steps are not known here."
+        )
+        return
+    places = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
+    rates = rates_at(config, places)
+    highest = int(np.argmax(rates))
+    data["learning_rate"] = [[step, rate] for step, rate in zip(places, rates, strict=True)]
+    scale = 10.0 ** math.floor(math.log10(max(rates))) if max(rates) > 0 else 1.0
+    drawing = curve([(step + 1, rate / scale) for step, rate in zip(places, rates, strict=True)], POINTS, HEIGHT)
+    schedule = config.optimizer.schedule
+    kind = schedule.factors if schedule.name == "factors" else schedule.name
+    most = f"at most {rates[highest]:.3g} at step {places[highest] + 1:,}"
+    said = f"Learning rate, {kind}: {rates[0]:.3g} at step 1, {most}, {rates[-1]:.3g} at step {steps:,}"
+    yield Line("ok", f"{said}. In units of {scale:.0e}:\n" + "\n".join(drawing))
+    yield Line("ok", course(schedule, steps))
+
+
+def course(schedule: ScheduleConfig, steps: int) -> str:
+    """Returns the sentence that sets warm-up and decay beside the length of the run.
+
+    >>> course(ScheduleConfig("cosine", warmup_steps=1_000), 100_000)
+    'Warm-up takes 1,000 of 100,000 steps (1.0%); the decay ends with the run.'
+    >>> course(ScheduleConfig(warmup_steps=10_000), 100_000)
+    'The rate is constant for 10,000 of 100,000 steps (10.0%), as in T5, and then falls to the end.'
+    """
+    schedule = schedule.in_steps(steps)
+    warmup, decay, names = int(schedule.warmup_steps), int(schedule.decay_steps or 0), schedule.factor_names
+    if schedule.branch_step is not None:
+        return f"The rate of the run before falls from step {schedule.branch_step:,} on: {schedule.branch_shape}."
+    share = f"{warmup:,} of {steps:,} steps ({warmup / steps:.1%})"
+    if schedule.name == "warmup_stable_decay":
+        return f"Warm-up takes {share}, the decay the last {decay:,} steps."
+    if schedule.name != "factors":
+        end = f"at step {decay:,}" if decay else "with the run"
+        return f"Warm-up takes {share}; the decay ends {end}."
+    if any(name in RISING for name in names):
+        return f"Warm-up takes {share}."
+    if not any(name in FALLING for name in names):
+        return "There is no warm-up."
+    if warmup >= steps - schedule.step_offset:
+        return f"The rate is the same at all steps: it falls only after step {warmup + schedule.step_offset:,}."
+    return f"The rate is constant for {share}, as in T5, and then falls to the end."
+
+
+def rates_at(config: RunConfig, steps: Sequence[int]) -> list[float]:
+    """Returns the learning rate of these steps, 0 being the first."""
+    import jax
+    import jax.numpy as jnp
+
+    from limba.training.schedule import make_schedule
+
+    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
+    return np.asarray(jax.vmap(schedule)(jnp.asarray(steps, jnp.int32)), float).tolist()
+
+
+def schedule_warnings(config: RunConfig) -> Iterator[Line]:
+    """Yields what is wrong with the schedule for the length of the run; computes nothing on a device."""
+    if config.train_steps is None:
+        return
+    schedule = config.optimizer.schedule
+    if schedule.branch_step is not None:  # it was looked at when the run before it began
+        return
+    offset = schedule.step_offset if schedule.name == "factors" else 0
+    steps = max(1, config.train_steps - offset)
+    schedule = schedule.in_steps(steps)
+    yield from _of_warmup(schedule, steps)
+    if schedule.name == "factors":
+        yield from _of_linear_factor(schedule, steps)
+    elif config.optimizer.schedule.decay_steps is not None:
+        yield from _of_decay(schedule, int(schedule.decay_steps or 0), steps)
+
+
+def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
+    rises = schedule.name != "factors" or any(name in RISING for name in schedule.factor_names)
+    warmup, mend = int(schedule.warmup_steps), f"ScheduleConfig.warmup_steps = {max(1, steps // 50)}"
+    if not rises or warmup <= LONG_WARMUP * steps:
+        return
+    text = f"ScheduleConfig.warmup_steps is {warmup:,} of {steps:,} steps"
+    if warmup >= steps:
+        yield Line("warning", f"{text}: the learning rate only rises, and never reaches its peak.", mend)
+    else:
+        yield Line("warning", f"{text}: {warmup / steps:.0%} of the run is warm-up.", mend)
+
+
+def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line]:
+    warmup = int(schedule.warmup_steps)
+    if schedule.name == "warmup_stable_decay":
+        if decay + warmup > steps:
+            text = f"Warm-up ({warmup:,}) and decay ({decay:,}) are longer than the run of {steps:,} steps"
+            mend = f"ScheduleConfig.decay_steps = {max(1, steps // 10)}"
+            yield Line("warning", f"{text}: the rate falls before it is at its peak.", mend)
+        return
+    after = steps - decay
+    if after > EARLY * steps:
+        text = f"The decay ends at step {decay:,} of {steps:,}: {after:,} steps are trained at a learning rate of"
+        yield Line("warning", f"{text} {schedule.final_learning_rate:g}.", "ScheduleConfig.decay_steps = None")
+    elif after < -EARLY * steps:
+        text = f"The decay ends at step {decay:,}, after the run's {steps:,} steps: the learning rate does not come to"
+        yield Line("warning", f"{text} its end.", "ScheduleConfig.decay_steps = None")
+
+
+def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
+    """Yields the end of T5X's factor linear_decay, 1 + decay_factor (warmup_steps - step), if it comes early."""
+    warmup, factor = schedule.warmup_steps, schedule.decay_factor
+    if "linear_decay" not in schedule.factor_names or not factor:
+        return
+    end = warmup + 1 / factor
+    if end < (1 - EARLY) * steps:
+        text = f"The factor linear_decay is 0 from step {end:,.0f} of {steps:,} on, as ScheduleConfig.decay_factor is"
+        mend = f"ScheduleConfig.decay_factor = {1 / max(steps - warmup, 1):.3g}"
+        yield Line("warning", f"{text} {factor:g}.", mend)

@@ -1,0 +1,119 @@
+"""The sections of a preflight in their order, each made when it is asked for; what compiles comes last."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from limba.config import InputError, RunConfig
+from limba.config.errors import SentenceError
+from limba.data.objectives.choice import derive_lengths
+from limba.data.tasks import Provider, resolve_task
+from limba.data.vocabulary.load import is_sentencepiece, read_model
+from limba.tools.preflight.checks import data, objective, vocabulary
+from limba.tools.preflight.checks.environment import environment
+from limba.tools.preflight.checks.findings import error_line, gathered, logged, reached_by, unchecked
+from limba.tools.preflight.checks.storage import storage
+from limba.tools.preflight.checks.verdict import Line, Section
+
+GO, FAILS, WASTEFUL = 0, 1, 2  # exit statuses
+WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A run's task. Where its vocabulary cannot be used, `of_vocabulary` says why, and the task has bytes instead."""
+
+    task: Provider | None
+    lengths: Mapping[str, int] | None = None
+    of_vocabulary: Line | None = None
+    of_data: Line | None = None
+
+
+def resolved(config: RunConfig) -> Resolved:
+    """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
+    given = config.data
+    try:
+        task = resolve_task(given)
+        words: Any = task.output_features["targets"].vocabulary
+        if is_sentencepiece(words):
+            read_model(words.sentencepiece_model_file)
+        _ = words.vocab_size  # a tokenizer.json is read now
+    except (SentenceError, OSError) as error:  # also a bucket that does not answer
+        line = reached_by(error_line(error), "DataConfig.vocabulary")
+        in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
+        try:
+            task = resolve_task(in_bytes)
+        except (SentenceError, OSError):
+            of_data = error_line(error)
+            return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
+        if given.new_vocabulary_size is not None and "does not exist" in line.text:
+            text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
+            line = Line("ok", text)
+        return Resolved(task, _lengths(task, config), of_vocabulary=line)
+    return Resolved(task, _lengths(task, config))
+
+
+def _lengths(task: Provider, config: RunConfig) -> Mapping[str, int] | None:
+    """Returns a row's lengths; None if they are wrong, which the section about them says."""
+    try:
+        with logged():
+            return derive_lengths(task, config.data.task_feature_lengths)
+    except InputError:
+        return None
+
+
+def sections(
+    config: RunConfig,
+    configuration: Section,
+    chips: data.Chips | None = None,
+    compiling: Sequence[Callable[[], Section]] = (),
+    machine: Callable[[RunConfig], Section] = environment,
+) -> Iterator[Section]:
+    """Yields the sections, `configuration` first; those of `compiling` only if no section before them has an error."""
+    found = resolved(config)
+    made = [configuration]
+    yield configuration
+    for make in (
+        lambda: _data(config, found, chips),
+        lambda: _vocabulary(config, found),
+        lambda: objective.objective_and_schedule(config, found.task),
+        lambda: storage(config),
+        lambda: machine(config),
+    ):
+        made.append(make())
+        yield made[-1]
+    if any(line.level == "error" for section in made for line in section.lines):
+        if compiling:
+            yield Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])
+        return
+    for make in compiling:
+        try:
+            yield make()
+        except InputError as error:
+            yield Section("Memory and speed", [error_line(error)])
+
+
+def _data(config: RunConfig, found: Resolved, chips: data.Chips | None) -> Section:
+    if found.task is None or found.of_data is not None:
+        return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
+    return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None)
+
+
+def _vocabulary(config: RunConfig, found: Resolved) -> Section:
+    if found.of_vocabulary is not None:
+        return Section(vocabulary.TITLE, [found.of_vocabulary])
+    if found.task is None:
+        return gathered(vocabulary.TITLE, unchecked("the task is not known"))
+    return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
+
+
+def exit_status(made: Sequence[Section]) -> int:
+    """Returns 0 (go), 1 (will fail) or 2 (works, but wasteful).
+
+    >>> exit_status([Section("a", [Line("ok", "x"), Line("warning", "y")])]), exit_status([])
+    (2, 0)
+    """
+    levels = {line.level for section in made for line in section.lines}
+    return FAILS if "error" in levels else WASTEFUL if "warning" in levels else GO

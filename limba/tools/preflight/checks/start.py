@@ -1,0 +1,53 @@
+"""The cheap half of a preflight, with which each run begins: it reads no text, and takes well under two seconds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from limba.config import RunConfig, StorageError
+from limba.config.errors import SentenceError
+from limba.storage.files import resolved
+from limba.tools.preflight.checks.differences import differences, saved_run
+from limba.tools.preflight.checks.objective import schedule_warnings
+from limba.tools.preflight.checks.verdict import Line
+from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
+
+
+def found_wrong(config: RunConfig) -> list[Line]:
+    """Returns what is wrong with a run that can start: its changes, vocabulary, and schedule.
+
+    What ends a start, or is said in its course, is left to that: this function raises nothing.
+    """
+    lines = list[Line]()
+    for check in (_changed, schedule_warnings, _vocabulary):
+        with contextlib.suppress(SentenceError, StorageError, OSError, ValueError):
+            lines += [line for line in check(config) if line.level == "warning"]
+    return lines
+
+
+def _changed(config: RunConfig) -> Iterator[Line]:
+    """Yields one line of what a resumed run would learn otherwise than before."""
+    from limba.formats import limba_checkpoint
+
+    saved = saved_run(config.model_dir) if "://" not in config.model_dir else None
+    if saved is None or not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
+        return
+    found = [each for each in differences(config, saved) if not each.is_free]
+    if found:
+        text = "; ".join(map(str, found))
+        yield Line("warning", f"This resumed run is changed: {text}.", f"{found[0].field} = {found[0].before!r}")
+
+
+def _vocabulary(config: RunConfig) -> Iterator[Line]:
+    """Yields what rows without a piece cost, if the vocabulary is a local file."""
+    from limba.data.vocabulary.load import fitting_rows, load_vocabulary
+
+    path = config.data.vocabulary
+    if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
+        return
+    found = load_vocabulary(path, config.data.extra_ids)
+    rows, fitting = config.model.vocab_size, fitting_rows(found)
+    if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
+        text = f"The model has {rows:,} rows for {found.vocab_size:,} ids: those without a piece take {share:.0%}"
+        yield Line("warning", f"{text} of a step's FLOPs.", f"ModelConfig.vocab_size = {fitting}")

@@ -1,0 +1,252 @@
+"""Where a run is kept: whether it can be written, who uses it, its checkpoints, room for more, a bucket's region."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from limba.config import InputError, MeshConfig, RunConfig
+from limba.config.environment import is_tpu_vm
+from limba.config.errors import reason_of
+from limba.export import at_end
+from limba.formats import limba_checkpoint
+from limba.storage import lease
+from limba.storage.files import free_bytes, resolved
+from limba.tools.preflight.checks.findings import gathered, mend_in, reached_by
+from limba.tools.preflight.checks.verdict import Line, Section
+from limba.training.checkpoints.step_files import size_text
+from limba.training.checks import check_steps, check_writable
+
+TITLE = "Storage"
+METADATA_SECONDS = 1.0
+MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
+LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
+
+
+def storage(config: RunConfig) -> Section:
+    """Returns the section about a run's directory, its checkpoints and its other destinations.
+
+    A directory that does not exist is made, written to, and removed again. A bucket that cannot be written is asked
+    nothing more, since each answer that does not come takes half a minute.
+    """
+    first = gathered(TITLE, lambda _: _writable(config.model_dir, "RunConfig.model_dir"))
+    if "://" in config.model_dir and any(line.level == "error" for line in first.lines):
+        return Section(TITLE, [reached_by(line, "RunConfig.model_dir") for line in first.lines])
+    others = gathered(
+        TITLE,
+        lambda _: _held(config.model_dir),
+        lambda data: _checkpoints(config, data),
+        lambda data: _initial(config, data),
+        lambda data: _room(config, data),
+        lambda data: _place(config.model_dir, data),
+        lambda _: _destinations(config),
+    )
+    return Section(TITLE, [*first.lines, *others.lines], others.data)
+
+
+def _writable(directory: str, field: str) -> Iterator[Line]:
+    absent = [] if "://" in directory else _absent(directory)
+    try:
+        check_writable(directory, field, directory)
+    finally:
+        for path in absent:  # the innermost first
+            with contextlib.suppress(OSError):
+                path.rmdir()
+    yield Line("ok", f"{directory} can be written.")
+
+
+def _absent(directory: str) -> list[Path]:
+    place = Path(directory).expanduser().absolute()
+    return [path for path in (place, *place.parents) if not path.exists()]
+
+
+def _held(model_dir: str) -> Iterator[Line]:
+    """Yields who trains in the directory now, by its lease."""
+    path = epath.Path(model_dir) / lease.FILE
+    if not path.exists():
+        return
+    content, age = path.read_bytes(), time.time() - path.stat().mtime if path.stat().mtime else 0.0
+    owner = lease.Owner.of(content)
+    if age < LEASE_SECONDS:
+        who = owner or "a process of an unknown program"
+        text = f"{model_dir} is trained in by {who}, whose heartbeat is {max(age, 0):.0f} s old."
+        yield Line("error", text, "RunConfig.model_dir = …  # another directory, or end that run")
+    else:
+        yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
+
+
+def _checkpoints(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields whether the newest checkpoint is that of this run, and which parameters differ if not."""
+    from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
+
+    found = limba_checkpoint.checkpoints_of(resolved(config.model_dir))
+    data["checkpoints"] = list(found)
+    if not found:
+        yield Line("ok", "No checkpoint yet: the run starts at step 0.")
+        return
+    step, path = max(found.items())
+    check_steps(config, step)
+    if damage := limba_checkpoint.damage(path, "sizes"):
+        text = f"The checkpoint at step {step:,} is damaged: {damage[0]}; a start takes the one before it."
+        yield Line("warning", text, "restore its files from a copy")
+        return
+    try:
+        check_arrays(path, abstract_of(config), RESUME_ADVICE)
+    except InputError as error:
+        yield Line("error", str(error), mend_of_shapes(config, str(error)) or mend_in(str(error)))
+        return
+    except ValueError as error:
+        yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", "restore a copy")
+        return
+    yield Line("ok", f"The checkpoint at step {step:,} has this run's parameters and optimizer state.")
+
+
+def _initial(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields whether there is a checkpoint where a new run begins from one; a model of the hub is not downloaded."""
+    from limba.formats import hub
+    from limba.training.checkpoints.initial import check_initial
+
+    path = config.initial_checkpoint_path
+    if path is None or data["checkpoints"]:
+        return
+    if "://" not in path and not resolved(path).exists() and hub.is_id(path):
+        yield Line("ok", f"The run begins from {path} of the hub, which its start downloads.")
+        return
+    check_initial(path)
+    yield Line("ok", f"The run begins from the checkpoint in {path}.")
+
+
+def mend_of_shapes(config: RunConfig, sentence: str) -> str:
+    """Returns the fields of the network that the run's own description has otherwise, where its arrays differ."""
+    from limba.tools.preflight.checks.differences import differences, saved_run
+
+    owner, saved = "ModelConfig" if "another model" in sentence else "OptimizerConfig", None
+    with contextlib.suppress(InputError):
+        saved = saved_run(config.model_dir)
+    found = [] if saved is None else differences(config, saved)
+    return "\n".join(f"{x.field} = {x.before!r}" for x in found if x.field.startswith(owner) and not x.is_free)
+
+
+def abstract_of(config: RunConfig) -> Any:
+    """Returns the shapes of the run's state; nothing is computed."""
+    from limba.model import Network
+    from limba.sharding.mesh import make_mesh
+    from limba.training.optimizer import optimizer_of
+    from limba.training.state import abstract_state
+
+    mesh = make_mesh(MeshConfig())  # shapes do not depend on it
+    model = Network(config.model, mesh)
+    return abstract_state(model, optimizer_of(config, model), mesh, shard_update=False)
+
+
+def _room(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the size of a checkpoint, times those kept, against the free space."""
+    from limba.training.checkpoints import arrays
+    from limba.training.state import count_parameters
+
+    abstract = abstract_of(config)
+    size, keep = arrays.num_bytes(abstract), config.checkpoint.keep
+    data |= {"checkpoint_bytes": size, "parameters": count_parameters(abstract.params)}
+    there = len(limba_checkpoint.steps_in(resolved(config.model_dir) / "checkpoints"))
+    every = config.checkpoint.every_steps
+    saves = config.train_steps // every + 1 if isinstance(every, int) and config.train_steps else None
+    number = min(filter(None, (saves, keep + 1 if keep else None)), default=None)
+    free = free_bytes(config.model_dir)
+    data["free_bytes"] = free
+    of_all = "all" if number is None else f"at most {number} at a time, {size_text(number * size)}"
+    text = f"A checkpoint takes {size_text(size)}, {of_all}"
+    if free is None:
+        yield Line("ok", f"{text}; a bucket has room.")
+        return
+    wanted = max(1, (number or 2) - there) * size
+    text += f"; {size_text(free)} are free in {config.model_dir}"
+    if free < size:
+        yield Line("error", f"{text}: not one fits.", "RunConfig.model_dir = …  # where there is room")
+    elif free < wanted:
+        most = max(1, free // size - 1)
+        yield Line("warning", f"{text}: not all fit.", f"CheckpointConfig.keep = {most}")
+    else:
+        yield Line("ok", f"{text}.")
+
+
+def _place(model_dir: str, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields the region of the bucket and the zone of this machine, side by side."""
+    if not model_dir.startswith("gs://"):
+        return
+    bucket, zone = model_dir.removeprefix("gs://").partition("/")[0], zone_here()
+    try:
+        location = bucket_location(bucket)
+    except Exception as error:  # noqa: BLE001  a bucket's client has errors of its own
+        yield Line("ok", f"The region of gs://{bucket} is not shown to this account ({reason_of(error)}).")
+        return
+    data |= {"bucket_location": location, "zone": zone}
+    if zone is None:
+        yield Line("ok", f"gs://{bucket} is in {location}; this machine is in no zone of Google's. Take a TPU there.")
+    elif is_near(location, zone):
+        yield Line("ok", f"gs://{bucket} is in {location}, this machine in {zone}.")
+    else:
+        text = (
+            f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
+        )
+        yield Line("warning", f"{text}.", f"RunConfig.model_dir = 'gs://…'  # of a bucket in {region_of(zone)}")
+
+
+def region_of(zone: str) -> str:
+    """Returns the region of a zone.
+
+    >>> region_of("us-central2-b")
+    'us-central2'
+    """
+    return zone.rpartition("-")[0]
+
+
+def is_near(location: str, zone: str) -> bool:
+    """Returns whether a bucket's location is, or holds, the region of a zone.
+
+    >>> is_near("US-CENTRAL2", "us-central2-b"), is_near("EU", "europe-west4-a"), is_near("US-EAST1", "us-central2-b")
+    (True, True, False)
+    """
+    return location.lower() == region_of(zone) or zone.startswith(MULTI_REGIONS.get(location.upper(), ("-",)))
+
+
+def bucket_location(bucket: str) -> str:
+    """Returns where a bucket of Google's is, as US-CENTRAL2; the client's own errors."""
+    import fsspec
+
+    return str(fsspec.filesystem("gs").info(bucket)["location"])
+
+
+def zone_here() -> str | None:
+    """Returns the zone of this machine of Google's; None elsewhere."""
+    host = os.environ.get("GCE_METADATA_HOST")
+    if host is None and not (is_tpu_vm() or _is_googles()):
+        return None
+    address = f"http://{host or 'metadata.google.internal'}/computeMetadata/v1/instance/zone"
+    request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=METADATA_SECONDS) as answer:
+        if found := re.search(r"zones/([\w-]+)", answer.read().decode()):
+            return found[1]
+    return None
+
+
+def _is_googles() -> bool:
+    with contextlib.suppress(OSError):
+        return "Google" in Path("/sys/class/dmi/id/product_name").read_text()
+    return False
+
+
+def _destinations(config: RunConfig) -> Iterator[Line]:
+    """Yields whether the run's other places can be written."""
+    if fallback := config.checkpoint.fallback_dir:
+        yield from _writable(fallback, "CheckpointConfig.fallback_dir")
+    at_end.check(config)
+    if places := at_end.destinations(config):
+        yield Line("ok", f"The model goes to {', '.join(place.name for place in places)} at the end.")

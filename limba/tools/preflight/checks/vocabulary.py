@@ -1,0 +1,142 @@
+"""The vocabulary against the model and the objective: rows, special ids, sentinels, normalization."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from limba.config import ConfigError, InputError, RunConfig
+from limba.data.epochs.deal import has_row_per_document
+from limba.data.sources.units import UnitSource
+from limba.data.tasks import Provider, needs_sentinels, parts_of
+from limba.data.vocabulary.load import (
+    NUM_SENTINELS,
+    SENTINEL,
+    check_vocabulary,
+    fitting_rows,
+    is_sentencepiece,
+    num_sentinels,
+    parse_model,
+    piece_name,
+)
+from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.tools.preflight.checks.findings import gathered
+from limba.tools.preflight.checks.verdict import Line, Section
+from limba.training.metrics.flops import flops_per_sequence
+
+TITLE = "Vocabulary"
+UNUSED = 0.02  # share of a step's FLOPs for rows that no piece has, from which on it is called wasteful
+SHOWN = 4  # pieces
+
+
+def vocabulary(config: RunConfig, task: Provider, lengths: dict[str, int] | None) -> Section:
+    """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
+    found = task.output_features["targets"].vocabulary
+    fills = needs_sentinels(task) and not config.model.is_decoder_only
+
+    def layout(data: dict[str, Any]) -> Iterator[Line]:
+        check_vocabulary(found, config.model.vocab_size, needs_sentinels=False)
+        return _ids(found, data)
+
+    return gathered(
+        TITLE,
+        layout,
+        lambda data: _rows(config, found, lengths, data),
+        lambda data: _sentinels(found, data) if fills else (),
+        lambda _: _objective_builds(task, lengths) if lengths else (),
+        lambda data: _normalization(found, data),
+    )
+
+
+def _ids(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+    ids = {"pad": found.pad_id, "eos": found.eos_id, "unk": found.unk_id}
+    data |= {"ids": found.vocab_size, "special_ids": ids}
+    said = ", ".join(f"{name} {number}" for name, number in ids.items())
+    yield Line("ok", f"{_where(found)}: {found.vocab_size:,} ids, sentinels included; {said}.")
+
+
+def _where(found: Any) -> str:
+    return str(getattr(found, "sentencepiece_model_file", getattr(found, "path", "bytes")))
+
+
+def _rows(config: RunConfig, found: Any, lengths: dict[str, int] | None, data: dict[str, Any]) -> Iterator[Line]:
+    """Yields how many of the model's rows have a piece, and what the others cost."""
+    rows, fitting = config.model.vocab_size, fitting_rows(found)
+    data["rows"] = rows
+    if rows < found.vocab_size:
+        return  # the error has been said
+    share = unused_share(config, fitting, lengths) if rows > fitting else 0.0
+    text = f"The model has {rows:,} rows for {found.vocab_size:,} ids"
+    if share < UNUSED:
+        yield Line("ok", f"{text}{'' if rows % 128 == 0 else '; a multiple of 128 suits TPUs better'}.")
+    elif config.initial_checkpoint_path:
+        yield Line("ok", f"{text}; those without a piece are as the checkpoint that the run begins from may need them.")
+    else:
+        text += f": those without a piece take {share:.0%} of a step's FLOPs, and memory"
+        yield Line("warning", f"{text}.", f"ModelConfig.vocab_size = {fitting}")
+
+
+def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None) -> float:
+    """Returns the share of a step's FLOPs that goes to rows above the first `fitting` ones."""
+    given = lengths or dict(config.data.task_feature_lengths)
+    targets = config.data.sequence_length or given.get("targets", given.get("inputs", 1) // 4)
+    sides = (given.get("inputs", 0), targets)
+    needed = flops_per_sequence(dataclasses.replace(config.model, vocab_size=fitting), *sides)
+    return 1 - needed / flops_per_sequence(config.model, *sides)
+
+
+def _sentinels(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+    count = num_sentinels(found)
+    data["sentinels"] = count
+    if count:
+        yield Line(
+            "ok", f"{count} sentinels: <extra_id_0> is id {found.vocab_size - 1}, and they count down from there."
+        )
+        return
+    names = last_pieces(found)
+    if any(SENTINEL.fullmatch(name) for name in names):
+        raise InputError(
+            f"The vocabulary {_where(found)} has its sentinels in another order: its last piece is {names[0]!r}, and"
+            " T5's <extra_id_0> has the highest id; train it again, or rename its last pieces."
+        )
+    raise ConfigError(
+        "DataConfig.extra_ids",
+        f"is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve as them"
+        f" ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap; set DataConfig.extra_ids"
+        f" to {NUM_SENTINELS}, with ModelConfig.vocab_size for them.",
+    )
+
+
+def last_pieces(found: Any, count: int = SHOWN) -> list[str]:
+    """Returns the names of a vocabulary's last ids, the last one first."""
+    ids = [found.vocab_size - 1 - number for number in range(count)]
+    return [piece_name(found, number) for number in ids]
+
+
+def _objective_builds(task: Provider, lengths: dict[str, int]) -> Iterator[Line]:
+    """Builds the preprocessors on no text, which finds too few sentinels and lengths that do not fit."""
+    for part in parts_of(task):
+        if isinstance(part.source, UnitSource):
+            has_row_per_document(part, lengths)
+    yield from ()
+
+
+def _normalization(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+    if is_sentencepiece(found):
+        model = parse_model(found.tokenizer.serialized_model_proto())
+        rules, spec = model.normalizer_spec.name or "of its own", model.normalizer_spec
+        bytes_too = any(piece.type == piece.BYTE for piece in model.pieces)
+        data |= {"normalization": rules, "byte_pieces": bytes_too}
+        said = [f"rules {rules}"]
+        said += ["spaces in a row become one"] if spec.remove_extra_whitespaces else []
+        said += ["other letters are spelled in bytes"] if bytes_too else ["other letters are lost as <unk>"]
+        yield Line("ok", f"Normalization: {', '.join(said)}.")
+    elif isinstance(found, TokenizersVocabulary):
+        kind = (json.loads(found.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")
+        data["normalization"] = kind
+        yield Line("ok", f"Normalization: {kind}.")
+    else:
+        data["normalization"] = "none"
+        yield Line("ok", "Normalization: none; every text can be spelled.")

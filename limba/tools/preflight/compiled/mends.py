@@ -1,0 +1,256 @@
+"""Changes of a run that save memory or time, compiled one after the other in order of what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from limba.config import ConfigError, InputError, MeshConfig, RunConfig
+from limba.tools.preflight.checks.verdict import Line
+from limba.tools.preflight.compiled import speed
+from limba.tools.preflight.compiled.memory import device_bytes, size_in_words
+from limba.tools.preflight.compiled.process import compiled_step
+from limba.tools.preflight.compiled.topologies import Topology
+
+Shapes = Callable[[RunConfig], dict[str, tuple[int, int]]]
+MOST_MICROBATCHES = 64
+PARTS_OF_MESH = 4  # micro-batches beside a mesh that alone does not suffice
+MULTIPLE = 128  # of a vocabulary's rows: a TPU's registers have 128 lanes
+ROOM = 0.9  # of the memory, up to which a step is planned
+
+
+@dataclasses.dataclass(frozen=True)
+class Mend:
+    """A changed run, and what was changed: lines of fields as gin files have them."""
+
+    name: str
+    config: RunConfig
+    lines: tuple[str, ...]
+
+
+def widest_data(mesh: MeshConfig) -> MeshConfig:
+    """Returns pure data parallelism over all devices, for a mesh that does not divide them."""
+    return dataclasses.replace(mesh, data=-1, fsdp=1, model=1, auto=False, memory_gib=None)
+
+
+def tried(
+    config: RunConfig,
+    wanted: Topology,
+    shapes: Shapes,
+    limit: float,
+    fits: Callable[[Mapping[str, Any]], bool],
+    minutes: float | None,
+) -> tuple[list[Line], dict[str, Any]]:
+    """Returns the lines of what was compiled and what was not, and the same as figures.
+
+    If the run does not fit, mends are added to each other until one fits. If it fits, each is compared with it alone.
+    Nothing is begun that would, at the pace of what came before, end after `minutes`.
+    """
+    began, longest = time.monotonic(), 0.0
+    lines: list[Line] = []
+    records: list[dict[str, Any]] = []
+
+    def compile_one(mend: Mend) -> Mapping[str, Any] | None:
+        nonlocal longest
+        started = time.monotonic()
+        if minutes is not None and started - began + longest > 60 * minutes:
+            return None
+        found = compiled_step(mend.config, shapes(mend.config), wanted.name)
+        longest = max(longest, time.monotonic() - started)
+        return found
+
+    try:
+        own = compile_one(Mend("the run", config, ()))
+    except InputError as error:
+        return [Line("warning", f"{error} So no mends were compiled.")], {}
+    if own is None or "failed" in own:
+        return [Line("warning", f"The step itself was not compiled: {(own or {}).get('failed', 'no time')}.")], {}
+    it_fits = fits(own)
+    for mend in savings(config) if it_fits else ladder(config, own, wanted, limit):
+        done = not it_fits and any(record.get("fits") for record in records)
+        found = None if done else compile_one(mend)
+        record: dict[str, Any] = {"mend": list(mend.lines), "name": mend.name, "tried": found is not None}
+        if found is not None and "failed" not in found:
+            record |= {"fits": fits(found), "live_bytes": device_bytes(found), "seconds": found["seconds"]}
+            record["time"] = _time_beside(mend.config, config, found, own, wanted) if fits(found) and it_fits else None
+            lines.append(_line(mend, record, own, limit, it_fits))
+        elif found is not None:
+            lines.append(Line("warning", f"{mend.name}: {found['failed']}.", "\n".join(mend.lines)))
+        records.append(record)
+    left = [record["name"] for record in records if not record["tried"]]
+    if left:
+        lines.append(Line("ok", f"Not tried: {'; '.join(left)}."))
+    if not it_fits and not any(record.get("fits") for record in records):
+        lines.append(Line("error", "None of the mends that were compiled fits; use more chips, or a smaller model."))
+    lines += _of_data(config)
+    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "mends": records}
+
+
+def _line(mend: Mend, record: Mapping[str, Any], own: Mapping[str, Any], limit: float, run_fits: bool) -> Line:
+    size = f"{size_in_words(record['live_bytes'])} a device of {size_in_words(limit)}"
+    before = f"{size_in_words(device_bytes(own))} before"
+    verdict = "fits" if record["fits"] else "does not fit"
+    text = f"{mend.name}: {verdict}, {size} ({before})"
+    if record.get("time") is not None:
+        change = record["time"] - 1
+        text += (
+            f", {abs(change):.0%} {'less' if change < 0 else 'more'} time by the estimate"
+            if abs(change) >= 0.005
+            else ", as fast"
+        )
+    is_waste = run_fits and record["fits"] and (record.get("time") or 1.0) < 0.95
+    level = "warning" if is_waste else "ok"
+    helps = record["fits"] if not run_fits else (record.get("time") or 1.0) < 0.995
+    return Line(level, f"{text}.", "\n".join(mend.lines) if helps else "")
+
+
+def _time_beside(
+    changed: RunConfig, config: RunConfig, found: Mapping[str, Any], own: Mapping[str, Any], wanted: Topology
+) -> float | None:
+    """Returns the changed step's estimated time beside the run's; None on cards, whose compiler gives no time."""
+    if wanted.platform == "gpu":
+        return None
+    both = []
+    for run, figures in ((changed, found), (config, own)):
+        if wanted.platform == "cpu":
+            both.append(figures["product_flops"])
+        else:
+            both.append(speed.estimate(run, figures, speed.sides_of(run), wanted).slowest)
+    return both[0] / both[1] if both[1] else None
+
+
+def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: float) -> Iterator[Mend]:
+    """Yields mends for a step that does not fit, each with those before it, from what costs least speed.
+
+    Those that cannot suffice by the sizes of the state and of the step are left out.
+    """
+    state, live = own["state_bytes"], device_bytes(own)
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False, memory_gib=None))
+    lines: tuple[str, ...] = ()
+    for mend in _exact_lengths(config):
+        config, lines = mend.config, mend.lines
+        yield mend
+    full = lines
+    if state < ROOM * limit:
+        for remat in {"none": ("minimal", "full"), "minimal": ("full",)}.get(config.model.remat, ()):
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
+            full = (*lines, f"ModelConfig.remat = '{remat}'")
+            yield Mend(f"remat {remat}", config, full)
+        lines = full
+        data, fsdp, _ = config.mesh.sizes(wanted.devices)
+        least = (live - state) / max(ROOM * limit - state, 1.0) / 4  # remat full saves much of it, by then
+        parts = 2 * config.num_microbatches
+        while parts <= MOST_MICROBATCHES and config.data.batch_size % (parts * data * fsdp) == 0:
+            if parts >= min(least, MOST_MICROBATCHES // 2):
+                changed = dataclasses.replace(config, num_microbatches=parts)
+                yield Mend(f"{parts} micro-batches", changed, (*lines, f"RunConfig.num_microbatches = {parts}"))
+            parts *= 2
+    if config.model.remat != "full":
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="full"))
+        lines = (*lines, "ModelConfig.remat = 'full'")
+    yield from _meshes(config, wanted, lines)
+
+
+def _meshes(config: RunConfig, wanted: Topology, lines: tuple[str, ...]) -> Iterator[Mend]:
+    """Yields fsdp over all devices, then the model axis beside it."""
+    for model in (1, 2, 4, 8):
+        fsdp = wanted.devices // model
+        if wanted.devices % model or config.model.num_heads % model or (model > 1 and model >= wanted.devices):
+            continue
+        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, model=model)
+        if wanted.devices == 1 or (mesh.fsdp, mesh.model) == (config.mesh.fsdp, config.mesh.model):
+            continue
+        own = (f"MeshConfig.fsdp = {fsdp}", *((f"MeshConfig.model = {model}",) if model > 1 else ()))
+        rows = dataclasses.replace(config, mesh=mesh)
+        name = f"fsdp {fsdp}" + (f" x model {model}" if model > 1 else "")
+        for parts in (1, PARTS_OF_MESH):
+            total = parts * rows.num_microbatches
+            if rows.data.batch_size % (fsdp * total) == 0:
+                also = (f"RunConfig.num_microbatches = {total}",) if parts > 1 else ()
+                changed = dataclasses.replace(rows, num_microbatches=total)
+                yield Mend(name + (f", {total} micro-batches" if also else ""), changed, (*lines, *own, *also))
+
+
+def savings(config: RunConfig) -> Iterator[Mend]:
+    """Yields changes that may make a step faster that fits, each alone."""
+    yield from _exact_lengths(config)
+    model = config.model
+    if model.vocab_size % MULTIPLE:
+        rows = -(-model.vocab_size // MULTIPLE) * MULTIPLE
+        changed = dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=rows))
+        yield Mend(f"a vocabulary of {rows:,} rows", changed, (f"ModelConfig.vocab_size = {rows}",))
+    weaker = {"full": "minimal", "minimal": "none"}.get(model.remat)
+    if weaker:
+        changed = dataclasses.replace(config, model=dataclasses.replace(model, remat=weaker))
+        yield Mend(f"remat {weaker}", changed, (f"ModelConfig.remat = '{weaker}'",))
+    if config.num_microbatches > 1:
+        changed = dataclasses.replace(config, num_microbatches=config.num_microbatches // 2)
+        yield Mend(
+            f"{changed.num_microbatches} micro-batches",
+            changed,
+            (f"RunConfig.num_microbatches = {changed.num_microbatches}",),
+        )
+    if not config.mesh.auto and (config.mesh.fsdp, config.mesh.model) != (1, 1):
+        changed = dataclasses.replace(config, mesh=widest_data(config.mesh))
+        yield Mend("pure data parallelism", changed, ("MeshConfig.fsdp = 1", "MeshConfig.model = 1"))
+
+
+def _exact_lengths(config: RunConfig) -> Iterator[Mend]:
+    """Yields the run without padding after its targets, if it corrupts spans and gives longer ones than they fill."""
+    given = dict(config.data.task_feature_lengths)
+    if config.data.objective not in (None, "span_corruption") or set(given) != {"inputs", "targets"}:
+        return
+    alone = dataclasses.replace(config.data, task_feature_lengths={"inputs": given["inputs"]})
+    try:
+        filled = speed.sides_of(dataclasses.replace(config, data=alone))[1]
+    except ConfigError:  # these inputs have no exact row
+        return
+    if given["targets"] > filled and _corrupts_spans(config):
+        exact = given | {"targets": filled}
+        changed = dataclasses.replace(config, data=dataclasses.replace(config.data, task_feature_lengths=exact))
+        yield Mend(f"targets of {filled}", changed, (f"DataConfig.task_feature_lengths = {exact}",))
+
+
+def _corrupts_spans(config: RunConfig) -> bool:
+    """Returns whether the run's task corrupts spans as T5 does; False if it cannot be opened."""
+    from limba.data.objectives import span_corruption
+    from limba.data.tasks import parts_of, resolve_task
+
+    if config.data.objective == "span_corruption":
+        return True
+    try:
+        parts = parts_of(resolve_task(config.data))
+    except (InputError, OSError):
+        return False
+    steps = [getattr(step, "func", step) for part in parts for step in part.preprocessors]
+    return span_corruption in steps
+
+
+def _of_data(config: RunConfig) -> Sequence[Line]:
+    """Returns what packing would save: the share of padding in some rows of the run's data."""
+    if config.data.pack:
+        return []
+    from limba.data.objectives import derive_lengths
+    from limba.data.shard import shard_dataset
+    from limba.data.tasks import resolve_task
+
+    try:
+        task = resolve_task(config.data)
+        lengths = derive_lengths(task, config.data.task_feature_lengths)
+        rows = next(iter(shard_dataset(task, lengths, config.data, 0).take(1).as_numpy_iterator()), {})
+    except (InputError, OSError):
+        return []
+    arrays = [rows[name] for name in lengths if name in rows]
+    share = sum(int((each == 0).sum()) for each in arrays) / max(1, sum(each.size for each in arrays))
+    if share < 0.1:
+        return [Line("ok", f"Packing would save little: {share:.0%} of the tokens of the first rows are padding.")]
+    return [
+        Line(
+            "warning",
+            f"Packing several examples into a row saves up to {share:.0%} of the work: so much of the first rows is"
+            " padding. It was not compiled; a packed step costs about as much as this one.",
+            "DataConfig.pack = True",
+        )
+    ]

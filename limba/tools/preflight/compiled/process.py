@@ -1,0 +1,83 @@
+"""Starts the process that compiles a step, and reads its answer. Its libraries write to a file, not to the console."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from limba.config import InputError, RunConfig, environment, plain
+from limba.tools.preflight.compiled.topologies import check_installed
+from limba.tools.preflight.compiled.topologies import topology as find_topology
+
+# A description of other chips needs no chip; what would look for one, or wait for one, is off.
+VARIABLES = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_LIBRARY_LOG_LEVEL": "3",
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # memory and time are asked for, not a program that has run
+}
+WITHOUT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_COMPILATION_CACHE_DIR", "COORDINATOR_ADDRESS")
+DUMP_FLAGS = "--xla_dump_to={} --xla_dump_hlo_as_text=true --xla_dump_hlo_module_re=jit_(train_step|dropping|step).*"
+
+
+def compiled_step(
+    config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str, seconds: float | None = None
+) -> Mapping[str, Any]:
+    """Returns the figures of the run's step for a topology; see `figures` in step.py.
+
+    Takes a process of its own for the seconds or minutes of one compilation; what this process has asked for before is
+    not compiled again. Raises InputError if the compiler is not installed, and TimeoutError after `seconds`. What the
+    compiler cannot do is {"failed": sentence}.
+    """
+    check_installed(find_topology(topology))
+    answer = _answer(plain.to_text(config), tuple(sorted(feature_shapes.items())), topology, seconds)
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return answer
+
+
+@functools.lru_cache(maxsize=64)
+def _answer(
+    config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str, seconds: float | None
+) -> Mapping[str, Any]:
+    """Returns the answer of a new process; the advice begins with the step that the verdict has compiled."""
+    with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
+        place = Path(folder)
+        asked = {
+            "config": config,
+            "feature_shapes": dict(feature_shapes),
+            "topology": topology,
+            "dump": str(place / "dump"),
+            "answer": str(place / "answer.json"),
+        }
+        (place / "dump").mkdir()
+        (place / "request.json").write_text(json.dumps(asked))
+        variables = {name: value for name, value in os.environ.items() if name not in WITHOUT} | VARIABLES
+        variables["XLA_FLAGS"] = DUMP_FLAGS.format(asked["dump"])
+        if find_topology(topology).platform == "cpu":  # where memory is this process's own: as a run's process has it
+            variables.setdefault(*environment.LARGE_PAGES)
+        command = [sys.executable, "-m", "limba.tools.preflight.compiled.step", str(place / "request.json")]
+        with (place / "output.txt").open("wb") as output:
+            try:
+                done = subprocess.run(command, env=variables, stdout=output, stderr=output, timeout=seconds)
+            except subprocess.TimeoutExpired as error:
+                raise TimeoutError(f"The step was not compiled within {seconds:,.0f} s.") from error
+        if not (place / "answer.json").exists():
+            return {"failed": _last_words((place / "output.txt").read_text(errors="replace"), done.returncode)}
+        return json.loads((place / "answer.json").read_text())
+
+
+def _last_words(output: str, status: int) -> str:
+    """Returns how a process ended that gave no answer."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if status == -9:
+        return "the compiler's process was killed, most likely for want of memory"
+    return f"the compiler's process ended with status {status}: {lines[-1][:300] if lines else 'no output'}"

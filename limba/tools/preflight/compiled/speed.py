@@ -1,0 +1,153 @@
+"""Speed by a compiler's account, as a range: no chip has confirmed it, so both ends say how they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from limba.config import ConfigError, RunConfig
+from limba.tools.preflight.compiled.topologies import Topology
+from limba.training.metrics.flops import flops_per_sequence
+from limba.training.metrics.logging import read_metrics
+
+KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
+SLOWEST = 2.0  # times the compiler's cycles, which know nothing of waiting for memory or of the host
+CARD_MFU = (0.2, 0.5)  # of published runs on NVIDIA's cards; their compiler gives no time
+CPU_SLOWEST = 3.0  # times what the products alone take at the speed of a product of this machine
+CALIBRATED = 0.15  # around the speed that a run on the same chip had
+PEAK_TOLERANCE = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Seconds a step at best and at worst, and the sentences that say how they were made."""
+
+    fastest: float
+    slowest: float
+    made: str
+
+    def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, Any]:
+        """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
+        tokens = config.data.batch_size * sum(lengths)
+        flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size
+        peak, steps = topology.peak_flops * topology.devices, config.train_steps
+        both = (self.fastest, self.slowest)
+        return {
+            "seconds_per_step": list(both),
+            "tokens_per_second": [tokens / seconds for seconds in reversed(both)],
+            "mfu": [flops / seconds / peak for seconds in reversed(both)] if peak else None,
+            "days": [steps * seconds / 86400 for seconds in both] if steps else None,
+        }
+
+
+def estimate(config: RunConfig, found: Mapping[str, Any], lengths: tuple[int, int], topology: Topology) -> Estimate:
+    """Returns the range of a step's time from the figures of its compiled program."""
+    flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
+    exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
+    if topology.platform == "gpu":
+        low, high = CARD_MFU
+        return Estimate(
+            max(flops / topology.peak_flops / high, exchanged),
+            flops / topology.peak_flops / low + 2 * exchanged,
+            f"NVIDIA's compiler gives no time: the range is {low:.0%} to {high:.0%} MFU, as published runs have it, the"
+            " slow end with exchanges that hide behind nothing at half of the links' speed",
+        )
+    if topology.platform == "cpu":
+        speed = product_flops_per_second()
+        seconds = found["product_flops"] * topology.devices / speed
+        return Estimate(
+            seconds,
+            CPU_SLOWEST * seconds,
+            f"the step's matrix products at the {speed / 1e9:.0f} GFLOP/s that a product of 1,024 has on this machine"
+            f" now, up to {CPU_SLOWEST:g} times that for all else",
+        )
+    per_cycle = KERNEL_EFFICIENCY * topology.peak_flops / (topology.clock_ghz * 1e9)
+    cycles = found["fusion_cycles"] + found["kernel_flops"] / per_cycle
+    seconds = cycles / topology.clock_ghz / 1e9
+    return Estimate(
+        max(seconds, exchanged),
+        SLOWEST * (seconds + exchanged),
+        f"{cycles / 1e6:,.0f} M cycles of a device at {topology.clock_ghz} GHz, by XLA's own estimates of its fusions"
+        f" with loops multiplied, and attention kernels at {KERNEL_EFFICIENCY:.0%} of the peak. The fast end hides"
+        " every exchange behind them; the slow end takes twice the cycles, and exchanges at half of the links' speed."
+        " XLA's cycles leave out what waits for memory and for the host, so the truth lies rather toward the slow end",
+    )
+
+
+def exchange_seconds(exchanged: Mapping[str, int], topology: Topology) -> float:
+    """Returns the seconds that a device's exchanges take at the full speed of its links; 0 on one device or CPUs.
+
+    A ring moves twice as many bytes for an all-reduce as for an all-gather or a reduce-scatter of the same size.
+    """
+    if not topology.link_gb_per_second or topology.devices == 1:
+        return 0.0
+    num_bytes = sum(size * (2 if kind == "all-reduce" else 1) for kind, size in exchanged.items())
+    return num_bytes / (topology.link_gb_per_second * 1e9)
+
+
+def product_flops_per_second(size: int = 1024) -> float:
+    """Returns the FLOP/s of this machine's float32 matrix product, the best of some."""
+    import numpy as np
+
+    a, best = np.ones((size, size), np.float32), float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        np.matmul(a, a)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def calibrated(
+    config: RunConfig, lengths: tuple[int, int], topology: Topology, model_dir: str, of_run: RunConfig
+) -> Estimate:
+    """Returns the range of a step's time from the FLOP/s that another run, `of_run` in `model_dir`, had on this chip.
+
+    Both are assumed to use the same share of the chips. Raises ConfigError if the run has logged no speed, or if its
+    MFU says that its chips had another peak.
+    """
+    name, field = f"{model_dir}/metrics.jsonl", "RunConfig.model_dir"
+    records = [each for each in read_metrics(model_dir) if "sequences_per_second_per_device" in each]
+    if not records:
+        raise ConfigError(field, f"{model_dir}, to calibrate by, has logged no speed ({name}); name a run that has.")
+    speeds = sorted(float(each["sequences_per_second_per_device"]) for each in records)
+    speed = speeds[len(speeds) // 2]
+    per_sequence = flops_per_sequence(of_run.model, *sides_of(of_run))
+    shares = sorted(
+        per_sequence * float(r["sequences_per_second_per_device"]) / r["mfu"] for r in records if "mfu" in r
+    )
+    peak = shares[len(shares) // 2] if shares else 0.0
+    if abs(peak - topology.peak_flops) > PEAK_TOLERANCE * max(peak, topology.peak_flops):
+        was = f"chips of {peak / 1e12:,.0f} TFLOP/s" if peak else "devices whose peak is not known, such as CPUs"
+        raise ConfigError(
+            field,
+            f"{model_dir}, to calibrate by, ran on {was}, and {topology.name} has {topology.peak_flops / 1e12:,.0f};"
+            " name a run on the same chip.",
+        )
+    flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
+    seconds = flops / (per_sequence * speed)
+    of_peak = f", {per_sequence * speed / peak:.1%} of the peak" if peak else ""
+    return Estimate(
+        seconds * (1 - CALIBRATED),
+        seconds * (1 + CALIBRATED),
+        f"the {per_sequence * speed / 1e12:.3g} TFLOP/s a device{of_peak} that the run in {model_dir} had (median of"
+        f" {len(speeds)} logged lines), {CALIBRATED:.0%} either way",
+    )
+
+
+def sides_of(config: RunConfig) -> tuple[int, int]:
+    """Returns the lengths of the encoder's and the decoder's rows as a configuration gives them.
+
+    Targets that are not given are those of T5's span corruption.
+    """
+    given = config.data.task_feature_lengths
+    if config.data.sequence_length is not None:
+        return 0, config.data.sequence_length
+    if "targets" in given:
+        return given["inputs"], given["targets"]
+    from limba.data.objectives.spans import span_corruption_lengths
+
+    choices = {"noise_density": config.data.noise_density, "mean_noise_span_length": config.data.mean_noise_span_length}
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    return given["inputs"], span_corruption_lengths(given["inputs"], **chosen)[1]

@@ -1,0 +1,154 @@
+"""The chips that a step can be compiled for, by their names on the cloud: TPUs, NVIDIA's cards, simulated CPUs.
+
+Memory of TPUs is what libtpu's compiler lets a program use (it says so when a program is larger). Peaks, clocks and
+bandwidths are from Google's and NVIDIA's data sheets; bandwidths are a chip's, of all its links in one direction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from limba.config import InputError, environment
+from limba.tools.preflight.compiled import nvidia
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Chips of one kind. A device is what JAX calls one: a core of v2 and v3, else a chip."""
+
+    name: str  # as in 'v4-8'
+    platform: str  # 'tpu', 'gpu' or 'cpu'
+    devices: int
+    hosts: int
+    gib: float  # memory that a program may use, of one device; 0: this machine's, shared by all devices
+    peak_flops: float  # dense bfloat16 FLOP/s of one device; 0: not known
+    clock_ghz: float = 0.0
+    link_gb_per_second: float = 0.0  # between chips, of one device
+    of_compiler: str = ""  # the compiler's name for the topology
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the compiler's further choices
+
+    @property
+    def chips(self) -> int:
+        """The number of chips or cards; v2's and v3's have two cores."""
+        return self.devices // 2 if re.match("v[23]-", self.name) else self.devices
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    prefix: str
+    of_compiler: str
+    gib: float
+    tflops: float
+    clock_ghz: float
+    link_gb_per_second: float
+    shapes: Mapping[int, str]  # number in the name: chips along each axis
+    cores_in_name: int  # how often a device counts in the name
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1), "num_slices": 1}
+_CUBES = {8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8", 512: "4x8x8"}
+_CORES = {8: "2x2", 32: "4x4", 128: "8x8", 256: "8x16", 512: "16x16"}
+_CHIPS = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_ONE = {"chips_per_host_bounds": (1, 1, 1), "num_slices": 1}
+_KINDS = (
+    _Kind("v2", "v2", 7.48, 23.0, 0.70, 124.0, _CORES, 1),
+    _Kind("v3", "v3", 15.48, 61.5, 0.94, 164.0, _CORES, 1),
+    _Kind("v4", "v4", 30.75, 275.0, 1.05, 300.0, _CUBES, 2, _MEGACORE),
+    _Kind("v5e", "v5e", 15.75, 197.0, 1.50, 200.0, {1: "1x1", **_CHIPS}, 1),
+    _Kind("v5p", "v5p", 95.74, 459.0, 1.75, 600.0, _CUBES, 2, _MEGACORE),
+    _Kind("v6e", "v6e", 31.25, 918.0, 1.75, 448.0, {1: "1x1", **_CHIPS}, 1),
+)
+_CHIPS_OF_HOST = 4
+_FRACTION_OF_CARDS = {1: 0.75, 2: 0.9}  # that jax gives to programs on one card, and Limba on several
+_CARD_TFLOPS = {"a100": 312.0, "h100": 989.0, "h200": 989.0}
+_CARD_LINKS = {"a100": 300.0, "h100": 450.0, "h200": 450.0}
+_NUM_CPUS = (1, 2, 4, 8, 16)
+
+
+def topologies() -> list[Topology]:
+    """Returns all topologies, TPUs first, each kind from its smallest."""
+    return list(_table().values())
+
+
+def topology(name: str) -> Topology:
+    """Returns the topology of this name; InputError, with names that are near, for another.
+
+    >>> pod = topology("v4-32")
+    >>> pod.devices, pod.hosts, pod.gib
+    (16, 4, 30.75)
+    """
+    found = _table().get(name.lower())
+    if found is None:
+        near = difflib.get_close_matches(name.lower(), _table(), n=4, cutoff=0.3) or ["v4-8", "v5e-16", "h100-8"]
+        raise InputError(f"The topology {name} is not known; did you mean {', '.join(near)}?")
+    return found
+
+
+def _table() -> dict[str, Topology]:
+    found = []
+    for kind in _KINDS:
+        for number, shape in kind.shapes.items():
+            devices = number // kind.cores_in_name
+            hosts = max(1, devices // _CHIPS_OF_HOST // (2 if kind.prefix in ("v2", "v3") else 1))
+            choices = kind.choices or (_ONE if number == 1 else {})
+            figures = (kind.gib, kind.tflops * 1e12, kind.clock_ghz, kind.link_gb_per_second)
+            place = f"{kind.of_compiler}:{shape}"
+            found.append(Topology(f"{kind.prefix}-{number}", "tpu", devices, hosts, *figures, place, choices))
+    for card, description in nvidia.CARDS.items():
+        for number in (1, 2, 4, 8, 16, 32):
+            gib = description.memory_gb * 1e9 / 2**30 * _FRACTION_OF_CARDS[min(number, 2)]
+            figures = (round(gib, 2), _CARD_TFLOPS[card] * 1e12, description.clock_ghz, _CARD_LINKS[card])
+            found.append(Topology(f"{card}-{number}", "gpu", number, max(1, number // 8), *figures))
+    found += [Topology(f"cpu-{number}", "cpu", number, 1, 0.0, 0.0) for number in _NUM_CPUS]
+    return {each.name: each for each in found}
+
+
+def check_installed(wanted: Topology) -> None:
+    """Raises InputError if the topology's compiler is not installed, without importing it."""
+    if wanted.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
+        raise InputError(f"No compiler for {wanted.name}; {INSTALL_TPU}")
+    if wanted.platform == "gpu":
+        nvidia.check_installed(wanted.name)
+
+
+def devices_of(wanted: Topology, dump: str) -> Any:
+    """Returns an array of the topology's devices; they can be compiled for, not run on (but for simulated CPUs).
+
+    Call it once in a process, before jax has started a platform. XLA writes what it says about programs to the folder
+    `dump`. Raises InputError where the compiler is not installed.
+    """
+    if wanted.platform == "gpu":
+        if wanted.devices > 1:
+            environment.set_gpu_flags()  # as a run on several cards has them
+        return nvidia.topology_devices(wanted.name, dump)
+    if wanted.platform == "cpu":
+        given = f"--xla_force_host_platform_device_count={wanted.devices}"
+        os.environ["XLA_FLAGS"] = f"{given} {os.environ.get('XLA_FLAGS', '')}"
+        import jax
+        import numpy as np
+
+        if len(jax.devices()) < wanted.devices:
+            raise InputError(
+                f"{wanted.devices} devices are requested and XLA_FLAGS, {os.environ['XLA_FLAGS']!r}, gives"
+                f" {len(jax.devices())}; unset it."
+            )
+        return np.array(jax.devices()[: wanted.devices])
+    import numpy as np
+    from jax.experimental import topologies as of_jax
+
+    try:
+        found = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
+    except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
+        raise InputError(f"No compiler for {wanted.name} ({str(error)[:200]}); {INSTALL_TPU}") from error
+    return np.array(found.devices)
+
+
+# The scripts of the repository; this folder does not import them.
+INSTALL_TPU = "install it, without a TPU, with: bash ./launch/setup.sh tpu"

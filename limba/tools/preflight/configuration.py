@@ -1,0 +1,126 @@
+"""The section Config: what the gin files resolve to, what they replace of the files that they include, and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from limba.cli.gin.statements import REQUIRED, Binding, Source
+from limba.config import InputError, RunConfig
+from limba.config.secrets import without_credentials
+from limba.tools.preflight.checks.verdict import Line, Section
+
+TITLE = "Config"
+SHOWN = 60  # characters of a value
+
+
+def of_error(error: InputError, files: Sequence[str]) -> Section:
+    """Returns the section for gin files that describe no run."""
+    from limba.tools.preflight.checks.findings import error_line
+
+    line = error_line(error)
+    return Section(TITLE, [dataclasses.replace(line, mend=mend_of(line.text, files) or line.mend)])
+
+
+def mend_of(sentence: str, files: Sequence[str]) -> str:
+    """Returns the gin line that mends what the reader of gin says; "" if it names none.
+
+    >>> mend_of("--gin.TRAIN_STEP sets TRAIN_STEP, which nothing uses; did you mean TRAIN_STEPS?", [])
+    'TRAIN_STEPS = …'
+    >>> mend_of("DROPOUT_RATE is not set: share of activations; add --gin.DROPOUT_RATE=VALUE to the command, or …", [])
+    'DROPOUT_RATE = …  # share of activations'
+    >>> mend_of("a.gin line 3 imports tasks.rr, which does not exist; did you mean tasks.ro?", [])
+    'from tasks import ro'
+    """
+    if found := re.match(r"(.+) line (\d+) sets (\w+), (?:which|not).*; did you mean ([\w.]+)\?", sentence):
+        place, number, wrong, right = found.groups()
+        return _line_of(place, int(number), files).replace(wrong, right) or f"{right} = …"
+    if found := re.match(r"--\S+ sets (\w+), .*; did you mean ([\w.]+)\?", sentence):
+        return f"{found[2]} = …"
+    if found := re.match(r"(\w+) is not set(?: \([^)]*\))?: (.*); add ", sentence):
+        return f"{found[1]} = …  # {found[2]}"
+    if found := re.search(r" imports (\S+), which does not exist; did you mean ([\w.]+)\?", sentence):
+        package, _, name = found[2].rpartition(".")
+        return f"from {package} import {name}" if package else f"import {name}"
+    if found := re.search(r" includes (\S+), which does not exist; .*did you mean (\S+)\?", sentence):
+        return f"include '{found[2]}'"
+    if found := re.search(r" gives (.+) for (config\.\w+\.\w+), which takes (.+)\.$", sentence):
+        return f"{found[2]} = …  # {found[3]}"
+    if found := re.search(r"^Nothing sets (config\.\w+\.\w+);", sentence):
+        return f"{found[1]} = …"
+    if found := re.search(r" uses %(\w+), which nothing sets", sentence):
+        return f"{found[1]} = …"
+    return ""
+
+
+def _line_of(place: str, number: int, files: Sequence[str]) -> str:
+    """Returns a line of a gin file, without its comment; "" if it cannot be read."""
+    for path in (place, *files):
+        if path == place or path.endswith(place):
+            try:
+                return Path(path).expanduser().read_text().splitlines()[number - 1].partition("#")[0].strip()
+            except (OSError, UnicodeDecodeError, IndexError):
+                continue
+    return ""
+
+
+def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None) -> Section:
+    """Returns the section of a run that could be read, with the statements of its gin files if it has some."""
+    from limba.tools.preflight.checks.differences import with_saved_run
+    from limba.tools.preflight.checks.findings import gathered
+
+    def values(data: dict[str, Any]) -> Iterator[Line]:
+        data["macros"] = {macro: _text(_value(config, field)) for field, macro in sorted(names.items())}
+        yield Line("ok", _summary(config))
+
+    def replaced(data: dict[str, Any]) -> Iterator[Line]:
+        found = [] if source is None else replacements(source)
+        data["replaced"] = [list(each) for each in found]
+        if found:
+            said = "\n".join(f"{name} = {now}, in place of {before} ({place})" for name, now, before, place in found)
+            yield Line("ok", f"Set in place of the included files' values:\n{said}")
+
+    return gathered(TITLE, values, replaced, lambda data: with_saved_run(config, data))
+
+
+def _summary(config: RunConfig) -> str:
+    model, data = config.model, config.data
+    layers = f"{model.num_encoder_layers} + {model.num_decoder_layers}"
+    kind = "decoder-only" if model.is_decoder_only else "encoder-decoder"
+    end = f"{config.train_steps:,} steps" if config.train_steps else f"{data.num_epochs} epochs"
+    return (
+        f"{data.mixture_or_task_name}: {kind}, {layers} layers of width {model.emb_dim:,}, {model.vocab_size:,} rows,"
+        f" {model.dtype}; {end} of {data.batch_size:,} rows {dict(data.task_feature_lengths)},"
+        f" {config.optimizer.name}, in {without_credentials(config.model_dir)}."
+    )
+
+
+def _value(config: RunConfig, field: str) -> Any:
+    """Returns the value of a field, as "DataConfig.batch_size"."""
+    owner, _, name = field.partition(".")
+    parts = [config, *(getattr(config, entry.name) for entry in dataclasses.fields(config))]
+    return next((getattr(part, name) for part in parts if type(part).__name__ == owner), None)
+
+
+def replacements(source: Source) -> list[tuple[str, str, str, str]]:
+    """Returns (name, value, the value before, where that was) of each name whose value a later statement replaces."""
+    last: dict[str, Binding] = {binding.name: binding for binding in source.bindings}
+    found = {}
+    for binding in source.bindings:
+        now = last[binding.name]
+        is_there = binding is not now and binding.value != REQUIRED and binding.value != now.value
+        if is_there and _file(binding.place) != _file(now.place):
+            found[binding.name] = (binding.name, _text(now.value), _text(binding.value), binding.place)
+    return list(found.values())
+
+
+def _file(place: str) -> str:
+    return place.partition(" line ")[0]
+
+
+def _text(value: Any) -> str:
+    text = without_credentials(repr(value))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

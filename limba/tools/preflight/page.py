@@ -1,0 +1,125 @@
+"""The verdict as text for a console, as JSON, and as one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from limba.tools.preflight.checks.sections import FAILS, GO, WASTEFUL, WORDS, exit_status
+from limba.tools.preflight.checks.verdict import Line, Section
+
+FORMAT = 1
+MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
+COLOURS = {"ok": "32", "warning": "33", "error": "31"}
+INDENT = " " * 11
+
+
+def text_of(section: Section) -> str:
+    """Returns a section as lines of text; words are coloured on a console.
+
+    >>> print(text_of(Section("Data", [Line("error", "It is empty.", "CORPUS = 'x'")])))
+    <BLANKLINE>
+    Data
+      ERROR    It is empty.
+               mend: CORPUS = 'x'
+    """
+    return "\n".join(["", section.title, *(text for line in section.lines for text in _lines(line))])
+
+
+def _lines(line: Line) -> Iterator[str]:
+    first, *others = line.text.split("\n")
+    yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
+    for other in others:
+        yield f"{INDENT}{other}".rstrip()
+    for number, mend in enumerate(line.mend.splitlines()):
+        yield f"{INDENT}{'      ' if number else 'mend: '}{mend}"
+
+
+def _coloured(text: str, level: str) -> str:
+    return f"\x1b[{COLOURS[level]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
+def verdict(sections: Sequence[Section]) -> str:
+    """Returns the last sentence.
+
+    >>> verdict([Section("a", [Line("warning", "x")])]), verdict([])
+    ('Verdict: works, but wasteful (1 warning).', 'Verdict: go.')
+    """
+    counts = {level: sum(line.level == level for each in sections for line in each.lines) for level in MARKS}
+    said = [f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("error", "warning") if counts[level]]
+    counted = f" ({', '.join(said)})" if said else ""
+    return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
+
+
+def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+    """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
+    status = exit_status(sections)
+    plain = [
+        {
+            "title": section.title,
+            "lines": [{"level": line.level, "text": line.text, "mend": line.mend} for line in section.lines],
+            "data": section.data,
+        }
+        for section in sections
+    ]
+    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status}
+    return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
+
+
+def _of_numpy(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+STYLE = """
+:root{color-scheme:light dark;--back:#fbfbf9;--text:#1d2329;--dim:#5c6670;--line:#d9dde0;--card:#fff;
+--ok:#1a7f4b;--warning:#9a6200;--error:#b3261e}
+@media(prefers-color-scheme:dark){:root{--back:#15191d;--text:#e4e8eb;--dim:#98a3ad;--line:#343b42;--card:#1c2126;
+--ok:#5cc98f;--warning:#e3ad4b;--error:#ff8a80}}
+body{margin:0 auto;padding:2rem 1rem 4rem;max-width:60rem;background:var(--back);color:var(--text);
+font:16px/1.5 system-ui,sans-serif}
+h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:0 0 .6rem}.dim{color:var(--dim)}
+section{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:1rem 1.2rem;margin:1rem 0}
+.line{display:grid;grid-template-columns:5.5rem minmax(0,1fr);gap:.2rem .8rem;padding:.35rem 0;
+border-top:1px solid var(--line)}
+.line:first-of-type{border-top:0}.ok{color:var(--ok)}.warning{color:var(--warning)}.error{color:var(--error)}
+.level{font-weight:600}.line>div{overflow-wrap:anywhere}
+pre{margin:.3rem 0;overflow-x:auto;font-size:.82rem;line-height:1.25}
+code{font-size:.9em;background:var(--back);border:1px solid var(--line);border-radius:.25rem;padding:.05rem .3rem}
+"""
+
+
+def html_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+    """Returns the whole as one HTML page, light or dark as its reader's system is."""
+    status = exit_status(sections)
+    colour = {GO: "ok", WASTEFUL: "warning", FAILS: "error"}[status]
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    said = " · ".join(html.escape(f"{name}: {value}") for name, value in about.items() if value)
+    body = "\n".join(map(_section_as_html, sections))
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>Preflight: {html.escape(WORDS[status])}</title><style>{STYLE}</style></head><body>
+<h1 class="{colour}">{html.escape(verdict(sections))}</h1>
+<p class="dim">{said}<br>Limba, {when}</p>
+{body}
+</body></html>
+"""
+
+
+def _section_as_html(section: Section) -> str:
+    lines = "\n".join(map(_line_as_html, section.lines))
+    return f"<section><h2>{html.escape(section.title)}</h2>\n{lines}\n</section>"
+
+
+def _line_as_html(line: Line) -> str:
+    first, *others = line.text.split("\n")
+    rest = f"<pre tabindex=0>{html.escape(chr(10).join(others))}</pre>" if others else ""
+    codes = [f"<code>{html.escape(mend)}</code>" for mend in line.mend.splitlines()]
+    mend = f"<br>mend: {'<br>'.join(codes)}" if codes else ""
+    return (
+        f'<div class="line"><div class="level {line.level}">{line.level}</div>'
+        f"<div>{html.escape(first)}{rest}{mend}</div></div>"
+    )

@@ -1,0 +1,230 @@
+"""`limba preflight gin/ro_t5x_base.gin --topology=v4-8`: one verdict on a run before it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from limba.cli import flags
+from limba.cli.arguments import Parser, did_you_mean, with_two_dashes
+from limba.cli.gin.statements import read
+from limba.config import InputError, RunConfig, environment, kinds
+from limba.config.secrets import without_credentials
+from limba.tools.migrate.t5x.read import is_t5x
+from limba.tools.preflight import configuration, words
+from limba.tools.preflight.checks.verdict import Line, Section
+
+ADVISE_MINUTES = 10
+ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
+machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
+is.
+
+    limba preflight gin/demo.gin --gin.CORPUS='data/*.jsonl' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \\
+      --gin.MODEL_DIR=runs/first
+
+Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
+is a run that goes. Each line that is wrong names the gin line that mends it.
+--json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
+limba train."""
+CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
+
+
+def add_flags(parser: Parser, with_json: bool = False) -> None:
+    """Adds the flags of this command; a run's own --json=PATH has the name of the one that --help leaves out."""
+    group = parser.add_argument_group("preflight")
+    group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
+    group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
+    group.add_argument("--no-compile", action="store_true", help="compile nothing")
+    group.add_argument(
+        "--advise",
+        metavar="MINUTES",
+        nargs="?",
+        const=str(ADVISE_MINUTES),
+        help=f"compile mends of memory and speed for so long ({ADVISE_MINUTES})",
+    )
+    group.add_argument(
+        "--calibrate", metavar="MODEL_DIR", help="a run on the same chips, whose speed corrects the estimate"
+    )
+    if with_json:
+        group.add_argument("--json", action="store_true")
+    group.add_argument("--html", metavar="FILE", help="also write the page as one HTML file")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prints the verdict; returns 0 (go), 1 (will fail) or 2 (works, but wasteful)."""
+    try:
+        return _run(argv)
+    except InputError as error:  # 2 would say that the run works
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 1
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser("preflight", ABOUT, add_help=False)
+    add_flags(parser, with_json=True)
+    own, others = divided(with_two_dashes(argv))
+    if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
+        flags.parse_args(others, "preflight", ABOUT, add_flags)
+    given = parser.parse(own)
+    if given.html is not None:
+        kinds.check_local(given.html, "--html")
+        _check_page(given.html)
+    minutes = _minutes(given.advise)
+    for client in CLIENTS:
+        logging.getLogger(client).setLevel(logging.CRITICAL)
+    as_given = os.environ.get("JAX_PLATFORMS")
+    if "jax" not in sys.modules:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU serves one process at a time, and this one needs none
+    with environment.quiet_imports():
+        from limba.tools.preflight import page
+        from limba.tools.preflight.checks import sections
+    if given.list_topologies:
+        print("\n".join(each.name for each in _topologies()))
+        return 0
+    chips = None if given.topology is None else _topology(given.topology)
+    for name, value in (("--advise", given.advise), ("--calibrate", given.calibrate)):
+        if value is not None and given.no_compile:
+            raise InputError(f"{name} is about the compiled step, and --no-compile makes none; leave one of them out.")
+        if value is not None and chips is None:
+            raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
+
+    made: list[Section] = []
+    for section in _sections(others, given, chips, minutes, as_given):
+        made.append(section)
+        if not given.json:
+            print(page.text_of(section), flush=True)
+    shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
+    about = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
+    if given.json:
+        print(page.json_of(made, about))
+    else:
+        print(f"\n{page.verdict(made)}")
+    if given.html is not None:
+        Path(given.html).expanduser().write_text(page.html_of(made, about), encoding="utf-8")
+    return sections.exit_status(made)
+
+
+def _check_page(path: str) -> None:
+    """Raises InputError for a path that the page cannot be written to, before time is spent."""
+    kinds.check_local(path, "--html")
+    place = Path(path).expanduser().absolute()
+    if not place.parent.is_dir():
+        raise InputError(f"--html={path} is in a folder that does not exist; give another path.")
+    if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise InputError(f"--html={path} cannot be written; give the path of a file.")
+
+
+def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments of this command, and those that describe the run; --json=PATH is one of the latter."""
+    takes_value = ("--topology", "--calibrate", "--html")
+    known = ("--list-topologies", "--no-compile", "--advise", *takes_value)
+    own, others = list[str](), list[str]()
+    rest = iter(with_underscores_as_dashes(argument, known) for argument in argv)
+    for argument in rest:
+        name, equals, _ = argument.partition("=")
+        if name in known or argument == "--json":
+            own.append(argument)
+            if name in takes_value and not equals and (value := next(rest, None)) is not None:
+                own.append(value)
+        else:
+            others.append(argument)
+    return own, others
+
+
+def with_underscores_as_dashes(argument: str, known: Sequence[str]) -> str:
+    """Returns --no_compile as --no-compile.
+
+    >>> with_underscores_as_dashes("--no_compile", ["--no-compile"]), with_underscores_as_dashes("--a_b=1", [])
+    ('--no-compile', '--a_b=1')
+    """
+    name, equals, value = argument.partition("=")
+    dashed = name.replace("_", "-")
+    return f"{dashed}{equals}{value}" if dashed in known else argument
+
+
+def _minutes(text: str | None) -> float:
+    try:
+        minutes = float(ADVISE_MINUTES if text is None else text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < float("inf"):
+        raise InputError(f"--advise={text} is not a number of minutes; write --advise or --advise={ADVISE_MINUTES}.")
+    return minutes
+
+
+def _topologies() -> Any:
+    from limba.tools.preflight.checks import compiler
+
+    return compiler.topologies()
+
+
+def _topology(name: str) -> Any:
+    found = {each.name: each for each in _topologies()}
+    if name.lower() not in found:
+        near = did_you_mean(name.lower(), found)
+        advice = near if near != "." else "; --list-topologies names them."
+        raise InputError(f"The topology {name} is not known{advice}")
+    return found[name.lower()]
+
+
+def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float, as_given: str | None) -> Iterator[Section]:
+    """Yields the sections in the words of the gin files."""
+    from limba.tools.preflight.checks import sections
+    from limba.tools.preflight.checks.environment import environment as of_machine
+
+    def machine(config: RunConfig | None) -> Section:
+        with _platforms(as_given):
+            return of_machine(config)
+
+    try:
+        with environment.quiet_imports():
+            described = flags.parse_args(argv, "preflight", ABOUT, add_flags)
+    except InputError as error:
+        yield configuration.of_error(error, [argument for argument in argv if argument.endswith(".gin")])
+        yield words.worded(machine(None), {})
+        return
+    config, compiling = described.config, list[Callable[[], Section]]()
+    if chips is not None and not given.no_compile:
+        from limba.tools.preflight.checks import compiler
+
+        compiling.append(lambda: compiler.compiled(config, chips, given.calibrate))
+        if given.advise is not None:
+            compiling.append(lambda: compiler.advice(config, chips, minutes))
+    first = configuration.resolved(config, described.names, _source(argv))
+    for section in sections.sections(config, first, chips, compiling, machine):
+        yield words.worded(section, described.names)
+    if chips is None and not given.no_compile:
+        text = "Not compiled: no chips are named; add --topology=v4-8, or another of --list-topologies."
+        yield Section("Memory and speed", [Line("ok", text)])
+
+
+def _source(argv: Sequence[str]) -> Any:
+    """Returns the statements of the gin files; None for a run that other files describe."""
+    given = flags.parser_of("preflight", ABOUT, add_flags).parse(argv) if flags.script_of(argv) is None else None
+    if given is None or given.json is not None:
+        return None
+    folders = flags.search_folders(given.gin_search_paths)
+    return None if is_t5x(given.gin_file, folders) else read(given.gin_file, given.gin, folders)
+
+
+@contextlib.contextmanager
+def _platforms(value: str | None) -> Iterator[None]:
+    """Sets JAX_PLATFORMS as the user has it, for what is said about it."""
+    now = os.environ.get("JAX_PLATFORMS")
+    _set_platforms(value)
+    try:
+        yield
+    finally:
+        _set_platforms(now)
+
+
+def _set_platforms(value: str | None) -> None:
+    if value is None:
+        os.environ.pop("JAX_PLATFORMS", None)
+    else:
+        os.environ["JAX_PLATFORMS"] = value
