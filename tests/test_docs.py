@@ -130,13 +130,13 @@ def test_the_tree_of_the_architecture_page_is_whole() -> None:
     words = set(re.findall(r"\w+", tree))
     modules = {path.stem for path in (ROOT / "limba").rglob("*.py")} - {"__init__", "__main__"}
     moved = {path.stem for path in (ROOT / "limba").rglob("*.py") if path.read_text().startswith('"""Moved to ')}
-    in_commands = {path.stem for path in (ROOT / "limba" / "cli").rglob("*/*.py")}
+    in_commands = {path.stem for room in ("cli", "tools") for path in (ROOT / "limba" / room).rglob("*/*.py")}
     assert not (missing := modules - moved - in_commands - words), missing
 
 
 @pages
 def test_commands_and_their_flags_exist(page: Path) -> None:
-    spelt = "".join(path.read_text() for path in (ROOT / "limba" / "cli").rglob("*.py"))
+    spelt = "".join(path.read_text() for room in ("cli", "tools") for path in (ROOT / "limba" / room).rglob("*.py"))
     for line in code(page):
         line = line.split(" #")[0]
         for command in COMMAND.findall(line):

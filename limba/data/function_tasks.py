@@ -7,14 +7,16 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import seqio
 import tensorflow as tf
 
 from limba import toolbox
 from limba.config import InputError
-from limba.data.objectives.token_blocks import Features
+
+if TYPE_CHECKING:
+    from limba.data.objectives.token_blocks import Features
 
 logger = logging.getLogger(__name__)
 

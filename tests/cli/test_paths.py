@@ -24,29 +24,29 @@ LOOKS_LIKE_A_PATH = re.compile(
 BUCKET = "serves buckets"
 # Flag, argument or field -> whether it takes gs://…; else the arguments with which it is refused.
 FLAGS: dict[str, object] = {
-    "cli/data/inspect.py --plot": ["inspect", "text.txt", "--vocabulary=byte", "--plot=gs://bucket/a.png"],
-    "cli/data/inspect.py FILES": BUCKET,
-    "cli/data/prepare.py --data_dir": BUCKET,
-    "cli/data/prepare.py --output": BUCKET,
-    "cli/data/prepare.py --scratch": ["prepare", "text.txt", "--output=out", "--scratch=gs://bucket/scratch"],
-    "cli/data/task_flags.py --vocabulary": BUCKET,
-    "cli/data/task_flags.py FILES": BUCKET,
-    "cli/data/vocabulary.py --compare_files": BUCKET,
-    "cli/data/vocabulary.py --compare_vocabulary": BUCKET,
-    "cli/data/vocabulary.py --output": BUCKET,
+    "tools/corpus/inspect.py --plot": ["inspect", "text.txt", "--vocabulary=byte", "--plot=gs://bucket/a.png"],
+    "tools/corpus/inspect.py FILES": BUCKET,
+    "tools/corpus/prepare.py --data_dir": BUCKET,
+    "tools/corpus/prepare.py --output": BUCKET,
+    "tools/corpus/prepare.py --scratch": ["prepare", "text.txt", "--output=out", "--scratch=gs://bucket/scratch"],
+    "tools/corpus/task_flags.py --vocabulary": BUCKET,
+    "tools/corpus/task_flags.py FILES": BUCKET,
+    "tools/corpus/vocabulary.py --compare_files": BUCKET,
+    "tools/corpus/vocabulary.py --compare_vocabulary": BUCKET,
+    "tools/corpus/vocabulary.py --output": BUCKET,
     "cli/flags.py --gin_file": ["train", "--gin_file=gs://bucket/a.gin", "--gin.MODEL_DIR=out"],
     "cli/flags.py --gin_search_paths": ["train", "--gin_file=a.gin", "--gin_search_paths=gs://bucket/gin"],
     "cli/flags.py --json": ["train", "--json=gs://bucket/a.json"],
-    "cli/play/play.py --vocabulary": BUCKET,
-    "cli/play/play.py MODEL": BUCKET,
+    "tools/pages/play/play.py --vocabulary": BUCKET,
+    "tools/pages/play/play.py MODEL": BUCKET,
     "cli/runs/merge.py --output": BUCKET,
     "cli/runs/merge.py MODEL_DIR": BUCKET,
-    "cli/runs/report.py --output": BUCKET,
-    "cli/runs/report.py MODEL_DIR": BUCKET,
+    "tools/pages/report.py --output": BUCKET,
+    "tools/pages/report.py MODEL_DIR": BUCKET,
     "cli/runs/status.py MODEL_DIR": BUCKET,
-    "cli/start/new.py --corpus": BUCKET,
-    "cli/t5x/convert.py --gin_search_paths": ["convert-gin", "a.gin", "--gin_search_paths=gs://bucket/gin"],
-    "cli/t5x/convert.py THEIRS.gin": ["convert-gin", "gs://bucket/a.gin"],
+    "tools/corpus/new.py --corpus": BUCKET,
+    "tools/migrate/t5x/convert.py --gin_search_paths": ["convert-gin", "a.gin", "--gin_search_paths=gs://bucket/gin"],
+    "tools/migrate/t5x/convert.py THEIRS.gin": ["convert-gin", "gs://bucket/a.gin"],
     "cli/runs/skipped.py MODEL_DIR": BUCKET,
     "cli/runs/verify.py MODEL_DIR": BUCKET,
     "cli/train/branch.py --output": BUCKET,
@@ -93,7 +93,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def found_flags() -> set[str]:
     """Returns the flags and arguments whose metavar or help speaks of a path, by file."""
     found = set()
-    for path in sorted((ROOT / "limba" / "cli").rglob("*.py")):
+    for path in sorted([*(ROOT / "limba" / "cli").rglob("*.py"), *(ROOT / "limba" / "tools").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if not is_call or node.func.attr not in ("add_argument", "add_object"):
@@ -110,9 +110,9 @@ def test_the_list_has_all_flags_that_take_a_path() -> None:
     others = {
         "cli/arguments.py MODEL_DIR", "cli/use/huggingface.py model_dir", "cli/use/huggingface.py out_dir",
         "cli/use/huggingface.py source", "cli/use/huggingface.py --vocabulary", "cli/use/huggingface.py --push",
-        "cli/data/prepare.py --tfds", "cli/data/task_flags.py --validation_percent", "cli/data/task_flags.py --column",
+        "tools/corpus/prepare.py --tfds", "cli/data/task_flags.py --validation_percent", "cli/data/task_flags.py --column",
         "cli/use/huggingface.py --transformers",
-        "cli/preflight/preflight.py --html",  # a wrong flag of a preflight ends with 1: tests/preflight
+        "tools/preflight/preflight.py --html",  # a wrong flag of a preflight ends with 1: tests/preflight
         "cli/use/generate.py --field", "cli/use/score.py --fields", "cli/flags.py GIN_FILE",
     }  # fmt: skip
     assert found_flags() - others - set(FLAGS) == set(), "say in FLAGS what each does with gs://"
