@@ -63,3 +63,14 @@ def test_code_size_counts_a_checkout(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "p90, largest 8, 8 length" in printed
     assert "with an example 1, 1 " in printed
     assert printed.endswith("3 limba/data 2 limba")
+
+
+def test_the_code_keeps_its_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = code_size.main(["--check"])
+    assert status == 0, capsys.readouterr().out
+    (tmp_path / "limba").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "limba" / "one.py").write_text("import os\n\nprint(os)\n")
+    (tmp_path / "benchmarks" / "budgets.toml").write_text("[engine]\nfolders = ['limba']\nlines = 1\nfiles = 1\n")
+    assert code_size.main([f"--root={tmp_path}", "--check"]) == 1
+    assert "engine: 2 of 1 lines, 1 of 1 files: too many" in capsys.readouterr().out

@@ -110,7 +110,8 @@ def test_the_list_has_all_flags_that_take_a_path() -> None:
     others = {
         "cli/arguments.py MODEL_DIR", "cli/use/huggingface.py model_dir", "cli/use/huggingface.py out_dir",
         "cli/use/huggingface.py source", "cli/use/huggingface.py --vocabulary", "cli/use/huggingface.py --push",
-        "tools/corpus/prepare.py --tfds", "cli/data/task_flags.py --validation_percent", "cli/data/task_flags.py --column",
+        "tools/corpus/prepare.py --tfds", "tools/corpus/task_flags.py --validation_percent",
+        "tools/corpus/task_flags.py --column",
         "cli/use/huggingface.py --transformers",
         "tools/preflight/preflight.py --html",  # a wrong flag of a preflight ends with 1: tests/preflight
         "cli/use/generate.py --field", "cli/use/score.py --fields", "cli/flags.py GIN_FILE",
