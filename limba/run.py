@@ -20,8 +20,8 @@ from limba.data.epochs.stages import begin_at, open_stages
 from limba.data.objectives.choice import reads_prefix
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
-from limba.export import at_end, each_save
-from limba.inference.samples import sampler
+from limba.export import at_end
+from limba.inference.gaps import sampler
 from limba.model import Network
 from limba.sharding import multihost
 from limba.sharding.agreement import check_alike, facts_of_run, together
@@ -73,7 +73,7 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
     with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
-        with each_save.uploading(config):
+        with at_end.uploading(config):
             seconds = config.checkpoint.save_timeout_seconds  # for which the directory may be gone
             result = _train(config, gin_text, mesh, lambda: mine.check(seconds) if mine else None)
         return at_end.deliver_all(config, result)

@@ -30,7 +30,6 @@ CHECKED = [
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",
-    "limba.inference.in_parts",
     "limba.inference.score",
     "limba.inference.search",
 ]

@@ -9,8 +9,8 @@ from limba.data import validation
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.evaluation.summary import plot_loss as plot_loss
 from limba.evaluation.summary import summary as summary
+from limba.inference.gaps import join_infill, masked_text
 from limba.inference.generate import greedy
-from limba.inference.infill import join_infill, masked_text
 from limba.inference.load import load
 from limba.inference.source import find
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import CardConfig, InputError, ModelConfig
+from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.data.tasks import hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
@@ -21,7 +25,7 @@ from limba.export import card, proof
 from limba.formats.huggingface import head_scale
 from limba.inference.load import write_folder
 from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary, task_of
-from limba.storage import lease
+from limba.storage import folders, lease
 from limba.storage.files import write_whole
 
 FORMATS = ("pytorch", "flax")
@@ -231,3 +235,57 @@ def prove(
     elif "pytorch" in choices.formats:
         findings.append("torch and transformers are not installed: compared by Limba's own reader of the files only")
     return all(each.passed for each in figures), [*map(str, figures), *findings]
+
+
+def export_to_bucket(
+    source: Source, address: str, steps: Sequence[int], choices: Choices, scratch: str | None = None
+) -> dict[int, str]:
+    """Writes `address`/step_<N> for each step, proved, as `export` does; returns the addresses.
+
+    Needs the space of one folder in `scratch`, by default the machine's temporary directory. Folders that are there
+    with the same choices are kept, and one made with other choices is replaced. Raises what `export` and
+    `folders.upload` raise.
+    """
+    address = address.rstrip("/")
+    addresses = {step: f"{address}/step_{step}" for step in steps}
+    choices = possible(source.model, choices)
+    for step, target in addresses.items():
+        record = folders.read_file(target, RECORD) if folders.is_whole(target) else None
+        if record is not None and is_made_of(_parsed(record), source.directory.name, choices, target):
+            print(f"step {step:,}: done before, {target}", flush=True)
+            continue
+        with _scratch(scratch) as folder:
+            made = export(source, folder, [step], choices)[step]
+            sent = folders.upload(made, target, replace=record is not None)
+        print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
+    return addresses
+
+
+def _parsed(record: bytes) -> Any:
+    try:
+        return json.loads(record)
+    except (ValueError, RecursionError):
+        return None  # which is no export's
+
+
+def upload_made(make: Callable[[Path], Path], address: str, scratch: str | None = None) -> str:
+    """Makes one folder in a new local folder, and uploads it to `address`/<its name>; returns that address."""
+    with _scratch(scratch) as folder:
+        made = make(folder)
+        target = f"{address.rstrip('/')}/{made.name}"
+        folders.upload(made, target)
+    return target
+
+
+@contextmanager
+def _scratch(given: str | None) -> Iterator[Path]:
+    try:
+        if given is not None:
+            os.makedirs(given, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="limba-export-", dir=given) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise InputError(
+            f"The folder for temporary files, {given or tempfile.gettempdir()}, cannot be written"
+            f" ({reason_of(error)}); set TMPDIR to a folder with space."
+        ) from error

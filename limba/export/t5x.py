@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from limba.config import InputError
-from limba.export.to_bucket import upload_made
+from limba.export.huggingface import upload_made
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.storage.files import resolved

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,15 +22,16 @@ from typing import Any, TextIO
 
 import fsspec
 import zstandard
+from tqdm import tqdm
 
 from limba.config import InputError, StorageError
 from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.inference.load import whole_letters
-from limba.inference.progress import Progress
 from limba.storage import lease
 from limba.storage.files import write_whole
+from limba.training.metrics.records import duration
 
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
@@ -404,3 +406,62 @@ def _digested(source: Iterator[Record], digest: Any) -> Iterator[Record]:
     for record in source:
         digest.update(json.dumps(record).encode() + b"\n")
         yield record
+
+
+SECONDS_BETWEEN = 30.0  # of lines where there is no terminal
+
+
+class Progress:
+    """Counts lines, `done` of them before the start; says how many of `total` are there, how fast and how long yet.
+
+    Without a total no time is said. With `shows=False` it says nothing. `what` is done with other things than lines,
+    `unit` each; it may stand for one of tqdm's bars.
+    """
+
+    def __init__(self, total: int | None, done: int, shows: bool = True, unit: str = "line", what: str = ""):
+        self._total, self._done, self._begun, self._unit, self._what = total, done, done, unit, what
+        is_terminal = sys.stderr.isatty()
+        self._says = shows and not is_terminal
+        self._bar = tqdm(
+            total=total,
+            desc=what or None,
+            unit=unit,
+            initial=done,
+            disable=not (shows and is_terminal),
+            dynamic_ncols=True,
+        )
+        self._start = self._said = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._bar.close()
+
+    def update(self, number: int = 1) -> None:
+        """Counts one line, or several."""
+        self._done += number
+        self._bar.update(number)
+        now = time.monotonic()
+        if self._says and now - self._said >= SECONDS_BETWEEN:
+            self._said = now
+            print(self.sentence(now - self._start), file=sys.stderr, flush=True)
+
+    def sentence(self, seconds: float) -> str:
+        """Returns how far it is after some seconds.
+
+        >>> progress = Progress(500, 100, False)
+        >>> for _ in range(100): progress.update()
+        >>> progress.sentence(50.0)
+        '200 of 500 lines, 2.0 lines/s, ETA 2 min 30 s'
+        """
+        speed, units = (self._done - self._begun) / max(seconds, 1e-9), f"{self._unit}s"
+        what = f"{self._what}: " if self._what else ""
+        if self._total is None:
+            return f"{what}{self._done:,} {units}, {speed:.1f} {units}/s"
+        left = duration((self._total - self._done) / max(speed, 1e-9))
+        return f"{what}{self._done:,} of {self._total:,} {units}, {speed:.1f} {units}/s, ETA {left}"

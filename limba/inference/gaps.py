@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Bool, Float
 
+from limba.config import EvaluationConfig
 from limba.data.vocabulary.load import is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
-from limba.inference.generate import SENTINEL, START
+from limba.inference.generate import EOS, SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
+from limba.model import Network
 
 if TYPE_CHECKING:
     from limba.inference.load import TrainedModel
+
 
 NUM_FILLS = 3  # shown for a gap
 MOST_PIECES = 8  # of a fill
@@ -222,3 +227,84 @@ def sentences(documents: Iterable[str], num: int) -> Iterator[Hidden]:
                 break
         if num <= 0:
             return
+
+
+def join_infill(
+    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS
+) -> str:
+    """Returns the corrupted text with each sentinel replaced by its [span] in the targets.
+
+    `inputs` and `targets` are token ids of one example; padding and the end of sequence are left out.
+    """
+    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
+    spans: dict[int, list[int]] = {}
+    current: list[int] | None = None
+    for token in map(int, targets):
+        if token in order:
+            current = spans.setdefault(order[token], [])
+        elif token not in (0, eos_id) and current is not None:
+            current.append(token)
+    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
+
+
+def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS) -> str:
+    """Returns the corrupted text with sentinels written as <extra_id_0> and so on."""
+    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
+    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"<extra_id_{i}>")
+
+
+def _joined(
+    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, eos_id: int, gap: Callable[[int], str]
+) -> str:
+    text, plain = [], []
+    for token in map(int, inputs):
+        if token in order:
+            text += [vocabulary.decode(plain), gap(order[token])]
+            plain = []
+        elif token not in (0, eos_id):
+            plain.append(token)
+    return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
+
+
+def sampler(
+    network: Network, mesh: Mesh, vocabulary: Any, config: EvaluationConfig, is_prefix: bool = False
+) -> Callable[[Any], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts; None without prompts.
+
+    A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
+    (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
+    (`gaps.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
+    """
+    prompts, continues = config.prompts, network.config.is_decoder_only
+    if not prompts:
+        return None
+    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
+    rows = -(-len(prompts) // groups) * groups
+    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=_gaps(network, vocabulary))
+    ids = prompt_ids if continues else ids_of
+    inputs = [ids(prompt, vocabulary) for prompt in prompts]
+    writer.check(inputs)
+    sentinels = [] if continues else sentinel_ids(vocabulary, num_sentinels(vocabulary))
+
+    def text_of(read: np.ndarray, written: Written) -> str:
+        if continues:
+            return written.text
+        return join_infill(read, written.ids, np.asarray(sentinels), vocabulary, int(vocabulary.eos_id))
+
+    def texts(params: Any) -> dict[str, list[str]]:
+        found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
+        return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
+
+    return texts
+
+
+def _gaps(network: Network, vocabulary: Any) -> Gaps | None:
+    """Returns which ids begin a T5's fills; None for a language model, and where no piece could."""
+    if network.config.is_decoder_only:
+        return None
+    pieces = pieces_of(vocabulary, network.config.vocab_size)
+    is_sentinel, words = np.zeros(network.config.vocab_size, bool), pieces.is_text & pieces.is_word
+    may_begin = words if words.any() else pieces.is_text & pieces.has_letter  # as in a vocabulary of bytes
+    is_sentinel[[place for place in pieces.sentinels if place < len(is_sentinel)]] = True
+    return Gaps(is_sentinel, may_begin) if may_begin.any() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -279,3 +280,105 @@ def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = T
 def prompt_ids(text: str, vocabulary: Any) -> np.ndarray:
     """Returns a prompt's ids as a language model reads them, int32 [L]: the start first, no end."""
     return np.asarray([START, *vocabulary.encode(text)], np.int32)
+
+
+class TimeIsOverError(Exception):
+    """An answer has taken longer than its time; `num_tokens` had been written, or None."""
+
+    def __init__(self, seconds: float, num_tokens: int | None = None):
+        super().__init__(f"no answer within {seconds:g} seconds")
+        self.seconds, self.num_tokens = seconds, num_tokens
+
+
+class Deadline:
+    """The end of so many seconds, counted from its creation by `clock`."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.seconds, self.clock = seconds, clock
+        self._end = clock() + seconds
+
+    def left(self) -> float:
+        """Returns the seconds until then, negative after it."""
+        return self._end - self.clock()
+
+    def check(self, num_tokens: int | None = None) -> None:
+        """Raises TimeIsOverError after it."""
+        if self.left() <= 0:
+            raise TimeIsOverError(self.seconds, num_tokens)
+
+
+LEAST = 4  # tokens of a part
+
+
+def part(num_written: int, seconds_per_token: float, left: float) -> int:
+    """Returns how many tokens the next part has: as many as were written, or those that the time left is enough for.
+
+    >>> part(0, 0.0, 60.0), part(16, 0.1, 60.0), part(64, 1.0, 10.0), part(64, 1.0, 1.0)
+    (4, 16, 10, 4)
+    """
+    in_time = num_written if seconds_per_token <= 0 else int(left / seconds_per_token)
+    return max(LEAST, min(num_written, in_time))
+
+
+@functools.partial(jax.jit, static_argnames=("network", "config", "is_prefix"))
+def _begin(
+    network: Network, params: Any, inputs: Int[Array, "B K"], config: GenerationConfig, is_prefix: bool
+) -> tuple[Float[Array, "B K D"] | None, search.State]:
+    encoded = None if network.config.is_decoder_only else network.encode(params, inputs)
+    _, cache, prompt = searched(network, params, inputs, config, is_prefix, None, encoded)
+    return encoded, search.start(cache, prompt, config)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id", "is_prefix"))
+def _advance(
+    network: Network,
+    params: Any,
+    inputs: Int[Array, "B K"],
+    encoded: Float[Array, "B K D"] | None,
+    state: search.State,
+    until: Int[Array, ""],
+    banned: Bool[Array, " V"],
+    config: GenerationConfig,
+    eos_id: int,
+    keys: Key[Array, " B"] | None,
+    is_prefix: bool,
+    gaps: Gaps | None,
+) -> tuple[search.State, Bool[Array, ""]]:
+    # What only the beginning needs, such as a language model's reading of its prompt, the compiler leaves out.
+    step, _, prompt = searched(network, params, inputs, config, is_prefix, gaps, encoded)
+    state = search.advance(step, state, until, prompt.shape[1], banned, config, eos_id=eos_id, keys=keys)
+    return state, search.is_over(state, config)
+
+
+def generate_in_parts(
+    network: Network,
+    params: Any,
+    inputs: Int[Array, "B K"],
+    banned: Any,
+    config: GenerationConfig,
+    eos_id: int,
+    keys: Key[Array, " B"] | None,
+    is_prefix: bool,
+    gaps: Gaps | None,
+    deadline: Deadline,
+) -> search.Generated:
+    """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
+
+    The clock is looked at between parts: a program that is being compiled, or a part that is longer than was expected
+    from the last one, is waited for.
+    """
+    banned = jnp.asarray(banned)
+    encoded, state = _begin(network, params, inputs, config, is_prefix)
+    num_written, seconds_per_token, is_over = 0, 0.0, False
+    while not is_over:
+        jax.block_until_ready(state)
+        deadline.check(num_written)
+        began, before = deadline.clock(), num_written
+        until = min(config.max_tokens, before + part(before, seconds_per_token, deadline.left()))
+        state, ended = _advance(
+            network, params, inputs, encoded, state, jnp.int32(until), banned, config, eos_id, keys, is_prefix, gaps
+        )
+        is_over, num_written = bool(ended), int(state.position)
+        seconds_per_token = (deadline.clock() - began) / max(1, num_written - before)
+    prompt_length = inputs.shape[1] if network.config.is_decoder_only else 1
+    return search.result(state, prompt_length, config)

@@ -32,8 +32,7 @@ from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
-    from limba.inference.deadline import Deadline
-    from limba.inference.generate import Writer, Written
+    from limba.inference.generate import Deadline, Writer, Written
     from limba.inference.score import Score
     from limba.inference.segments import SegmentWriter
 
@@ -272,10 +271,9 @@ class TrainedModel:
 
     def writer(self, config: GenerationConfig, num_rows: int, deadline: Deadline | None = None) -> Writer:
         """Returns a `Writer`, which generates text in batches of `num_rows`, in parts if there is a `deadline`."""
-        from limba.inference import in_parts
-        from limba.inference.generate import Writer, generate
+        from limba.inference.generate import Writer, generate, generate_in_parts
 
-        timed = generate if deadline is None else functools.partial(in_parts.generate, deadline=deadline)
+        timed = generate if deadline is None else functools.partial(generate_in_parts, deadline=deadline)
         is_prefix = self.reads_prefix
         return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, is_prefix, generates=timed)
 

@@ -6,21 +6,23 @@ import dataclasses
 import importlib
 import json
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from limba.config import InputError, ModelConfig, RunConfig, plain
+from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
 from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
 from limba.formats.t5x_config import network_of
-from limba.inference import imports
 from limba.storage.files import read_text, resolved
 from limba.training.checkpoints.directory import check_together
 from limba.training.checkpoints.initial import unscanned
@@ -149,7 +151,7 @@ def find(
     `path` is a Limba or T5X run (legacy or Orbax), one of its checkpoints, a Hugging Face folder, or a hub id
     (user/name or user/name@revision), which is downloaded unless a local path has that name. Without `config` the
     network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes. The modules of
-    `allowed` may be imported for the task; see `limba/inference/imports.py`. Raises InputError if there is no model.
+    `allowed` may be imported for the task; see `limba/inference/source.py`. Raises InputError if there is no model.
     """
     return dataclasses.replace(_found(path, config, vocabulary), imports=tuple(allowed))
 
@@ -322,7 +324,7 @@ def task_of(source: Source) -> Any:
     run = source.run
     assert run is not None
     directory = str(source.directory)
-    imports.check(run.data.task_modules, directory, source.imports, directory)
+    check_imports(run.data.task_modules, directory, source.imports, directory)
     with quiet_imports():
         from limba.data.tasks import resolve_task
 
@@ -340,3 +342,48 @@ def task_of(source: Source) -> Any:
 def evaluated(model: ModelConfig) -> ModelConfig:
     """Returns the network for evaluation: float32, no dropout, no rematerialization."""
     return dataclasses.replace(model, dtype="float32", dropout_rate=0.0, remat="none")
+
+
+FREE = ("limba", "tasks")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def check_imports(
+    modules: Sequence[str], place: str, allowed: Sequence[str] = (), directory: str | None = None
+) -> None:
+    """Raises UntrustedModuleError for modules, named in the file or folder `place`, that may not be imported.
+
+    Free are modules of `limba` and `tasks`, unless Python would find these inside the model's `directory`, and those of
+    `allowed`, each a module or a package. Imports nothing.
+
+    >>> check_imports(["tasks.ro", "mine.corpus"], "runs/mine", allowed=["mine"])
+    """
+    if refused := [name for name in modules if not _is_allowed(name, directory, allowed)]:
+        is_inside = any(name.partition(".")[0] in FREE for name in refused)
+        whose = "of a folder inside the model's own" if is_inside else "neither Limba's nor one of tasks/"
+        fact = f"{place} names the module {' and '.join(map(repr, refused))}, {whose}, and an import would run its code"
+        raise UntrustedModuleError(fact, refused)
+
+
+def _is_allowed(name: str, directory: str | None, allowed: Sequence[str]) -> bool:
+    if _NAME.fullmatch(name) is None:
+        return False
+    if any(name == each or name.startswith(f"{each}.") for each in allowed):
+        return True
+    package = name.partition(".")[0]
+    return package in FREE and not any(_is_inside(place, directory) for place in _places(package))
+
+
+def _places(package: str) -> list[str]:
+    """Returns the folders of a package, where Python would look for its modules: in the current directory too."""
+    if package in sys.modules:  # other folders may have been added to it
+        return list(getattr(sys.modules[package], "__path__", ()))
+    spec = PathFinder.find_spec(package, [*sys.path, os.getcwd()])
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _is_inside(place: str, directory: str | None) -> bool:
+    if directory is None or "://" in directory:
+        return False
+    folder = Path(os.path.realpath(os.path.expanduser(directory)))
+    return Path(os.path.realpath(place)).is_relative_to(folder)

@@ -17,7 +17,7 @@ from limba.cli import main
 from limba.cli.gin import upgrade
 from limba.config import UntrustedModuleError
 from limba.export import at_end
-from limba.inference import imports
+from limba.inference import source
 from limba.tools.pages.play.server import Server
 
 pytestmark = pytest.mark.fast
@@ -213,15 +213,15 @@ def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytes
 def test_tasks_inside_the_model_are_not_ours(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = place / "run" / "tasks"
     theirs.mkdir()
-    imports.check(["tasks.demo"], "run", directory=str(place / "run"))
+    source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))
     import tasks
 
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(theirs)])  # as in a shell that stands in the run
     with pytest.raises(UntrustedModuleError, match="of a folder inside the model's own"):
-        imports.check(["tasks.demo"], "run", directory=str(place / "run"))
-    imports.check(["tasks.demo"], "run", ["tasks"], str(place / "run"))
+        source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))
+    source.check_imports(["tasks.demo"], "run", ["tasks"], str(place / "run"))
     monkeypatch.delitem(sys.modules, "tasks")
     (theirs / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(place / "run"))
     with pytest.raises(UntrustedModuleError):
-        imports.check(["tasks.demo"], "run", directory=str(place / "run"))
+        source.check_imports(["tasks.demo"], "run", directory=str(place / "run"))

@@ -19,7 +19,7 @@ from limba.cli.use.model import find
 from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
 from limba.export import huggingface as exports
-from limba.export import infill
+from limba.export import proof
 from limba.export import proof as check
 from limba.export.from_huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
@@ -320,7 +320,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     trained = load(tmp_path)
     pieces = gaps.pieces_of(trained.vocabulary, 1024)
     ours = gaps.fills_of(trained, text)
-    (theirs,) = infill.fill(tmp_path, [text], pieces)
+    (theirs,) = proof.fill(tmp_path, [text], pieces)
     assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
     for each, other in zip(ours, theirs, strict=True):
         assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from limba.cli import program
 from limba.cli.use import huggingface
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
-from limba.export import push
+from limba.export import card
 from limba.export.from_huggingface import import_folder
 from limba.formats import hub
 from limba.formats import huggingface_files as files
@@ -227,14 +227,14 @@ def test_uploads_resume_where_they_were_interrupted(hub_server, folder, tmp_path
         (folders[step] / "README.md").write_text(f"step {step}")
     monkeypatch.setenv("HF_TOKEN", "bad")
     with pytest.raises(InputError, match="does not accept HF_TOKEN .Invalid user token"):
-        push.check_target("me/new", dry_run=False)
+        card.check_target("me/new", dry_run=False)
     monkeypatch.setenv("HF_TOKEN", "good")
-    push.check_target("me/new", dry_run=False)
+    card.check_target("me/new", dry_run=False)
     hub_server.fail("/api/models/me/new/commit/step_10", status(400), methods=("POST",))
     with pytest.raises(InputError, match="The upload to me/new failed .*run the command again"):
-        push.push("me/new", folders, dry_run=False)
+        card.push("me/new", folders, dry_run=False)
     first = hub_server.bytes_sent["commit", "step_9"]
-    push.push("me/new", folders, dry_run=False)
+    card.push("me/new", folders, dry_run=False)
     assert hub_server.bytes_sent["commit", "step_9"] == first  # nothing is sent twice
     assert capsys.readouterr().out.count("uploaded to me/new, revision step_9") == 2
     for revision, step in (("step_9", 9), ("step_10", 10), ("main", 10)):

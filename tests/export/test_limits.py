@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from limba.config import DataConfig, RunConfig
-from limba.export import at_end, each_save
+from limba.export import at_end
 from limba.training.metrics import weights_and_biases
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 from tests import tiny
@@ -35,12 +35,12 @@ def test_an_export_that_stands_still_is_ended(
 def test_an_upload_that_stands_still_is_left(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(each_save, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(at_end, "LAST_SECONDS", 0.05)
     standing = threading.Event()
-    monkeypatch.setattr(each_save, "_upload", lambda *_: standing.wait(60))
+    monkeypatch.setattr(at_end, "_upload", lambda *_: standing.wait(60))
     run = dataclasses.replace(config, hub_model_id="me/model", hub_strategy="every_save")
     began = time.monotonic()
-    with each_save.uploading(run):
+    with at_end.uploading(run):
         pass
     standing.set()
     assert time.monotonic() < began + 20

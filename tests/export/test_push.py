@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from limba.cli import flags
 from limba.cli.gin import upgrade
 from limba.config import InputError, RunConfig
-from limba.export import at_end, each_save
-from limba.export.push import HubDestination
+from limba.export import at_end
+from limba.export.card import HubDestination
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
 
@@ -104,14 +104,14 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
 
 @pytest.mark.slow
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(each_save, "SECONDS", 0.2)
+    monkeypatch.setattr(at_end, "SECONDS", 0.2)
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
     upgrade(run)
     checkpoints = run / "checkpoints"
     shutil.move(checkpoints / "10", tmp_path / "10")
     config = run_config(run)
-    with each_save.uploading(config):
+    with at_end.uploading(config):
         time.sleep(1)
         shutil.move(tmp_path / "10", checkpoints / "10")  # a save has ended
         time.sleep(2)

@@ -9,8 +9,8 @@ import pytest
 
 import limba
 from limba.config import EvaluationConfig, GenerationConfig
+from limba.inference.gaps import sampler
 from limba.inference.generate import Gaps, generate
-from limba.inference.samples import sampler
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import InputError, StorageError
-from limba.storage import folders, growing, manifest
+from limba.storage import folders, manifest, places
 from limba.training.metrics.bucket import Uploads
 from tests.bucket_server import BucketServer, emulated
 
@@ -141,7 +141,7 @@ def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -
 @pytest.mark.parametrize("seed", range(2))
 def test_a_growing_file_is_exact_while_requests_fail(server: BucketServer, seed: int) -> None:
     server.troubled, server._random = 0.25, random.Random(seed)
-    file, lines = growing.GrowingFile("gs://bucket/run/m"), [b"%d\n" % number for number in range(5)]
+    file, lines = places.GrowingFile("gs://bucket/run/m"), [b"%d\n" % number for number in range(5)]
     for line in lines:
         file.append(line)
     server.troubled = 0.0
@@ -152,12 +152,12 @@ def test_a_growing_file_is_exact_while_requests_fail(server: BucketServer, seed:
 def test_what_a_killed_process_left_beside_a_growing_file_is_joined_once(server: BucketServer, is_joined: bool) -> None:
     server.put("bucket", "run/m", b"one\ntwo\n" if is_joined else b"one\n")
     server.put("bucket", "run/m.tail", b"two\n")
-    growing.GrowingFile("gs://bucket/run/m").append(b"three\n")
+    places.GrowingFile("gs://bucket/run/m").append(b"three\n")
     assert server.data("run/m") == b"one\ntwo\nthree\n" and server.names("run/") == ["run/m"]
 
 
 def test_two_writers_of_a_growing_file_are_not_mixed(server: BucketServer) -> None:
-    one, other = (growing.GrowingFile("gs://bucket/run/m") for _ in range(2))
+    one, other = (places.GrowingFile("gs://bucket/run/m") for _ in range(2))
     one.append(b"1")
     other.append(b"2")
     with pytest.raises(StorageError, match="was changed by another process"):
@@ -168,7 +168,7 @@ def test_two_writers_of_a_growing_file_are_not_mixed(server: BucketServer) -> No
 def test_a_bucket_that_does_not_take_figures_ends_no_run(server: BucketServer, monkeypatch, caplog) -> None:
     uploads = Uploads("gs://bucket/run/metrics.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(growing.GrowingFile, "append", lambda self, data: (_ for _ in ()).throw(OSError("no network")))
+        patch.setattr(places.GrowingFile, "append", lambda self, data: (_ for _ in ()).throw(OSError("no network")))
         for line in (b"1\n", b"2\n"):
             uploads.write(line)
             with caplog.at_level(logging.WARNING):
@@ -181,4 +181,4 @@ def test_a_bucket_that_does_not_take_figures_ends_no_run(server: BucketServer, m
 
 def test_another_kind_of_bucket_cannot_grow() -> None:
     with pytest.raises(InputError, match="s3://bucket/m cannot grow"):
-        growing.GrowingFile("s3://bucket/m")
+        places.GrowingFile("s3://bucket/m")

@@ -33,7 +33,6 @@ from limba.cli.gin.statements import (
 from limba.cli.gin.text import text_of
 from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, plain
-from limba.inference import imports
 
 
 class GinRun(NamedTuple):
@@ -195,7 +194,9 @@ def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None
 
 
 def _check_imports(source: Source, place: str, allowed: Sequence[str], directory: str | None = None) -> None:
-    imports.check([module for module, _ in source.modules], place, allowed, directory)
+    from limba.inference.source import check_imports
+
+    check_imports([module for module, _ in source.modules], place, allowed, directory)
 
 
 def _checked_run(source: Source, flag: str, written_as: Mapping[str, str] | None = None) -> GinRun:

@@ -39,7 +39,7 @@ def run(argv: Iterable[str]) -> None:
     if given.model is None:
         raise InputError("No run is given; write limba skipped MODEL_DIR.")
     with environment.quiet_imports():
-        from limba.inference import imports, source
+        from limba.inference import source
         from limba.storage.files import read_text, resolved, write_whole
         from limba.training import ledger
         from limba.training.metrics.records import DOCUMENTS
@@ -51,7 +51,7 @@ def run(argv: Iterable[str]) -> None:
         config = upgrade_once(str(directory)) or source.read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    imports.check(config.data.task_modules, given.model, given.imports, str(directory))
+    source.check_imports(config.data.task_modules, given.model, given.imports, str(directory))
     for module in config.data.task_modules:
         task_modules.check(module, f"{given.model} imports")  # also finds the modules that Limba ships
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))

@@ -124,7 +124,7 @@ def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], 
     from limba.cli import task_modules
     from limba.cli.gin import GinRun
     from limba.cli.gin.read import read_changed
-    from limba.inference import imports
+    from limba.inference.source import check_imports
     from limba.storage.files import read_text
     from limba.training.checkpoints.branches import changed
 
@@ -141,7 +141,7 @@ def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], 
             " out."
         )
     for module in run.data.task_modules:
-        imports.check([module], source.path, given.imports, str(source.directory))
+        check_imports([module], source.path, given.imports, str(source.directory))
         task_modules.check(module, f"{source.path} imports")
     task_modules.import_all(run.data.task_modules)
     return GinRun(changed(run, {**before, **fixed}), "", {})

@@ -114,9 +114,9 @@ def _convert(
         return
     if not masked:
         return
-    from limba.export import infill
+    from limba.export import proof
 
-    theirs = infill.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, pieces)
+    theirs = proof.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, pieces)
     pairs = [
         pair
         for all_ours, all_theirs in zip(ours, theirs, strict=True)

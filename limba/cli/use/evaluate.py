@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> None:
     from etils import epath
 
     from limba.evaluation import text as evaluation
-    from limba.inference.samples import sampler
+    from limba.inference.gaps import sampler
     from limba.storage.files import write_whole
     from limba.training.metrics.logging import Metrics
 

@@ -78,11 +78,11 @@ def export(given: argparse.Namespace) -> None:
     if given.dry_run and not given.push:
         raise InputError("--dry-run shows what --push would upload; add --push=user/name.")
     if given.push:
-        from limba.export import push
+        from limba.export.card import check_target, push
 
-        push.check_target(given.push, given.dry_run)
+        check_target(given.push, given.dry_run)
     with environment.quiet_imports():
-        from limba.export import huggingface, to_bucket
+        from limba.export import huggingface
     names = {"`config`": "--config", "`vocabulary`": "--vocabulary", **CARD}
     with names_said(names):
         card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
@@ -97,11 +97,11 @@ def export(given: argparse.Namespace) -> None:
         if "://" in out:
             if given.push:
                 raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")
-            to_bucket.export(source, out, steps, choices)
+            huggingface.export_to_bucket(source, out, steps, choices)
             return
         folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
     if given.push:
-        push.push(given.push, folders, given.dry_run)
+        push(given.push, folders, given.dry_run)
 
 
 def import_model(source: str, out: str) -> None:

@@ -108,11 +108,9 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     version first gets its config.json. Files of the run are data: of the modules that they name only those of Limba, of
     tasks/ and of `imports` are imported.
     """
-    from limba.cli import task_modules
     from limba.cli.gin import read_model, read_own
     from limba.config import plain
     from limba.formats import limba_checkpoint
-    from limba.inference import imports as modules
     from limba.inference import source
     from limba.storage.files import read_text, resolved
 
@@ -127,7 +125,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
         found = source.find(path, config or network, vocabulary, imports)
         for module in found.run.data.task_modules if found.run else ():
             with contextlib.suppress(InputError):  # raised when the task is needed
-                modules.check([module], path, imports, str(directory))
+                source.check_imports([module], path, imports, str(directory))
                 task_modules.check(module, f"{path} imports")  # also finds the modules that Limba ships
         return found
     if not (limba_checkpoint.checkpoints_of(directory) and (directory / "config.gin").exists()):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from limba.storage import growing
+from limba.storage import places
 
 METRICS = "metrics.jsonl"
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
@@ -91,5 +91,5 @@ def read_metrics(model_dir: str) -> list[dict]:
 def files_of(directory: epath.Path) -> list[epath.Path]:
     """Returns metrics.jsonl, after the files of each start that earlier versions wrote in buckets."""
     found = sorted(directory.glob("metrics*.jsonl"))
-    tail = directory / (METRICS + growing.TAIL)
+    tail = directory / (METRICS + places.TAIL)
     return [*found, tail] if "://" in str(directory) and tail.exists() else found

@@ -118,8 +118,8 @@ class Player:
         A probability is that of the piece after those before it, at temperature 1 and among all pieces. Raises
         TimeIsOverError soon after `max_seconds`.
         """
-        from limba.inference.deadline import Deadline
-        from limba.inference.infill import join_infill
+        from limba.inference.gaps import join_infill
+        from limba.inference.generate import Deadline
         from limba.inference.score import logits
 
         text, fields = checked_text(asked), generation_fields(asked)

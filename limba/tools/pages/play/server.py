@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from limba.config import InputError
-from limba.inference.deadline import TimeIsOverError
+from limba.inference.generate import TimeIsOverError
 from limba.tools.pages.play.answers import Player, TooLongError
 from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_json
 

@@ -12,7 +12,7 @@ import numpy as np
 from limba.config import RunConfig
 from limba.data.objectives.supervised import is_supervised
 from limba.data.vocabulary.load import encoder, is_sentencepiece, num_sentinels
-from limba.inference.infill import masked_text
+from limba.inference.gaps import masked_text
 from limba.tools.corpus.preparation.inspect import Inspection, figures, inspect_task
 from limba.tools.preflight.checks.verdict import Line
 
