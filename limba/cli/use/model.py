@@ -108,6 +108,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     version first gets its config.json. Files of the run are data: of the modules that they name only those of Limba, of
     tasks/ and of `imports` are imported.
     """
+    from limba.cli import task_modules
     from limba.cli.gin import read_model, read_own
     from limba.config import plain
     from limba.formats import limba_checkpoint
