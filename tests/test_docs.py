@@ -1,6 +1,5 @@
 """The Markdown pages: width of prose, links, and that every file, command, flag and gin name in them exists."""
 
-import dataclasses
 import itertools
 import re
 import unicodedata
@@ -13,6 +12,7 @@ from limba import config
 from limba.cli.huggingface.keys import KNOWN
 from limba.cli.main import COMMANDS
 from limba.cli.t5x import tables as t5x
+from limba.config.kinds import fields_of
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parent.parent
@@ -153,6 +153,6 @@ def test_gin_names_exist(page: Path) -> None:
     for name in itertools.chain.from_iterable(GIN_NAME.findall(line) for line in code(page)):
         if name.startswith("config."):
             _, owner, field = name.split(".")
-            assert field in {each.name for each in dataclasses.fields(getattr(config, owner))}, f"{page}: {name}"
+            assert field in fields_of(getattr(config, owner)), f"{page}: {name}"
         else:
             assert name in MACROS | T5X_MACROS | {"NAME"}, f"{page}: {name}"

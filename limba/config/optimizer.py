@@ -6,15 +6,22 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from limba.config import kinds
-from limba.config.errors import ConfigError, above_zero, one_of, positive, require
+from limba.config.errors import ConfigError, one_of, require
+from limba.config.kinds import (
+    ClosedShare,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenShare,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 
 LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
-ORTHOGONALIZED_IN = ("bfloat16", "float32")
-MUON_OTHERS = ("adamw", "adafactor")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 BRANCH_SHAPES = ("linear", "1-sqrt", "cosine", "constant")
 SCHEDULE_FACTORS = (
@@ -32,8 +39,8 @@ SCHEDULE_FACTORS = (
 class LossConfig:
     """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`."""
 
-    z_loss: float = 1e-4  # weight of the squared log of the softmax's normalizer
-    label_smoothing: float = 0.0  # share of probability given to the other tokens
+    z_loss: NonNegativeFloat = 1e-4  # weight of the squared log of the softmax's normalizer
+    label_smoothing: Share = 0.0  # share of probability given to the other tokens
     logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
     # What the summed loss is divided by: tokens (real ones), all_tokens (padding too), sequences (each one's mean
     # counts the same), a number, or None (nothing, T5X's default).
@@ -49,12 +56,6 @@ class LossConfig:
             f"is {self.normalize_by!r}; give a number above 0, {', '.join(NORMALIZERS)}, or None.",
         )
         one_of(self, "logits", LOGITS)
-        require(self.z_loss >= 0, "LossConfig.z_loss", f"is {self.z_loss!r}; give 0 or more.")
-        require(
-            0 <= self.label_smoothing < 1,
-            "LossConfig.label_smoothing",
-            f"is {self.label_smoothing!r}; give a number from 0 to below 1.",
-        )
 
 
 # No recipe comes near: T5X's highest is 1, Tensor2Tensor's learning_rate_constant 2 (arXiv:1706.03762 has 1 before
@@ -72,17 +73,17 @@ class ScheduleConfig:
     warmup_steps: float = 10_000  # steps until the highest rate; below 1 a share of the run, such as 0.02
     # the last step of linear and cosine; the decay's length in warmup_stable_decay; below 1 a share of the run
     decay_steps: float | None = None
-    final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
-    decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
-    steps_per_decay: int = 20_000  # T5X: of decay_every
-    steps_per_cycle: int = 100_000  # T5X: of cosine_decay
+    final_learning_rate: NonNegativeFloat = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
+    decay_factor: NonNegativeFloat = 0.5  # T5X: of decay_every and linear_decay
+    steps_per_decay: PositiveInt = 20_000  # T5X: of decay_every
+    steps_per_cycle: PositiveInt = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
-    min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
+    min_learning_rate: NonNegativeFloat = 1e-8  # T5X: no product of factors goes below it
     # Of a branch: from this step on the rate falls to 0, from what it is there.
-    branch_step: int | None = None
-    branch_steps: int | None = None  # the number of steps in which it falls
+    branch_step: NonNegativeInt | None = None
+    branch_steps: PositiveInt | None = None  # the number of steps in which it falls
     branch_shape: str = "1-sqrt"  # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
-    planned_steps: int | None = None  # the length of the run that the rate before the branch goes by; None: this run's
+    planned_steps: PositiveInt | None = None  # of the run that the rate before the branch goes by; None: this run's
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -100,28 +101,18 @@ class ScheduleConfig:
                 f"ScheduleConfig.{name}",
                 f"is {value!r}; give a whole number of steps, {least} or more, or a share of the run between 0 and 1.",
             )
-        positive(self, "steps_per_decay", "steps_per_cycle")
-        self._check_branch()
-        for name in ("final_learning_rate", "min_learning_rate", "decay_factor"):
-            require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
+        one_of(self, "branch_shape", BRANCH_SHAPES)
+        require(
+            (self.branch_step is None) == (self.branch_steps is None),
+            "ScheduleConfig.branch_steps",
+            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
+        )
         for factor in self.factor_names:
             require(
                 factor in SCHEDULE_FACTORS,
                 "ScheduleConfig.factors",
                 f"holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
             )
-
-    def _check_branch(self) -> None:
-        one_of(self, "branch_shape", BRANCH_SHAPES)
-        for name in ("branch_steps", "planned_steps"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        require(
-            (self.branch_step is None) == (self.branch_steps is None),
-            "ScheduleConfig.branch_steps",
-            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
-        )
-        require((self.branch_step or 0) >= 0, "ScheduleConfig.branch_step", f"is {self.branch_step!r}; give 0 or more.")
 
     def in_steps(self, steps: int) -> ScheduleConfig:
         """Returns the same schedule for a run of so many steps, with numbers of steps in place of shares.
@@ -158,32 +149,20 @@ class OptimizerConfig:
     100
     """
 
-    name: str = "adafactor"  # adafactor, adamw_rms, adamw, muon or ademamix
+    name: str = "adafactor"  # adafactor, adamw, adamw_rms, muon or ademamix
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
-    weight_decay: float = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
-    clip_global_norm: float | None = None  # of the gradient, before the optimizer
+    weight_decay: NonNegativeFloat = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
+    clip_global_norm: PositiveFloat | None = None  # of the gradient, before the optimizer
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
-
-    if TYPE_CHECKING:  # what a call of this class takes; a rule has its own, of its fields
-
-        def __init__(
-            self,
-            name: str = ...,
-            schedule: ScheduleConfig = ...,
-            weight_decay: float = ...,
-            clip_global_norm: float | None = ...,
-            frozen: tuple[str, ...] = ...,
-            **fields: Any,
-        ) -> None: ...
 
     def __init_subclass__(cls) -> None:
         cls.__name__ = "OptimizerConfig"  # for messages: the class that gin files name
         if "name" in vars(cls):
             RULES[cls.name] = cls
 
-    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> OptimizerConfig:
+    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> Any:
         if cls is not OptimizerConfig:
-            return super().__new__(cls)
+            return object.__new__(cls)
         require(name in tuple(RULES), "OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")
         for given in foreign_fields(name, fields):
             users = [rule for rule, kind in RULES.items() if given in kind.__dataclass_fields__]
@@ -192,7 +171,7 @@ class OptimizerConfig:
                 f"is a field of {', '.join(users)}, and OptimizerConfig.name is {name!r}; leave it out, or choose"
                 f" {'one of these' if users[1:] else users[0]}.",
             )
-        return super().__new__(RULES[name])
+        return object.__new__(RULES[name])
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -202,16 +181,6 @@ class OptimizerConfig:
             f"is {self.name!r}, and the fields are another rule's; make OptimizerConfig({self.name!r}) with its own.",
         )
         object.__setattr__(self, "frozen", tuple(self.frozen))
-        self._check_frozen()
-        self._check(lambda value: value >= 0, "0 or more", "weight_decay")
-        self._check(lambda value: value > 0, "a number above 0, or None", "clip_global_norm")
-
-    def _check(self, holds: Callable[[Any], bool], kind: str, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            require(value is None or holds(value), f"OptimizerConfig.{name}", f"is {value!r}; give {kind}.")
-
-    def _check_frozen(self) -> None:
         for pattern in self.frozen:
             try:
                 re.compile(pattern)
@@ -255,21 +224,14 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Factored(OptimizerConfig):
-    """No rule, but a part of two: Adafactor's factored second moments and clipped updates."""
+    """Adafactor's factored second moments and clipped updates: no rule, but a part of `adafactor` and `muon`."""
 
-    decay_rate: float = 0.8  # of the second moment, which forgets the slower the later the step
-    clipping_threshold: float | None = 1.0  # of an update's root mean square, per parameter and layer
-    min_dim_size_to_factor: int = 128  # smaller matrices keep a full second moment
-    epsilon1: float = 1e-30  # added to squared gradients
-    epsilon2: float = 1e-3  # smallest parameter scale
-    step_offset: int = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = ("epsilon1", "epsilon2", "min_dim_size_to_factor", "step_offset")
-        self._check(lambda value: value >= 0, "0 or more", *names)
-        self._check(lambda value: value > 0, "a number above 0, or None", "clipping_threshold")
-        self._check(lambda value: 0 <= value <= 1, "a number from 0 to 1", "decay_rate")
+    decay_rate: ClosedShare = 0.8  # of the second moment, which forgets the slower the later the step
+    clipping_threshold: PositiveFloat | None = 1.0  # of an update's root mean square, per parameter and layer
+    min_dim_size_to_factor: NonNegativeInt = 128  # smaller matrices keep a full second moment
+    epsilon1: NonNegativeFloat = 1e-30  # added to squared gradients
+    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
+    step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
 
     def factored(self) -> list[Any]:
         import optax
@@ -290,11 +252,7 @@ class Adafactor(Factored):
 
     name: str = "adafactor"
     multiply_by_parameter_scale: bool = True  # updates relative to the parameter's size
-    momentum: float | None = None  # of the first moment; None: none
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check(lambda value: 0 <= value < 1, "a number from 0 to below 1", "momentum")
+    momentum: Share | None = None  # of the first moment; None: none
 
     def build(self, parts: Parts) -> list[Any]:
         import optax
@@ -311,14 +269,9 @@ class AdamW(OptimizerConfig):
     """AdamW (arXiv:1711.05101)."""
 
     name: str = "adamw"
-    beta1: float = 0.9  # of the first moment
-    beta2: float = 0.999  # of the second moment
-    epsilon: float = 1e-8  # added to the root of the second moment
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check(lambda value: value >= 0, "0 or more", "epsilon")
-        self._check(lambda value: 0 <= value < 1, "a number from 0 to below 1", "beta1", "beta2")
+    beta1: Share = 0.9  # of the first moment
+    beta2: Share = 0.999  # of the second moment
+    epsilon: NonNegativeFloat = 1e-8  # added to the root of the second moment
 
     def adam(self) -> Any:
         import optax
@@ -334,11 +287,7 @@ class AdamWRMS(AdamW):
     """AdamW whose steps are scaled by the parameter's root mean square (nanoT5, arXiv:2309.02373)."""
 
     name: str = "adamw_rms"
-    epsilon2: float = 1e-3  # smallest parameter scale
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check(lambda value: value >= 0, "0 or more", "epsilon2")
+    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
 
     def build(self, parts: Parts) -> list[Any]:
         return [self.adam(), parts.per_layer(parts.by_parameter_rms(self.epsilon2)), *parts.decay_and_rate]
@@ -350,19 +299,16 @@ class Muon(Factored, AdamW):
 
     name: str = "muon"
     muon_others: str = "adamw"  # the rule of the other parameters; adafactor: without momentum, next to no state
-    muon_beta: float = 0.95  # of the momentum (Nesterov's)
-    muon_rms: float = 0.2  # root mean square of a matrix's update, before the learning rate; Adam's is about as large
-    muon_steps: int = 5  # Newton-Schulz iterations that make the momentum orthogonal
+    muon_beta: Share = 0.95  # of the momentum (Nesterov's)
+    muon_rms: PositiveFloat = 0.2  # RMS of a matrix's update, before the learning rate; Adam's is about as large
+    muon_steps: PositiveInt = 5  # Newton-Schulz iterations that make the momentum orthogonal
     muon_dtype: str = "bfloat16"  # of these iterations; or float32
     muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "muon_steps")
-        above_zero(self, "muon_rms")
-        one_of(self, "muon_dtype", ORTHOGONALIZED_IN)
-        one_of(self, "muon_others", MUON_OTHERS)
-        self._check(lambda value: 0 <= value < 1, "a number from 0 to below 1", "muon_beta")
+        one_of(self, "muon_dtype", ("bfloat16", "float32"))
+        one_of(self, "muon_others", ("adamw", "adafactor"))
 
     def build(self, parts: Parts) -> list[Any]:
         import optax
@@ -381,15 +327,9 @@ class AdEMAMix(AdamW):
     """
 
     name: str = "ademamix"
-    ademamix_alpha: float = 5.0
-    beta3: float = 0.9999  # of the slow average
-    ademamix_warmup_steps: int | None = None  # over which alpha and beta3 rise; None: the whole run
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check(lambda value: value >= 0, "0 or more", "ademamix_alpha")
-        self._check(lambda value: 0 < value < 1, "a number above 0 and below 1", "beta3")
-        self._check(lambda value: value > 0, "a whole number above 0", "ademamix_warmup_steps")
+    ademamix_alpha: NonNegativeFloat = 5.0
+    beta3: OpenShare = 0.9999  # of the slow average
+    ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
 
     def build(self, parts: Parts) -> list[Any]:
         import jax.numpy as jnp
