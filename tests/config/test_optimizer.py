@@ -7,6 +7,8 @@ import dataclasses
 import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,16 @@ def test_a_new_rule_is_known_everywhere(made_up: type[OptimizerConfig]) -> None:
         OptimizerConfig("adamw", sharpness=3.0)
     with pytest.raises(ConfigError, match="beta1 is a field of adamw, "):
         OptimizerConfig("made_up", beta1=0.9)
+
+
+def test_every_rule_is_configured_without_jax() -> None:
+    """Only `build` imports jax and optax, which takes a second; a wrong choice is said before."""
+    program = (
+        "import sys; from limba.config.optimizer import RULES, OptimizerConfig; print(*map(OptimizerConfig, RULES));"
+        "sys.exit(bool({'jax', 'optax', 'numpy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "AdEMAMix(" in ended.stdout, ended.stderr
 
 
 def test_the_page_of_optimizers_has_every_rule() -> None:
