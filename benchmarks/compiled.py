@@ -39,8 +39,7 @@ from typing import Any
 
 from limba.cli import program
 from limba.config import InputError, ModelConfig, OptimizerConfig, environment
-from limba.config.kinds import fields_of
-from limba.config.optimizer import RULES
+from limba.config.optimizer import RULES, fields_of
 from limba.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read

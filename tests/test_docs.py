@@ -12,7 +12,7 @@ from limba import config
 from limba.cli.huggingface.keys import KNOWN
 from limba.cli.main import COMMANDS
 from limba.cli.t5x import tables as t5x
-from limba.config.kinds import fields_of
+from limba.config.optimizer import fields_of
 
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parent.parent

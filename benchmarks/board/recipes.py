@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.board.dial import Size
 from limba.cli.arguments import did_you_mean
 from limba.config import InputError, OptimizerConfig, ScheduleConfig
-from limba.config.kinds import fields_of
+from limba.config.optimizer import fields_of
 
 Settings = Mapping[str, Any]
 

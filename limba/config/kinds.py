@@ -144,19 +144,6 @@ def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
     return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
 
 
-def fields_of(kind: type) -> dict[str, Any]:
-    """Returns the type hint of each field of a configuration, also of those that only some of its subclasses have.
-
-    >>> from limba.config import OptimizerConfig
-    >>> fields_of(OptimizerConfig)["muon_steps"]
-    <class 'int'>
-    """
-    found = dict(_hints(kind))
-    for each in kind.__subclasses__():
-        found |= fields_of(each)
-    return found
-
-
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)

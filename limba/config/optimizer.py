@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -196,15 +197,25 @@ class OptimizerConfig:
         raise NotImplementedError(f"the rule {self.name} has no build")
 
 
+def fields_of(kind: type) -> dict[str, Any]:
+    """Returns the type hint of each field of a configuration; of OptimizerConfig, with those of all rules.
+
+    >>> fields_of(OptimizerConfig)["muon_steps"]
+    <class 'int'>
+    """
+    rules = RULES.values() if kind is OptimizerConfig else ()
+    return {name: hint for each in (kind, *rules) for name, hint in typing.get_type_hints(each).items()}
+
+
 def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
     """Returns those of the given fields that other rules have and the named one has not; none for an unknown name.
 
     >>> foreign_fields("adafactor", ["momentum", "muon_beta", "unknown"])
     ['muon_beta']
     """
-    own = next((kind.__dataclass_fields__ for rule, kind in RULES.items() if rule == name), None)
-    known = {field for kind in RULES.values() for field in kind.__dataclass_fields__}
-    return [] if own is None else [field for field in given if field in known and field not in own]
+    own = next((kind for rule, kind in RULES.items() if rule == name), None)
+    known = set() if own is None else fields_of(OptimizerConfig).keys() - fields_of(own).keys()
+    return [field for field in given if field in known]
 
 
 class Parts(NamedTuple):

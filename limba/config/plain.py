@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from limba.config.errors import InputError, reason_of
-from limba.config.kinds import fields_of, fits, in_words
+from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
-from limba.config.optimizer import OptimizerConfig, foreign_fields
+from limba.config.optimizer import OptimizerConfig, fields_of, foreign_fields
 from limba.config.run import RunConfig
 from limba.config.secrets import without_credentials
 

@@ -19,8 +19,7 @@ from limba.cli import task_modules
 from limba.cli.gin import read_run
 from limba.cli.gin.read import read_own
 from limba.config import ConfigError, DataConfig, InputError, OptimizerConfig, RunConfig, ScheduleConfig, plain
-from limba.config.kinds import fields_of
-from limba.config.optimizer import RULES
+from limba.config.optimizer import RULES, fields_of
 from tests import tiny
 
 pytestmark = pytest.mark.fast

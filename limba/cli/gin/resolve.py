@@ -17,8 +17,7 @@ from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.t5x.names import OURS, advice
 from limba.config import InputError, plain
-from limba.config.kinds import fields_of
-from limba.config.optimizer import foreign_fields
+from limba.config.optimizer import fields_of, foreign_fields
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
 CLASSES: dict[str, Any] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}

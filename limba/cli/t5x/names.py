@@ -8,7 +8,7 @@ from typing import Any
 
 from limba.cli.arguments import did_you_mean
 from limba.cli.t5x.tables import PAGE
-from limba.config.kinds import fields_of
+from limba.config.optimizer import fields_of
 
 _DECODING = "config.GenerationConfig"
 _SCHEDULE = "config.ScheduleConfig"
