@@ -39,7 +39,7 @@ from typing import Any
 
 from limba.cli import program
 from limba.config import InputError, ModelConfig, OptimizerConfig, environment
-from limba.config.optimizer import OPTIMIZERS
+from limba.config.optimizer import RULES, fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
-    parser.add_argument("--optimizer", default="adafactor", choices=OPTIMIZERS)
+    parser.add_argument("--optimizer", default="adafactor", choices=RULES)
     parser.add_argument("--average", type=float, help="decay of EvaluationConfig.average")
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise InputError(
             "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
-    network, optimizer = ({field.name for field in dataclasses.fields(of)} for of in (ModelConfig, OptimizerConfig))
+    network, optimizer = (set(fields_of(of)) for of in (ModelConfig, OptimizerConfig))
     optimizer -= {"name", "schedule"}  # --optimizer, and a schedule costs nothing
     for field in args.field:
         if "=" not in field or field.partition("=")[0] not in network | optimizer:

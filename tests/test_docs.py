@@ -1,6 +1,5 @@
 """The Markdown pages: width of prose, links, and that every file, command, flag and gin name in them exists."""
 
-import dataclasses
 import itertools
 import re
 import unicodedata
@@ -11,6 +10,7 @@ import pytest
 
 from limba import config
 from limba.cli.main import COMMANDS
+from limba.config.optimizer import fields_of
 from limba.tools.migrate.huggingface.keys import KNOWN
 from limba.tools.migrate.t5x import tables as t5x
 
@@ -153,6 +153,6 @@ def test_gin_names_exist(page: Path) -> None:
     for name in itertools.chain.from_iterable(GIN_NAME.findall(line) for line in code(page)):
         if name.startswith("config."):
             _, owner, field = name.split(".")
-            assert field in {each.name for each in dataclasses.fields(getattr(config, owner))}, f"{page}: {name}"
+            assert field in fields_of(getattr(config, owner)), f"{page}: {name}"
         else:
             assert name in MACROS | T5X_MACROS | {"NAME"}, f"{page}: {name}"

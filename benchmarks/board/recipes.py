@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from benchmarks.board.dial import Size
 from limba.cli.arguments import did_you_mean
 from limba.config import InputError, OptimizerConfig, ScheduleConfig
+from limba.config.optimizer import fields_of
 
 Settings = Mapping[str, Any]
 
@@ -95,7 +95,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }  # fmt: skip
 OWN = ("learning_rate", "warmup", "decay")  # fields of a recipe that may be set; the others are OptimizerConfig's
-OF_OPTIMIZER = tuple(each.name for each in dataclasses.fields(OptimizerConfig) if each.name not in ("name", "schedule"))
+OF_OPTIMIZER = tuple(name for name in fields_of(OptimizerConfig) if name not in ("name", "schedule"))
 
 
 def recipe_of(name: str) -> Recipe:

@@ -29,7 +29,7 @@ def _default(recipe: Recipe, name: str) -> Any:
 
     if hasattr(recipe, name):
         return getattr(recipe, name)
-    return recipe.optimizer.get(name, getattr(OptimizerConfig(), name))
+    return recipe.optimizer.get(name, getattr(OptimizerConfig(recipe.optimizer["name"]), name, None))
 
 
 def around(recipe: Recipe, fixed: Settings) -> Recipe:

@@ -85,7 +85,8 @@ def config_page() -> str:
             if not (isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)):
                 continue
             fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-            if not node.name.endswith("Config") or not fields:
+            of_rule = [ast.unparse(base) for base in node.bases]  # an optimizer: its fields are OptimizerConfig's too
+            if not (node.name.endswith("Config") or of_rule) or not fields:
                 continue
             lines += ["", f"## {node.name}", "", ast.get_docstring(node) or "", ""]
             lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
@@ -93,7 +94,8 @@ def config_page() -> str:
             for part in fields:
                 name = ast.unparse(part.target)
                 default = "required" if part.value is None else f"`{_cell(ast.unparse(part.value))}`"
-                gin = ", ".join(f"`{each}`" for each in names.get(f"{node.name}.{name}", ()))
+                owner = "OptimizerConfig" if of_rule else node.name
+                gin = ", ".join(f"`{each}`" for each in names.get(f"{owner}.{name}", ()))
                 meaning = _cell(_meaning(part, comments, before))
                 lines.append(f"| `{name}` | `{_cell(ast.unparse(part.annotation))}` | {default} | {meaning} | {gin} |")
                 before = part.end_lineno or part.lineno

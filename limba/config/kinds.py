@@ -8,8 +8,8 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
 from limba.config.errors import ConfigError, InputError
 from limba.config.secrets import without_credentials
@@ -20,6 +20,22 @@ MOST, MOST_OF_64_BITS = 2**31 - 1, 2**63 - 1
 MOST_FLOAT = 3.4e38  # of 32 bits
 ADDRESSES = ("gs", "s3", "az", "hf")  # that can be read
 WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, leases and growing files are tried there
+
+
+class Limit(NamedTuple):
+    """What a number must be beside its type: a part of the type hints below, which `check` reads."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+PositiveInt = Annotated[int, Limit(lambda value: value > 0, "a whole number above 0")]
+NonNegativeInt = Annotated[int, Limit(lambda value: value >= 0, "0 or more")]
+PositiveFloat = Annotated[float, Limit(lambda value: value > 0, "a number above 0")]
+NonNegativeFloat = Annotated[float, Limit(lambda value: value >= 0, "0 or more")]
+Share = Annotated[float, Limit(lambda value: 0 <= value < 1, "a number from 0 to below 1")]
+OpenShare = Annotated[float, Limit(lambda value: 0 < value < 1, "a number above 0 and below 1")]
+ClosedShare = Annotated[float, Limit(lambda value: 0 <= value <= 1, "a number from 0 to 1")]
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -69,7 +85,8 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
     """Raises ConfigError for the first field of a dataclass whose value no choice could mean.
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
-    bits, or of 64 for those of `of_64_bits`; and a string that is empty, or cannot be written to a file.
+    bits, or of 64 for those of `of_64_bits`; a string that is empty, or cannot be written to a file; and a number
+    beyond the limit of its hint.
 
     >>> from limba.config import MeshConfig
     >>> MeshConfig(fsdp="two")
@@ -94,6 +111,10 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
                 raise _wrong(owner, entry.name, value, f"give a text that is not empty{advice}")
             if isinstance(leaf, str) and not _is_writable(leaf):
                 raise _wrong(owner, entry.name, value, "give text in UTF-8, without NUL characters")
+        for limit in _limits(type(owner)).get(entry.name, ()):
+            if value is not None and not limit.holds(value):
+                or_none = ", or None" if fits(None, hint) else ""
+                raise _wrong(owner, entry.name, value, f"give {limit.words}{or_none}")
 
 
 def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:
@@ -126,6 +147,15 @@ def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _limits(kind: type) -> Mapping[str, list[Limit]]:
+    found = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        parts = (hint, *typing.get_args(hint))  # Share, or a part of Share | None
+        found[name] = [limit for part in parts for limit in getattr(part, "__metadata__", ())]
+    return found
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
+import typing
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from limba.config import kinds
-from limba.config.errors import ConfigError, above_zero, one_of, positive, require
+from limba.config.errors import ConfigError, one_of, require
+from limba.config.kinds import (
+    ClosedShare,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenShare,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 
 LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
-OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
-ORTHOGONALIZED_IN = ("bfloat16", "float32")
-MUON_OTHERS = ("adamw", "adafactor")
 SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 BRANCH_SHAPES = ("linear", "1-sqrt", "cosine", "constant")
 SCHEDULE_FACTORS = (
@@ -30,8 +40,8 @@ SCHEDULE_FACTORS = (
 class LossConfig:
     """Cross entropy with T5X's z-loss and label smoothing; see `limba/training/losses.py`."""
 
-    z_loss: float = 1e-4  # weight of the squared log of the softmax's normalizer
-    label_smoothing: float = 0.0  # share of probability given to the other tokens
+    z_loss: NonNegativeFloat = 1e-4  # weight of the squared log of the softmax's normalizer
+    label_smoothing: Share = 0.0  # share of probability given to the other tokens
     logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
     # What the summed loss is divided by: tokens (real ones), all_tokens (padding too), sequences (each one's mean
     # counts the same), a number, or None (nothing, T5X's default).
@@ -47,12 +57,6 @@ class LossConfig:
             f"is {self.normalize_by!r}; give a number above 0, {', '.join(NORMALIZERS)}, or None.",
         )
         one_of(self, "logits", LOGITS)
-        require(self.z_loss >= 0, "LossConfig.z_loss", f"is {self.z_loss!r}; give 0 or more.")
-        require(
-            0 <= self.label_smoothing < 1,
-            "LossConfig.label_smoothing",
-            f"is {self.label_smoothing!r}; give a number from 0 to below 1.",
-        )
 
 
 # No recipe comes near: T5X's highest is 1, Tensor2Tensor's learning_rate_constant 2 (arXiv:1706.03762 has 1 before
@@ -70,17 +74,17 @@ class ScheduleConfig:
     warmup_steps: float = 10_000  # steps until the highest rate; below 1 a share of the run, such as 0.02
     # the last step of linear and cosine; the decay's length in warmup_stable_decay; below 1 a share of the run
     decay_steps: float | None = None
-    final_learning_rate: float = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
-    decay_factor: float = 0.5  # T5X: of decay_every and linear_decay
-    steps_per_decay: int = 20_000  # T5X: of decay_every
-    steps_per_cycle: int = 100_000  # T5X: of cosine_decay
+    final_learning_rate: NonNegativeFloat = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
+    decay_factor: NonNegativeFloat = 0.5  # T5X: of decay_every and linear_decay
+    steps_per_decay: PositiveInt = 20_000  # T5X: of decay_every
+    steps_per_cycle: PositiveInt = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
-    min_learning_rate: float = 1e-8  # T5X: no product of factors goes below it
+    min_learning_rate: NonNegativeFloat = 1e-8  # T5X: no product of factors goes below it
     # Of a branch: from this step on the rate falls to 0, from what it is there.
-    branch_step: int | None = None
-    branch_steps: int | None = None  # the number of steps in which it falls
+    branch_step: NonNegativeInt | None = None
+    branch_steps: PositiveInt | None = None  # the number of steps in which it falls
     branch_shape: str = "1-sqrt"  # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
-    planned_steps: int | None = None  # the length of the run that the rate before the branch goes by; None: this run's
+    planned_steps: PositiveInt | None = None  # of the run that the rate before the branch goes by; None: this run's
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -98,28 +102,18 @@ class ScheduleConfig:
                 f"ScheduleConfig.{name}",
                 f"is {value!r}; give a whole number of steps, {least} or more, or a share of the run between 0 and 1.",
             )
-        positive(self, "steps_per_decay", "steps_per_cycle")
-        self._check_branch()
-        for name in ("final_learning_rate", "min_learning_rate", "decay_factor"):
-            require(getattr(self, name) >= 0, f"ScheduleConfig.{name}", f"is {getattr(self, name)!r}; give 0 or more.")
+        one_of(self, "branch_shape", BRANCH_SHAPES)
+        require(
+            (self.branch_step is None) == (self.branch_steps is None),
+            "ScheduleConfig.branch_steps",
+            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
+        )
         for factor in self.factor_names:
             require(
                 factor in SCHEDULE_FACTORS,
                 "ScheduleConfig.factors",
                 f"holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
             )
-
-    def _check_branch(self) -> None:
-        one_of(self, "branch_shape", BRANCH_SHAPES)
-        for name in ("branch_steps", "planned_steps"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        require(
-            (self.branch_step is None) == (self.branch_steps is None),
-            "ScheduleConfig.branch_steps",
-            f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
-        )
-        require((self.branch_step or 0) >= 0, "ScheduleConfig.branch_step", f"is {self.branch_step!r}; give 0 or more.")
 
     def in_steps(self, steps: int) -> ScheduleConfig:
         """Returns the same schedule for a run of so many steps, with numbers of steps in place of shares.
@@ -142,86 +136,52 @@ class ScheduleConfig:
         return tuple(factor.strip() for factor in self.factors.split("*"))
 
 
+RULES: dict[str, type[OptimizerConfig]] = {}  # of each optimizer, by its name
+
+
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adafactor by T5X's rule, AdamW with RMS-scaled steps (nanoT5), AdamW, Muon with one of them, or AdEMAMix.
+    """The optimizer: `OptimizerConfig(NAME, …)` is an object of the rule with that name, and takes its fields too.
 
-    >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100)).schedule.base_learning_rate
-    0.001
+    A rule is a subclass with a `name`, its own fields and `build`; nothing else has to know of it. A field that only
+    other rules have is a ConfigError.
+
+    >>> OptimizerConfig("adamw", ScheduleConfig("cosine", 1e-3, warmup_steps=100), beta2=0.98).schedule.warmup_steps
+    100
     """
 
     name: str = "adafactor"  # adafactor, adamw, adamw_rms, muon or ademamix
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)  # the learning rate by step
-    weight_decay: float = 0.0  # of parameters, times the learning rate
-    clip_global_norm: float | None = None  # of the gradient, before the optimizer
-    # Adafactor
-    decay_rate: float = 0.8
-    multiply_by_parameter_scale: bool = True  # Adafactor: updates relative to the parameter's size
-    clipping_threshold: float | None = 1.0  # of an update's root mean square, per parameter and layer
-    min_dim_size_to_factor: int = 128  # Adafactor: smaller matrices keep a full second moment
-    epsilon1: float = 1e-30  # Adafactor: added to squared gradients
-    epsilon2: float = 1e-3  # Adafactor: smallest parameter scale
-    momentum: float | None = None  # Adafactor: of the first moment; None: none
-    step_offset: int = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
+    weight_decay: NonNegativeFloat = 0.0  # of parameters, times the learning rate (with Adafactor, as in T5X, not)
+    clip_global_norm: PositiveFloat | None = None  # of the gradient, before the optimizer
     frozen: tuple[str, ...] = ()  # patterns that frozen parameters' names begin with: 'encoder', '.*/relpos_bias'
-    # AdamW
-    beta1: float = 0.9
-    beta2: float = 0.999  # AdamW: of the second moment
-    epsilon: float = 1e-8  # AdamW: added to the root of the second moment
-    # Muon, for the layers' matrices
-    muon_others: str = "adamw"  # the rule of the other parameters; adafactor: without momentum, next to no state
-    muon_beta: float = 0.95  # of the momentum (Nesterov's)
-    muon_rms: float = 0.2  # root mean square of a matrix's update, before the learning rate; Adam's is about as large
-    muon_steps: int = 5  # Newton-Schulz iterations that make the momentum orthogonal
-    muon_dtype: str = "bfloat16"  # of these iterations; or float32
-    muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
-    # AdEMAMix: AdamW whose update also holds a slow average of the gradient, times alpha
-    ademamix_alpha: float = 5.0
-    beta3: float = 0.9999  # of the slow average
-    ademamix_warmup_steps: int | None = None  # over which alpha and beta3 rise; None: the whole run
+
+    def __init_subclass__(cls) -> None:
+        cls.__name__ = "OptimizerConfig"  # for messages: the class that gin files name
+        if "name" in vars(cls):
+            RULES[cls.name] = cls
+
+    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> Any:
+        if cls is not OptimizerConfig:
+            return object.__new__(cls)
+        require(name in tuple(RULES), "OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")
+        for given in foreign_fields(name, fields):
+            users = [rule for rule, kind in RULES.items() if given in kind.__dataclass_fields__]
+            raise ConfigError(
+                f"OptimizerConfig.{given}",
+                f"is a field of {', '.join(users)}, and OptimizerConfig.name is {name!r}; leave it out, or choose"
+                f" {'one of these' if users[1:] else users[0]}.",
+            )
+        return object.__new__(RULES[name])
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        object.__setattr__(self, "frozen", tuple(self.frozen))
-        self._check_frozen()
-        one_of(self, "name", OPTIMIZERS)
-        for name in (
-            "weight_decay",
-            "epsilon1",
-            "epsilon2",
-            "epsilon",
-            "min_dim_size_to_factor",
-            "step_offset",
-            "ademamix_alpha",
-        ):
-            value = getattr(self, name)
-            require(value >= 0, f"OptimizerConfig.{name}", f"is {value!r}; give 0 or more.")
-        positive(self, "muon_steps")
-        above_zero(self, "muon_rms")
-        one_of(self, "muon_dtype", ORTHOGONALIZED_IN)
-        one_of(self, "muon_others", MUON_OTHERS)
-        for name in ("clip_global_norm", "clipping_threshold"):
-            value = getattr(self, name)
-            require(
-                value is None or value > 0, f"OptimizerConfig.{name}", f"is {value!r}; give a number above 0, or None."
-            )
-        if self.ademamix_warmup_steps is not None:
-            positive(self, "ademamix_warmup_steps")
-        require(0 < self.beta3 < 1, "OptimizerConfig.beta3", f"is {self.beta3!r}; give a number above 0 and below 1.")
-        for name in ("beta1", "beta2", "momentum", "muon_beta"):
-            value = getattr(self, name)
-            require(
-                value is None or 0 <= value < 1,
-                f"OptimizerConfig.{name}",
-                f"is {value!r}; give a number from 0 to below 1.",
-            )
         require(
-            0 <= self.decay_rate <= 1,
-            "OptimizerConfig.decay_rate",
-            f"is {self.decay_rate!r}; give a number from 0 to 1.",
+            RULES.get(self.name) is type(self),
+            "OptimizerConfig.name",
+            f"is {self.name!r}, and the fields are another rule's; make OptimizerConfig({self.name!r}) with its own.",
         )
-
-    def _check_frozen(self) -> None:
+        object.__setattr__(self, "frozen", tuple(self.frozen))
         for pattern in self.frozen:
             try:
                 re.compile(pattern)
@@ -231,3 +191,168 @@ class OptimizerConfig:
                     f"holds {pattern!r}, which is not a regular expression ({error}); write the beginning of the names,"
                     " such as 'encoder', or put a backslash before a sign that is meant as itself.",
                 ) from None
+
+    def build(self, parts: Parts) -> list[Any]:
+        """Returns the rule as optax transformations, from the clipped gradient to the parameters' update."""
+        raise NotImplementedError(f"the rule {self.name} has no build")
+
+
+def fields_of(kind: type) -> dict[str, Any]:
+    """Returns the type hint of each field of a configuration; of OptimizerConfig, with those of all rules.
+
+    >>> fields_of(OptimizerConfig)["muon_steps"]
+    <class 'int'>
+    """
+    rules = RULES.values() if kind is OptimizerConfig else ()
+    return {name: hint for each in (kind, *rules) for name, hint in typing.get_type_hints(each).items()}
+
+
+def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
+    """Returns those of the given fields that other rules have and the named one has not; none for an unknown name.
+
+    >>> foreign_fields("adafactor", ["momentum", "muon_beta", "unknown"])
+    ['muon_beta']
+    """
+    own = next((kind for rule, kind in RULES.items() if rule == name), None)
+    known = set() if own is None else fields_of(OptimizerConfig).keys() - fields_of(own).keys()
+    return [field for field in given if field in known]
+
+
+class Parts(NamedTuple):
+    """What a rule is built of besides optax; `limba/training/optimizer.py` fills it."""
+
+    rate: Any  # the transformation that multiplies by minus the learning rate
+    decay_and_rate: list[Any]  # the same after weight decay, if there is any
+    decay: Callable[[float], Any]  # adds this part of each parameter but norms' scales and biases
+    per_layer: Callable[[Any], Any]  # makes a transformation treat each layer of a stack as a parameter of its own
+    by_parameter_rms: Callable[[float], Any]  # times the parameter's root mean square, or this number if it is less
+    muon: Callable[[Muon, Any], Any]  # Muon's rule of the layers' matrices, and another one for all else
+    planned_steps: int  # of the run, or of the one that a branch comes from
+
+
+# Rules. A configuration is read without jax, so they import it and optax in `build`.
+
+
+@dataclass(frozen=True)
+class Factored(OptimizerConfig):
+    """Adafactor's factored second moments and clipped updates: no rule, but a part of `adafactor` and `muon`."""
+
+    decay_rate: ClosedShare = 0.8  # of the second moment, which forgets the slower the later the step
+    clipping_threshold: PositiveFloat | None = 1.0  # of an update's root mean square, per parameter and layer
+    min_dim_size_to_factor: NonNegativeInt = 128  # smaller matrices keep a full second moment
+    epsilon1: NonNegativeFloat = 1e-30  # added to squared gradients
+    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
+    step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
+
+    def factored(self) -> list[Any]:
+        import optax
+
+        rule = optax.scale_by_factored_rms(
+            decay_rate=self.decay_rate,
+            step_offset=self.step_offset,
+            min_dim_size_to_factor=self.min_dim_size_to_factor,
+            epsilon=self.epsilon1,
+        )
+        threshold = self.clipping_threshold
+        return [rule] if threshold is None else [rule, optax.clip_by_block_rms(threshold)]
+
+
+@dataclass(frozen=True)
+class Adafactor(Factored):
+    """Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) by T5X's rule."""
+
+    name: str = "adafactor"
+    multiply_by_parameter_scale: bool = True  # updates relative to the parameter's size
+    momentum: Share | None = None  # of the first moment; None: none
+
+    def build(self, parts: Parts) -> list[Any]:
+        import optax
+
+        scale = [parts.by_parameter_rms(self.epsilon2)] if self.multiply_by_parameter_scale else []
+        steps = [parts.per_layer(optax.chain(*self.factored(), *scale)), parts.rate]
+        if self.momentum is not None:
+            steps.append(optax.ema(self.momentum, debias=False, accumulator_dtype="float32"))
+        return [*steps, parts.decay(-self.weight_decay)] if self.weight_decay else steps  # not times the learning rate
+
+
+@dataclass(frozen=True)
+class AdamW(OptimizerConfig):
+    """AdamW (arXiv:1711.05101)."""
+
+    name: str = "adamw"
+    beta1: Share = 0.9  # of the first moment
+    beta2: Share = 0.999  # of the second moment
+    epsilon: NonNegativeFloat = 1e-8  # added to the root of the second moment
+
+    def adam(self) -> Any:
+        import optax
+
+        return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
+
+    def build(self, parts: Parts) -> list[Any]:
+        return [self.adam(), *parts.decay_and_rate]
+
+
+@dataclass(frozen=True)
+class AdamWRMS(AdamW):
+    """AdamW whose steps are scaled by the parameter's root mean square (nanoT5, arXiv:2309.02373)."""
+
+    name: str = "adamw_rms"
+    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
+
+    def build(self, parts: Parts) -> list[Any]:
+        return [self.adam(), parts.per_layer(parts.by_parameter_rms(self.epsilon2)), *parts.decay_and_rate]
+
+
+@dataclass(frozen=True)
+class Muon(Factored, AdamW):
+    """Muon for the layers' matrices (`limba/training/updates/muon.py`), AdamW or Adafactor for all else."""
+
+    name: str = "muon"
+    muon_others: str = "adamw"  # the rule of the other parameters; adafactor: without momentum, next to no state
+    muon_beta: Share = 0.95  # of the momentum (Nesterov's)
+    muon_rms: PositiveFloat = 0.2  # RMS of a matrix's update, before the learning rate; Adam's is about as large
+    muon_steps: PositiveInt = 5  # Newton-Schulz iterations that make the momentum orthogonal
+    muon_dtype: str = "bfloat16"  # of these iterations; or float32
+    muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(self, "muon_dtype", ("bfloat16", "float32"))
+        one_of(self, "muon_others", ("adamw", "adafactor"))
+
+    def build(self, parts: Parts) -> list[Any]:
+        import optax
+
+        others = self.adam() if self.muon_others == "adamw" else parts.per_layer(optax.chain(*self.factored()))
+        scale = [parts.per_layer(parts.by_parameter_rms(self.epsilon2))] if self.muon_by_parameter_scale else []
+        return [parts.muon(self, others), *scale, *parts.decay_and_rate]
+
+
+@dataclass(frozen=True)
+class AdEMAMix(AdamW):
+    """AdEMAMix (arXiv:2409.03137): AdamW whose update also holds a slow average of the gradient, times alpha.
+
+    alpha and the average's decay beta3 rise over the run (section 3 and appendix A.1): alpha linearly from 0, beta3
+    from beta1 so that the average's half-life, ln 0.5 / ln beta3 - 1, does so linearly.
+    """
+
+    name: str = "ademamix"
+    ademamix_alpha: NonNegativeFloat = 5.0
+    beta3: OpenShare = 0.9999  # of the slow average
+    ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
+
+    def build(self, parts: Parts) -> list[Any]:
+        import jax.numpy as jnp
+        import optax
+
+        over = self.ademamix_warmup_steps or parts.planned_steps
+        first, last = math.log(self.beta1 or 1e-8), math.log(self.beta3)
+
+        def beta3(count: Any) -> Any:
+            share = jnp.minimum(count / over, 1.0)
+            return jnp.exp(first * last / ((1 - share) * last + share * first))
+
+        alpha = optax.linear_schedule(0.0, self.ademamix_alpha, over)
+        rule = optax.contrib.scale_by_ademamix(self.beta1, self.beta2, beta3, alpha, self.epsilon)
+        return [rule, *parts.decay_and_rate]

@@ -9,13 +9,13 @@ import dataclasses
 import difflib
 import json
 import os
-import typing
 from collections.abc import Mapping
 from typing import Any
 
 from limba.config.errors import InputError, reason_of
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
+from limba.config.optimizer import OptimizerConfig, fields_of, foreign_fields
 from limba.config.run import RunConfig
 from limba.config.secrets import without_credentials
 
@@ -106,29 +106,28 @@ def _tuples(value: Any) -> Any:
 
 def _built(values: Any, owner: Any, place: str) -> Any:
     """Returns the dataclass `owner` with these fields."""
-    name, hints = owner.__name__, typing.get_type_hints(owner)
+    name, hints = owner.__name__, fields_of(owner)
     if not isinstance(values, dict):
         raise InputError(f"{place}: {name} is {values!r}; give its fields.")
     for unknown in sorted(set(values) - set(hints)):
         near = difflib.get_close_matches(unknown, hints, n=1)
         advice = f"did you mean {near[0]}?" if near else "remove it."
         raise InputError(f"{place}: {name} has no field {unknown!r}; {advice}")
-    fields = {}
     for entry in dataclasses.fields(owner):
-        if entry.name not in values:
-            if entry.name in EARLIER.get(name, {}):
-                fields[entry.name] = EARLIER[name][entry.name]
-                continue
-            if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
-                raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
-            continue
-        value, hint = values[entry.name], hints[entry.name]
-        if dataclasses.is_dataclass(hint):
-            fields[entry.name] = _built(value, hint, place)
-        elif fits(value, hint):
-            fields[entry.name] = _tuples(value)
+        has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        if entry.name not in values and not has_default:
+            raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
+    if owner is OptimizerConfig:  # until version 0.3 a run listed, and ignored, the fields of all other rules
+        ignored = foreign_fields(values.get("name", owner.name), values)
+        values = {field: value for field, value in values.items() if field not in ignored}
+    fields: dict[str, Any] = dict(EARLIER.get(name, {}))
+    for field, value in values.items():
+        if dataclasses.is_dataclass(hints[field]):
+            fields[field] = _built(value, hints[field], place)
+        elif fits(value, hints[field]):
+            fields[field] = _tuples(value)
         else:
-            raise InputError(f"{place}: {name}.{entry.name} is {value!r}; give {in_words(hint)}.")
+            raise InputError(f"{place}: {name}.{field} is {value!r}; give {in_words(hints[field])}.")
     try:
         return owner(**fields)
     except InputError as error:

@@ -1,14 +1,8 @@
-"""The optimizers as optax chains; each treats the layers of a stack as separate parameters.
-
-Adafactor (Shazeer & Stern 2018, arXiv:1804.04235) by T5X's rule; AdamW whose steps are scaled by the parameter's
-root mean square (nanoT5, arXiv:2309.02373); AdamW (arXiv:1711.05101); AdEMAMix (arXiv:2409.03137); and Muon, in
-`limba/training/updates/muon.py`.
-"""
+"""The optimizer of a run as one optax chain around its rule, which `limba/config/optimizer.py` builds of our parts."""
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax import contrib
 
 from limba.config import ConfigError, OptimizerConfig, RunConfig
+from limba.config.optimizer import Parts
 from limba.model import Network
 from limba.sharding.tree import named_leaves
 from limba.training.precision.loss_scale import with_loss_scale
@@ -81,71 +75,19 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
 
 
 def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
-    schedule = make_schedule(config.schedule, train_steps)
-    steps = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
-    if config.name == "adafactor":
-        steps += [_adafactor_direction(config), optax.scale_by_learning_rate(schedule)]
-        if config.momentum is not None:
-            steps.append(optax.ema(config.momentum, debias=False, accumulator_dtype=jnp.float32))
-        if config.weight_decay:  # in T5X not multiplied by the learning rate
-            steps.append(optax.add_decayed_weights(-config.weight_decay, mask=_is_decayed))
-        return optax.chain(*steps)
-    steps.append(_adam_direction(config, train_steps, shardings))
-    if config.name == "adamw_rms" or (config.name == "muon" and config.muon_by_parameter_scale):
-        steps.append(per_layer(scale_by_parameter_rms(config.epsilon2)))
-    if config.weight_decay:
-        steps.append(optax.add_decayed_weights(config.weight_decay, mask=_is_decayed))
-    return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
-
-
-def _adam_direction(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
-    """Returns the rule of Adam, of AdEMAMix, or of Muon with Adam's or Adafactor's."""
-    if config.name == "ademamix":
-        alpha, beta3 = _slow_average(config, train_steps)
-        return contrib.scale_by_ademamix(config.beta1, config.beta2, beta3, alpha, config.epsilon)
-    adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
-    if config.name != "muon":
-        return adam
-    others = per_layer(optax.chain(*_factored(config))) if config.muon_others == "adafactor" else adam
-    return matrices_by_muon(config, others, shardings)
-
-
-def _slow_average(config: OptimizerConfig, train_steps: int | None) -> tuple[optax.Schedule, optax.Schedule]:
-    """Returns AdEMAMix's alpha and beta3 by step: they rise over the run (section 3 and appendix A.1 of its paper).
-
-    alpha rises linearly from 0. beta3 rises from beta1 so that the average's half-life, ln 0.5 / ln beta3 - 1, does so
-    linearly.
-    """
-    over = config.ademamix_warmup_steps or config.schedule.planned_steps or train_steps or 1  # a branch keeps its run's
-    first, last = math.log(config.beta1 or 1e-8), math.log(config.beta3)
-
-    def beta3(count: Any) -> Any:
-        share = jnp.minimum(count / over, 1.0)
-        return jnp.exp(first * last / ((1 - share) * last + share * first))
-
-    return optax.linear_schedule(0.0, config.ademamix_alpha, over), beta3
-
-
-def _adafactor_direction(config: OptimizerConfig) -> optax.GradientTransformation:
-    steps = _factored(config)
-    if config.multiply_by_parameter_scale:
-        steps.append(scale_by_parameter_rms(config.epsilon2))
-    return per_layer(optax.chain(*steps))
-
-
-def _factored(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-    """Returns the parts of Adafactor's rule: factored second moments, updates clipped."""
-    steps = [
-        optax.scale_by_factored_rms(
-            decay_rate=config.decay_rate,
-            step_offset=config.step_offset,
-            min_dim_size_to_factor=config.min_dim_size_to_factor,
-            epsilon=config.epsilon1,
-        )
-    ]
-    if config.clipping_threshold is not None:
-        steps.append(optax.clip_by_block_rms(config.clipping_threshold))
-    return steps
+    clip = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
+    rate = optax.scale_by_learning_rate(make_schedule(config.schedule, train_steps))
+    decay = functools.partial(optax.add_decayed_weights, mask=_is_decayed)
+    parts = Parts(
+        rate,
+        [decay(config.weight_decay), rate] if config.weight_decay else [rate],
+        decay,
+        per_layer,
+        scale_by_parameter_rms,
+        functools.partial(matrices_by_muon, shardings=shardings),
+        config.schedule.planned_steps or train_steps or 1,
+    )
+    return optax.chain(*clip, *config.build(parts))
 
 
 def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:

@@ -47,7 +47,9 @@ class Run:
 
     def __init__(self, optimizer: str = "adafactor", devices: int = 2, average: float | None = 0.9, dtype: str = ""):
         name, _, others = optimizer.partition("+")
-        choice = OptimizerConfig(name, muon_dtype="float32", muon_others=others or "adamw")
+        choice = OptimizerConfig(
+            name, **({"muon_dtype": "float32", "muon_others": others or "adamw"} if name == "muon" else {})
+        )
         self.mesh = tiny.mesh_of(MeshConfig(), devices)
         self.model = Network(SMALL, self.mesh)
         shardings = trained_shardings(self.model, self.mesh)

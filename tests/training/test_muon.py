@@ -130,12 +130,7 @@ def test_each_device_makes_its_share_of_the_matrices_orthogonal(
 def test_bad_choices_have_a_sentence() -> None:
     for choice, match in (
         ({"name": "moun"}, r"OptimizerConfig.name is 'moun'; .*muon"),
-        ({"muon_dtype": "float16"}, r"OptimizerConfig.muon_dtype is 'float16'"),
-        ({"muon_steps": 0}, r"OptimizerConfig.muon_steps is 0"),
-        ({"muon_rms": 0.0}, r"OptimizerConfig.muon_rms is 0.0"),
-        ({"muon_beta": 1.0}, r"OptimizerConfig.muon_beta is 1.0"),
-        ({"beta3": 1.0}, r"OptimizerConfig.beta3 is 1.0"),
-        ({"ademamix_alpha": -1.0}, r"OptimizerConfig.ademamix_alpha is -1.0"),
+        ({"name": "muon", "muon_dtype": "float16"}, r"OptimizerConfig.muon_dtype is 'float16'"),
     ):
         with pytest.raises(ValueError, match=match):
             OptimizerConfig(**choice)  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,9 @@
 """Optimizers over stacked layers, and their schedules."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,20 +11,21 @@ import optax
 import pytest
 
 from limba.config import OptimizerConfig, ScheduleConfig
+from limba.config.optimizer import RULES, SCHEDULE_FACTORS, Parts
 from limba.formats.names import flatten, unflatten, unstack_layers
 from limba.model import Network
 from limba.training.optimizer import make_optimizer, make_schedule, scale_by_parameter_rms
 from tests import tiny
 
-ALL_OPTIMIZERS = ("adafactor", "adamw_rms", "adamw", "muon", "ademamix")
+SHALLOW = tiny.model(num_encoder_layers=1, num_decoder_layers=1)
 
 
-@pytest.mark.parametrize(("name", "others"), [*((name, "adamw") for name in ALL_OPTIMIZERS), ("muon", "adafactor")])
-def test_stacked_layers_update_like_single_ones(name: str, others: str) -> None:
-    schedule = ScheduleConfig(base_learning_rate=0.5)
-    config = OptimizerConfig(
-        name, schedule, weight_decay=0.01, muon_dtype="float32", muon_by_parameter_scale=True, muon_others=others
-    )
+@pytest.mark.parametrize("name", [*RULES, "muon+adafactor"])
+def test_stacked_layers_update_like_single_ones(name: str) -> None:
+    rule, _, others = name.partition("+")
+    choices = {"muon_dtype": "float32", "muon_by_parameter_scale": True} if rule == "muon" else {}
+    choices |= {"muon_others": others} if others else {}
+    config = OptimizerConfig(rule, ScheduleConfig(base_learning_rate=0.5), weight_decay=0.01, **choices)
     params = tiny.parameters(tiny.MODEL)
     single = unflatten(unstack_layers(flatten(jax.device_get(params))))
     optimizer = make_optimizer(config, 10)
@@ -75,23 +80,148 @@ def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     assert matrices <= sizes["both"] < matrices + sizes["adafactor"] < sizes["muon"]
 
 
-def test_ademamix_is_its_paper_s() -> None:
-    """Equations 1 to 3, and the schedules of alpha and beta3 of appendix A.1, in float64."""
-    config = OptimizerConfig("ademamix", ScheduleConfig("factors", 1.0, "constant", 0), beta3=0.99, ademamix_alpha=4.0)
-    rule, random = make_optimizer(config, 8), np.random.default_rng(0)
-    params = {"kernel": jnp.zeros((3, 5))}
+RATE, DECAY = 0.05, 0.1
+SHAPES = {  # two layers in a stack; the last parameter is frozen
+    "encoder": {"layers": {"mlp": {"kernel": (2, 6, 5)}, "norm": {"scale": (2, 5)}}},
+    "decoder": {"logits": {"kernel": (5, 7), "bias": (7,)}, "frozen": {"kernel": (4, 3)}},
+}
+Update = Callable[[dict[str, Any], np.ndarray, np.ndarray, int, bool], np.ndarray]
+
+
+def rms(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(x**2)))
+
+
+def average(state: dict[str, Any], name: str, new: np.ndarray, decay: float) -> np.ndarray:
+    state[name] = decay * state.get(name, 0.0) + (1 - decay) * new
+    return state[name]
+
+
+def of_adafactor(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
+    """Algorithm 4 of the paper with T5X's constants; t is 1 at the first step. Not times the rate: the decay."""
+    decay, squares = 1 - t**-0.8, gradient**2 + 1e-30
+    if min(squares.shape) >= 5 and squares.ndim == 2:  # min_dim_size_to_factor
+        rows = average(state, "rows", squares.mean(1), decay)
+        columns = average(state, "columns", squares.mean(0), decay)
+        second = np.outer(rows, columns) / rows.mean()
+    else:
+        second = average(state, "second", squares, decay)
+    update = gradient / np.sqrt(second)
+    update /= max(1.0, rms(update) / 1.0)
+    update *= max(rms(parameter), 1e-3) * -RATE
+    return average(state, "momentum", update, 0.6) - (parameter * DECAY if decays(parameter) else 0)
+
+
+def decays(parameter: np.ndarray) -> bool:
+    return parameter.ndim > 1  # here; norms' scales and biases have one axis in each layer
+
+
+def adam(state: dict[str, Any], gradient: np.ndarray, t: int) -> np.ndarray:
+    first, second = average(state, "first", gradient, 0.8), average(state, "second", gradient**2, 0.95)
+    return first / (1 - 0.8**t) / (np.sqrt(second / (1 - 0.95**t)) + 1e-3)
+
+
+def decayed(update: np.ndarray, parameter: np.ndarray) -> np.ndarray:
+    return -RATE * (update + (DECAY * parameter if decays(parameter) else 0))
+
+
+def of_adamw(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
+    return decayed(adam(state, gradient, t), parameter)
+
+
+def of_adamw_rms(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
+    return decayed(adam(state, gradient, t) * max(rms(parameter), 0.01), parameter)
+
+
+def of_muon(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, in_layers: bool) -> np.ndarray:
+    """Jordan et al.: Nesterov's momentum through the quintic iteration; embeddings, head and vectors by Adam."""
+    if not (in_layers and gradient.ndim == 2):
+        return decayed(adam(state, gradient, t), parameter)
+    state["momentum"] = gradient + 0.9 * state.get("momentum", 0.0)
+    x = gradient + 0.9 * state["momentum"]
+    x /= np.linalg.norm(x)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return decayed(0.3 * np.sqrt(max(x.shape)) * x, parameter)
+
+
+def of_ademamix(state: dict[str, Any], gradient: np.ndarray, parameter: np.ndarray, t: int, _: bool) -> np.ndarray:
+    """Equations 1 to 3, and the schedules of alpha and beta3 of appendix A.1; the first update is their step 0."""
+    share = min((t - 1) / 4, 1.0)
+    decay = np.exp(np.log(0.8) * np.log(0.99) / ((1 - share) * np.log(0.99) + share * np.log(0.8)))
+    fast, slow = average(state, "first", gradient, 0.8), average(state, "slow", gradient, decay)
+    root = np.sqrt(average(state, "second", gradient**2, 0.95) / (1 - 0.95**t)) + 1e-3
+    return decayed((fast / (1 - 0.8**t) + 4.0 * share * slow) / root, parameter)
+
+
+OF_ADAM = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3}
+FORMULAS: dict[str, tuple[Update, dict[str, Any]]] = {  # in float64; and the fields that the formula has
+    "adafactor": (of_adafactor, {"momentum": 0.6, "min_dim_size_to_factor": 5}),
+    "adamw": (of_adamw, OF_ADAM),
+    "adamw_rms": (of_adamw_rms, {**OF_ADAM, "epsilon2": 0.01}),
+    "muon": (of_muon, {**OF_ADAM, "muon_beta": 0.9, "muon_rms": 0.3, "muon_dtype": "float32"}),
+    "ademamix": (of_ademamix, {**OF_ADAM, "beta3": 0.99, "ademamix_alpha": 4.0, "ademamix_warmup_steps": 4}),
+}
+
+
+def test_every_rule_has_a_formula() -> None:
+    assert set(FORMULAS) == set(RULES), "write the rule's update in numpy, and its fields, into FORMULAS"
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_updates_are_the_formulas(name: str) -> None:
+    """Six steps: clipping, the rule layer by layer, decay of matrices alone, nothing for what is frozen."""
+    formula, fields = FORMULAS[name]
+    schedule = ScheduleConfig("factors", RATE, "constant", warmup_steps=0)
+    config = OptimizerConfig(name, schedule, DECAY, 2.0, ("decoder/frozen",), **fields)
+    rule, random = make_optimizer(config, 6), np.random.default_rng(0)
+    is_shape = lambda x: isinstance(x, tuple)
+    params = jax.tree.map(lambda shape: random.standard_normal(shape, np.float32) * 0.3, SHAPES, is_leaf=is_shape)
     state, step = rule.init(params), jax.jit(rule.update)
-    fast, slow, squares = np.zeros((3, 3, 5))
-    for t in range(12):  # the first update has the number 1, and the schedules' step 0
-        gradient = random.standard_normal((3, 5)).astype(np.float32)
-        updates, state = step({"kernel": gradient}, state, params)
-        share = min(t / 8, 1.0)
-        decay = np.exp(np.log(0.9) * np.log(0.99) / ((1 - share) * np.log(0.99) + share * np.log(0.9)))
-        fast, slow = 0.9 * fast + 0.1 * gradient, decay * slow + (1 - decay) * gradient
-        squares = 0.999 * squares + 0.001 * np.float64(gradient) ** 2
-        root = np.sqrt(squares / (1 - 0.999 ** (t + 1))) + 1e-8
-        wanted = -(fast / (1 - 0.9 ** (t + 1)) + 4.0 * share * slow) / root
-        np.testing.assert_allclose(updates["kernel"], wanted, rtol=2e-4, atol=1e-5)
+    states: dict[str, list[dict[str, Any]]] = {path: [{}, {}] for path in flatten(params)}
+    for t in range(1, 7):
+        scale = 0.02 if t == 3 else 1.0  # below the threshold of the gradient's norm, which is about 11 otherwise
+        grads = jax.tree.map(lambda p, scale=scale: random.standard_normal(p.shape, np.float32) * scale, params)
+        updates, state = step(grads, state, params)
+        norm = np.sqrt(sum(np.sum(np.float64(each) ** 2) for each in jax.tree.leaves(grads)))
+        for path, update in flatten(jax.device_get(updates)).items():
+            in_layers = "/layers/" in path
+            given = np.float64(flatten(grads)[path]) * min(1.0, 2.0 / norm), np.float64(flatten(params)[path])
+            layers = zip(*given, strict=True) if in_layers else [given]
+            wanted = [
+                formula(*each, t, in_layers) for each in zip(states[path], *zip(*layers, strict=True), strict=False)
+            ]
+            wanted = np.zeros_like(update) if "frozen" in path else np.reshape(wanted, update.shape)
+            np.testing.assert_allclose(update, wanted, rtol=2e-4, atol=2e-6, err_msg=f"{path}, step {t}")
+        params = jax.tree.map(np.add, params, jax.device_get(updates))
+
+
+def test_a_new_rule_trains_with_nothing_but_its_class() -> None:
+    """The sign of the gradient, which no rule of Limba has: parameters move by the rate, and shrink by the decay."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Sign(OptimizerConfig):
+        name: str = "sign"
+        sharpness: float = 2.0
+
+        def build(self, parts: Parts) -> list[Any]:
+            signs = optax.stateless(lambda updates, _: jax.tree.map(lambda u: self.sharpness * jnp.sign(u), updates))
+            return [parts.per_layer(signs), *parts.decay_and_rate]
+
+    try:
+        schedule = ScheduleConfig("factors", 0.01, "constant", warmup_steps=0)
+        config = OptimizerConfig("sign", schedule, weight_decay=0.5, frozen=("token_embedder",), sharpness=3.0)
+        losses, state = tiny.train(SHALLOW, config, steps=1)
+    finally:
+        del RULES["sign"]
+    before, after = flatten(jax.device_get(tiny.parameters(SHALLOW))), flatten(jax.device_get(state.params))
+    assert np.isfinite(losses).all()
+    np.testing.assert_array_equal(after["token_embedder/embedding"], before["token_embedder/embedding"])
+    path = "encoder/layers/mlp/wo/kernel"
+    moved = np.abs(after[path] - before[path] * (1 - 0.01 * 0.5)) / (0.01 * 3.0)
+    np.testing.assert_allclose(moved, np.round(moved), atol=1e-4)
+    assert set(np.unique(np.round(moved))) <= {0.0, 1.0} and moved.mean() > 0.5
 
 
 def test_parameter_scale_is_optax_s() -> None:
@@ -120,6 +250,32 @@ def test_rates_are_never_negative_where_a_run_goes_on_after_its_planned_end(name
     """As one does whose rows were estimated; 1 - 63 x (1 / 63), as compilers divide, is below 0."""
     rate = jax.jit(make_schedule(ScheduleConfig(name, 1e-3, "constant * linear_decay", 3, decay_factor=1 / 60), 63))
     assert min(float(rate(step)) for step in range(60, 80)) >= 0.0
+
+
+BASE, WARMUP, OFFSET = 0.3, 5, 2
+FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # T5X's utils.create_learning_rate_scheduler, in float64
+    "constant": lambda step: np.full_like(step, BASE),
+    "linear_warmup": lambda step: np.minimum(1.0, step / WARMUP),
+    "linear_decay": lambda step: BASE * np.minimum(step / WARMUP, 1.0 + 0.04 * (WARMUP - step)),
+    "rsqrt_decay": lambda step: 1 / np.sqrt(np.maximum(step, WARMUP)),
+    "rsqrt_normalized_decay": lambda step: np.sqrt(WARMUP) / np.sqrt(np.maximum(step, WARMUP)),
+    "decay_every": lambda step: 0.04 ** (step // 4),
+    "cosine_decay": lambda step: (1 + np.cos(np.pi * (np.maximum(0.0, (step - WARMUP) / 6) % 1.0))) / 2,
+}
+
+
+@pytest.mark.parametrize("factors", [*SCHEDULE_FACTORS, "constant * linear_warmup * cosine_decay"])
+def test_each_factor_of_t5x_has_its_values(factors: str) -> None:
+    """At 20 steps: from the offset on, over warm-up, steps and cycles, and nowhere below the least rate."""
+    config = ScheduleConfig(
+        "factors", BASE, factors, WARMUP, decay_factor=0.04, steps_per_decay=4, steps_per_cycle=6, step_offset=OFFSET,
+        min_learning_rate=0.002,
+    )  # fmt: skip
+    steps = np.arange(20)
+    after = np.maximum(0.0, steps - float(OFFSET))
+    wanted = np.prod([FACTORS[name](after) for name in factors.split(" * ")], axis=0)
+    found = jax.vmap(make_schedule(config, 20))(steps)
+    np.testing.assert_allclose(found, np.maximum(wanted, 0.002), rtol=2e-5)
 
 
 def test_published_schedule_is_flat_then_rsqrt() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.replay import replay
 from limba.config import LossConfig, MeshConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from limba.config.optimizer import RULES, foreign_fields
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
 from limba.sharding.shard_keys import shard_key
@@ -54,9 +55,7 @@ def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
     ("name", "counts"),
     [
         ("adafactor", (1, 2, 4)),
-        ("adamw_rms", (4,)),
-        ("adamw", (4,)),
-        ("muon", (4,)),
+        *((name, (4,)) for name in RULES if name not in ("adafactor", "ademamix")),
         ("muon+adafactor", (4,)),
         pytest.param("ademamix", (4,), marks=pytest.mark.slow),
     ],
@@ -65,8 +64,8 @@ def test_shares_of_the_update_and_microbatches_do_not_change_it(name: str, count
     """Of 2 encoder and 3 decoder layers 2 devices cut the former's stack by layers, the latter's within a layer."""
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
     rule, _, others = name.partition("+")
-    choices = {"muon_others": others} if others else {}
-    config = OptimizerConfig(name=rule, schedule=schedule, epsilon=1e-4, muon_dtype="float32", **choices)
+    choices = {"epsilon": 1e-4, "muon_dtype": "float32", "muon_others": others or "adamw"}
+    config = OptimizerConfig(rule, schedule, **{k: v for k, v in choices.items() if not foreign_fields(rule, [k])})
     losses, state = tiny.train(
         optimizer_config=config, mesh_config=MeshConfig(2, 1, 1), num_devices=2, shard_update=False
     )

@@ -7,7 +7,6 @@ several lines. Here each error is one sentence that says what to do.
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,9 @@ from limba.cli.arguments import did_you_mean
 from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, plain
+from limba.config.optimizer import fields_of, foreign_fields
 
-RUN, MODEL = "config.RunConfig", "config.ModelConfig"
+RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
 CLASSES: dict[str, Any] = {f"config.{name}": vars(config)[name] for name in config.__all__ if name.endswith("Config")}
 FILES = {RUN: "gin/runs/pretrain.gin", MODEL: "gin/models/t5_1_1/small.gin"}  # that set a class's fields
 
@@ -54,7 +54,7 @@ class Tree:
 
     def __init__(self, source: Source, root: str, flag: str = "--gin.") -> None:
         _check_names(source)
-        self.root, self.flag = root, flag
+        self.root, self.flag, self.ordered = root, flag, source.bindings
         self.all_macros = {binding.name: binding for binding in source.bindings if not binding.field}
         self.fields = {(b.scope, b.owner, b.field): b for b in source.bindings if b.field}
         self.nodes: dict[tuple[str, str], Node] = {}
@@ -76,7 +76,22 @@ class Tree:
             for name, binding in node.bindings.items():
                 value, node.places[name] = self._resolved(scope, binding.value, binding)
                 node.values[name] = old_names.value_of_today(f"{owner}.{name}", value)
+            if owner == OPTIMIZER:
+                self._leave_rules_behind(node)
         return self.nodes[scope, owner]
+
+    def _leave_rules_behind(self, node: Node) -> None:
+        """Drops the fields of other optimizers that belong to what was read before: its own, replaced optimizer.
+
+        So they do if the name that counted where they stand has them: an included recipe's. And in a run's config.gin,
+        which listed the fields of all optimizers until version 0.3.
+        """
+        default = config.OptimizerConfig.name
+        for name in foreign_fields(node.values.get("name", default), node.values):
+            before = self.ordered[: self.ordered.index(node.bindings[name])]
+            named = [each.value for each in before if (each.owner, each.field) == (OPTIMIZER, "name")]
+            if node.bindings[name].is_own or not foreign_fields([default, *named][-1], [name]):
+                del node.bindings[name], node.values[name], node.places[name]
 
     def _resolved(self, scope: str, value: Any, binding: Binding, inside: tuple[str, ...] = ()) -> tuple[Any, str]:
         """Returns the value, and the place that sets it. `inside`: the macros on the way here."""
@@ -118,7 +133,7 @@ class Tree:
         if is_whole:
             self._check_bindings_are_reached()
         for _, node in sorted(self.nodes.items()):
-            hints = typing.get_type_hints(CLASSES[node.owner])
+            hints = fields_of(CLASSES[node.owner])
             for name, value in node.values.items():
                 if not _fits(value, hints[name]):
                     takes = f"which takes {_in_words(hints[name])}"
@@ -178,7 +193,7 @@ def _check_names(source: Source) -> None:
     for binding in source.bindings:
         if binding.field:
             _check_class(binding.owner, binding.place, binding.field)
-            fields = [entry.name for entry in dataclasses.fields(CLASSES[binding.owner])]
+            fields = fields_of(CLASSES[binding.owner])
             if binding.field not in fields:
                 near = did_you_mean(binding.field, fields)
                 raise InputError(f"{binding.place} sets {binding.field}, not a field of {binding.owner}{near}")

@@ -63,6 +63,7 @@ class Binding:
     value: Any
     place: str  # file and line, or flag
     comment: str  # its comment
+    is_own: bool = False  # from a run's own config.gin
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class Source:
             owner, _, field_name = name.rpartition(".") if field_name else (name, "", "")
         value = old_names.value_of_today(name, statement.value)
         comment = statement.location.line_content.partition("#")[2].strip()
-        self.bindings.append(Binding(statement.scope, owner, field_name, value, place, comment))
+        self.bindings.append(Binding(statement.scope, owner, field_name, value, place, comment, is_own))
 
 
 class _Delegate(config_parser.ParserDelegate):

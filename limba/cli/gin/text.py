@@ -6,7 +6,7 @@ import dataclasses
 import pprint
 from collections.abc import Iterator, Sequence
 
-from limba.cli.gin.resolve import CLASSES, Node, Tree
+from limba.cli.gin.resolve import Node, Tree
 
 HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
 WIDTH, INDENT = 80, 4
@@ -33,7 +33,7 @@ def _name(node: Node) -> str:
 
 
 def _parameters(node: Node) -> Iterator[str]:
-    for entry in sorted(dataclasses.fields(CLASSES[node.owner]), key=lambda entry: entry.name):
+    for entry in sorted(dataclasses.fields(node.make()), key=lambda entry: entry.name):
         if entry.name in node.bindings:
             yield _bound(f"{_name(node)}.{entry.name}", node.bindings[entry.name].value)
         elif entry.default is not dataclasses.MISSING:

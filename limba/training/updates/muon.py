@@ -19,7 +19,7 @@ import optax
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
-from limba.config import OptimizerConfig
+from limba.config.optimizer import Muon
 from limba.sharding.tree import named_leaves
 
 Tree = Any
@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 29  # of the matrices that a device makes orthogonal at one ti
 
 
 def matrices_by_muon(
-    config: OptimizerConfig, others: optax.GradientTransformation, shardings: Tree = None
+    config: Muon, others: optax.GradientTransformation, shardings: Tree = None
 ) -> optax.GradientTransformation:
     """Returns Muon's rule for the kernels of layers, and `others` for embeddings, head, norms, biases and positions.
 

@@ -207,6 +207,11 @@ def _optimizer(translation: Translation) -> None:
         translation.set("config.OptimizerConfig.name", "adafactor", "adafactor")
         # In T5X's rule weight decay is a share of the weights per step; the Flax script's Adafactor ignores it.
         translation.bindings["WEIGHT_DECAY"] = (0.0, "weight_decay, which the Flax script's Adafactor ignores")
+        of_adam = [each for each in keys.PLAIN if each.startswith("adam_") and translation.values.get(each) is not None]
+        for each in of_adam:
+            del translation.bindings[keys.PLAIN[each][0]]
+        if of_adam:
+            translation.notes.append(f"{', '.join(of_adam)}: Adafactor has none, here and in the scripts.")
     elif name is not None and not name.startswith("adamw"):
         raise InputError(f"{translation.place} gives {key} {name!r}; give adamw_torch or adafactor.")
     elif translation.has_pairs:

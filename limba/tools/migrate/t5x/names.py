@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from limba.cli.arguments import did_you_mean
+from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.tables import PAGE
 
 _DECODING = "config.GenerationConfig"
@@ -96,5 +96,5 @@ def _field(ours: str, field: str, classes: Mapping[str, Any]) -> str:
     """Returns our class with the nearest of its fields, if one is near."""
     if not field or ours not in classes:
         return ours
-    near = did_you_mean(field, [entry.name for entry in dataclasses.fields(classes[ours])])
+    near = did_you_mean(field, fields_of(classes[ours]))
     return f"{ours}.{near.removeprefix('; did you mean ')[:-1]}" if near.endswith("?") else ours

@@ -79,7 +79,7 @@ def _compared(owner: Any, now: dict[str, Any], before: dict[str, Any]) -> Iterat
         value, name = getattr(owner, entry.name), entry.name
         if dataclasses.is_dataclass(value):
             yield from _compared(value, now[name], before[name])
-        elif now[name] != before[name]:
+        elif now[name] != before.get(name, now[name]):  # another optimizer lacks fields
             yield Difference(f"{type(owner).__name__}.{name}", before[name], now[name])
 
 

@@ -1,0 +1,226 @@
+"""The rules of optimizers: each has its own fields, a field of another is refused, and earlier runs still load."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from limba.cli import task_modules
+from limba.cli.gin import read_run
+from limba.cli.gin.read import read_own
+from limba.config import ConfigError, DataConfig, InputError, OptimizerConfig, RunConfig, ScheduleConfig, plain
+from limba.config.optimizer import RULES, fields_of
+from tests import tiny
+
+pytestmark = pytest.mark.fast
+
+ROOT = Path(__file__).parents[2]
+# What the commit before rules had fields of their own wrote for `gin/lm1b_default.gin` with
+# config.OptimizerConfig.name=adafactor and config.OptimizerConfig.muon_beta=0.5.
+EARLIER = ROOT / "tests" / "golden" / "run_before_rules"
+
+
+@pytest.fixture
+def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
+
+
+def own_fields(rule: type[OptimizerConfig]) -> set[str]:
+    return {each.name for each in dataclasses.fields(rule)} - {
+        each.name for each in dataclasses.fields(OptimizerConfig)
+    }
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_takes_its_fields_and_refuses_those_of_others(name: str) -> None:
+    rule = OptimizerConfig(name)
+    assert type(rule) is RULES[name] and rule.name == name and OptimizerConfig(name, **vars_of(rule)) == rule
+    foreign = set(fields_of(OptimizerConfig)) - {each.name for each in dataclasses.fields(rule)}
+    assert own_fields(RULES[name]) and foreign
+    for field in foreign:
+        users = [other for other, kind in RULES.items() if field in own_fields(kind)]
+        default = getattr(OptimizerConfig(users[0]), field)
+        with pytest.raises(ConfigError) as caught:
+            OptimizerConfig(name, **{field: default})
+        assert caught.value.field == f"OptimizerConfig.{field}"
+        assert f"is a field of {', '.join(users)}, and OptimizerConfig.name is {name!r}; leave it out" in str(
+            caught.value
+        )
+
+
+def vars_of(rule: OptimizerConfig) -> dict[str, Any]:
+    return {each.name: getattr(rule, each.name) for each in dataclasses.fields(rule) if each.name != "name"}
+
+
+def test_a_field_that_several_rules_have_means_the_same() -> None:
+    hints: dict[str, Any] = {}
+    for kind in RULES.values():
+        for each in dataclasses.fields(kind):
+            assert hints.setdefault(each.name, each.type) == each.type or each.name == "name", each.name
+
+
+def test_a_rule_is_changed_copied_and_pickled_as_itself() -> None:
+    rule = OptimizerConfig("muon", muon_beta=0.5)
+    changed = dataclasses.replace(rule, schedule=ScheduleConfig("linear"))
+    assert type(changed) is type(rule) and changed != rule
+    assert dataclasses.replace(changed, schedule=rule.schedule) == rule
+    assert pickle.loads(pickle.dumps(rule)) == rule == copy.deepcopy(rule)
+    with pytest.raises(ConfigError, match="OptimizerConfig.name is 'adamw', and the fields are another rule's"):
+        dataclasses.replace(rule, name="adamw")
+
+
+@pytest.mark.parametrize("name", ["sgd", "", None, 3, ["adamw"]])
+def test_a_name_without_a_rule_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"OptimizerConfig.name is .*; choose one of adafactor, adamw, "):
+        OptimizerConfig(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        ("adafactor", {"decay_rate": 1.5}, "decay_rate is 1.5; give a number from 0 to 1."),
+        ("adafactor", {"clipping_threshold": 0.0}, "clipping_threshold is 0.0; give a number above 0, or None."),
+        ("adafactor", {"momentum": 1.0}, "momentum is 1.0; give a number from 0 to below 1, or None."),
+        ("adafactor", {"step_offset": -1}, "step_offset is -1; give 0 or more."),
+        ("adafactor", {"min_dim_size_to_factor": 0.5}, "min_dim_size_to_factor is 0.5; give a whole number."),
+        ("adamw_rms", {"epsilon2": -1.0}, "epsilon2 is -1.0; give 0 or more."),
+        ("adamw", {"beta2": 1}, "beta2 is 1; give a number from 0 to below 1."),
+        ("adamw", {"beta1": None}, "beta1 is None; give a number."),
+        ("adamw", {"epsilon": -1.0}, "epsilon is -1.0; give 0 or more."),
+        ("muon", {"muon_steps": 0}, "muon_steps is 0; give a whole number above 0."),
+        ("muon", {"muon_rms": 0}, "muon_rms is 0; give a number above 0."),
+        ("muon", {"muon_others": "adam"}, "muon_others is 'adam'; choose one of adamw, adafactor."),
+        ("ademamix", {"beta3": 1.0}, "beta3 is 1.0; give a number above 0 and below 1."),
+        ("ademamix", {"ademamix_warmup_steps": 0}, "ademamix_warmup_steps is 0; give a whole number above 0, or None."),
+        ("adamw", {"weight_decay": -0.1}, "weight_decay is -0.1; give 0 or more."),
+        ("adamw", {"clip_global_norm": 0}, "clip_global_norm is 0; give a number above 0, or None."),
+    ],
+)
+def test_values_beyond_a_limit_are_refused(name: str, fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        OptimizerConfig(name, **fields)
+    assert str(caught.value) == f"OptimizerConfig.{sentence}"
+
+
+def run_with(optimizer: OptimizerConfig) -> RunConfig:
+    return RunConfig(tiny.MODEL, DataConfig("task", {"inputs": 9}, 8), "run", 10, optimizer)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_config_json_has_the_rule_s_own_fields(name: str) -> None:
+    text = plain.to_text(run_with(OptimizerConfig(name, weight_decay=0.1)))
+    assert set(json.loads(text)["run"]["optimizer"]) == {each.name for each in dataclasses.fields(RULES[name])}
+    assert plain.from_text(text, "config.json") == run_with(OptimizerConfig(name, weight_decay=0.1))
+
+
+def test_config_json_of_an_earlier_run_means_what_it_meant() -> None:
+    """It lists the fields of all rules, those that its own ignored too: beta2 0.98 and muon_beta 0.5."""
+    text = (EARLIER / "config.json").read_text()
+    assert json.loads(text)["run"]["optimizer"]["muon_beta"] == 0.5
+    found = plain.from_text(text, "config.json")
+    assert isinstance(found, RunConfig) and found.optimizer == earlier_optimizer()
+
+
+def earlier_optimizer() -> OptimizerConfig:
+    factors = "constant * linear_warmup * rsqrt_normalized_decay"
+    return OptimizerConfig("adafactor", ScheduleConfig("factors", 0.0016, factors, 1000), weight_decay=0.1)
+
+
+@pytest.mark.parametrize(("change", "wanted"), [({}, "adafactor"), ({"name": "muon"}, "muon"), ({"name": "sgd"}, None)])
+def test_the_name_decides_which_fields_of_config_json_count(change: dict[str, str], wanted: str | None) -> None:
+    document = json.loads((EARLIER / "config.json").read_text())
+    document["run"]["optimizer"] |= change
+    if wanted is None:
+        with pytest.raises(InputError, match=r"config.json: OptimizerConfig.name is 'sgd'; choose one of adafactor,"):
+            plain.from_text(json.dumps(document), "config.json")
+        return
+    found = plain.from_text(json.dumps(document), "config.json")
+    assert isinstance(found, RunConfig) and found.optimizer.name == wanted
+    assert getattr(found.optimizer, "muon_beta", None) == (0.5 if wanted == "muon" else None)
+
+
+@pytest.mark.usefixtures("_no_task_modules")
+def test_config_gin_of_an_earlier_run_means_what_it_meant() -> None:
+    text = (EARLIER / "config.gin").read_text()
+    assert "muon_beta = 0.5" in text
+    assert read_own(text, "/runs/old/config.gin", (), ()).optimizer == earlier_optimizer()
+    changed = read_own(text, "/runs/old/config.gin", ["config.OptimizerConfig.name=muon"], ()).optimizer
+    assert changed == dataclasses.replace(OptimizerConfig("muon"), **{
+        "schedule": earlier_optimizer().schedule, "weight_decay": 0.1, "muon_beta": 0.5, "beta2": 0.98, "epsilon": 1e-9,
+    })  # fmt: skip
+    with pytest.raises(InputError, match="beta3 is a field of ademamix, and OptimizerConfig.name is 'adafactor'"):
+        read_own(text, "/runs/old/config.gin", ["config.OptimizerConfig.beta3=0.9"], ())
+
+
+@pytest.mark.usefixtures("_no_task_modules")
+def test_an_included_recipe_s_fields_go_with_its_optimizer(tmp_path: Path) -> None:
+    """The last name counts; fields that an earlier name has go with it, others are somebody's mistake."""
+    lines = "include 'gin/demo.gin'\ninclude 'gin/recipes/fast.gin'\nMODEL_DIR = '/runs/a'\n"
+    (tmp_path / "my.gin").write_text(lines)
+    run = lambda *overrides: read_run(
+        [str(tmp_path / "my.gin")], [f"config.OptimizerConfig.{each}" for each in overrides]
+    )
+    assert run().config.optimizer == dataclasses.replace(run("muon_beta=0.8").config.optimizer, muon_beta=0.9)
+    adafactor = run("name=adafactor", "momentum=0.5")
+    assert adafactor.config.optimizer.name == "adafactor" and "muon" not in adafactor.text
+    assert "config.OptimizerConfig.momentum = 0.5" in adafactor.text
+    (tmp_path / "config.gin").write_text(adafactor.text)
+    assert read_run([str(tmp_path / "config.gin")]).config == adafactor.config
+    with pytest.raises(InputError, match="muon_rms is a field of muon, and OptimizerConfig.name is 'adafactor'"):
+        run("name=adafactor", "muon_rms=0.3")
+    with pytest.raises(InputError, match="momentum is a field of adafactor, and OptimizerConfig.name is 'muon'"):
+        run("momentum=0.9")
+
+
+@pytest.fixture
+def made_up() -> Iterator[type[OptimizerConfig]]:
+    @dataclasses.dataclass(frozen=True)
+    class Made(OptimizerConfig):
+        """A rule that a contributor adds: nothing but this class."""
+
+        name: str = "made_up"
+        sharpness: float = 2.0
+
+    yield Made
+    del RULES["made_up"]
+
+
+@pytest.mark.usefixtures("_no_task_modules")
+def test_a_new_rule_is_known_everywhere(made_up: type[OptimizerConfig]) -> None:
+    rule = OptimizerConfig("made_up", sharpness=3.0)
+    assert isinstance(rule, made_up)
+    assert plain.from_text(plain.to_text(run_with(rule)), "config.json") == run_with(rule)
+    overrides = ["MODEL_DIR=/runs/a", "config.OptimizerConfig.name=made_up", "config.OptimizerConfig.sharpness=3"]
+    assert getattr(read_run(["gin/demo.gin"], overrides).config.optimizer, "sharpness", None) == 3
+    with pytest.raises(ConfigError, match="sharpness is a field of made_up, and OptimizerConfig.name is 'adamw'"):
+        OptimizerConfig("adamw", sharpness=3.0)
+    with pytest.raises(ConfigError, match="beta1 is a field of adamw, "):
+        OptimizerConfig("made_up", beta1=0.9)
+
+
+def test_every_rule_is_configured_without_jax() -> None:
+    """Only `build` imports jax and optax, which takes a second; a wrong choice is said before."""
+    program = (
+        "import sys; from limba.config.optimizer import RULES, OptimizerConfig; print(*map(OptimizerConfig, RULES));"
+        "sys.exit(bool({'jax', 'optax', 'numpy'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0 and "AdEMAMix(" in ended.stdout, ended.stderr
+
+
+def test_the_page_of_optimizers_has_every_rule() -> None:
+    page = (ROOT / "docs" / "optimizers.md").read_text()
+    table = page.partition("| `name` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RULES)
+    comment = re.search(r"name: str = \"adafactor\"  # (.*)", (ROOT / "limba" / "config" / "optimizer.py").read_text())
+    assert comment and re.findall(r"\w+", comment[1].replace(" or ", " ")) == list(RULES)
