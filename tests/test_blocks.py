@@ -103,7 +103,7 @@ def test_quick_blocks_run(text: str, folder: Path) -> None:
     check(text, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @named(slow=True)
 def test_slow_blocks_run(text: str, folder: Path) -> None:
     check(text, folder)

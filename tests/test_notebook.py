@@ -27,7 +27,7 @@ def test_notebooks_are_committed_without_outputs_and_read_well() -> None:
     assert json.loads(NOTEBOOK.read_text())["metadata"]["kernelspec"]["name"] == "python3"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_notebook_leads_to_a_converted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 

@@ -280,7 +280,7 @@ def test_a_board_goes_on_where_it_was(
     assert list(results(folder).values()) == [before]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--budget=1"]
     command = [sys.executable, "-m", "benchmarks.speedrun", "search", "--recipe=adafactor", *flags]

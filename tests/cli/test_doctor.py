@@ -80,7 +80,7 @@ def on_a_terminal(*words: str, **variables: str) -> tuple[int, bytes]:
     return run.returncode, told
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_colour_on_a_terminal_unless_it_is_refused(variables: dict[str, str]) -> None:
     status, told = on_a_terminal("doctor", **variables)

@@ -96,7 +96,7 @@ def test_streams_that_are_closed_are_no_fault(command: str, status: int, closed:
     assert len(done.stderr.splitlines()) == (status == 2 and "2>&-" not in closed)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_without_streams_trains_and_saves(tmp_path: Path, corpus: Path) -> None:
     flags = f"CORPUS={corpus} MODEL_DIR={tmp_path}/run VOCABULARY=byte VOCAB_SIZE=384 BATCH_SIZE=8 TRAIN_STEPS=1"
     gin = " ".join(f"--gin.{each}" for each in [*flags.split(), "config.ModelConfig.emb_dim=16"])

@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, ch
         parse_args([argument(values | change, tmp_path)])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path, tmp_path: Path) -> None:
     """The model that is named where output_dir holds no run, else that run; nothing is trained or overwritten."""
     folder, run, root = tmp_path / "t5", Path(values["output_dir"]), Path(__file__).parents[2]

@@ -140,7 +140,7 @@ LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sy
     "argv",
     [
         ["verify", "."],
-        *(pytest.param(argv, marks=pytest.mark.slow) for argv in (
+        *(pytest.param(argv, marks=pytest.mark.night) for argv in (
             ["report", "."], ["status", "."], ["doctor"], ["convert", ".", "--to=list"],
             ["generate", ".", "--prompt=a", "--max_tokens=1", "--vocabulary=byte"],
         )),

@@ -433,7 +433,7 @@ def losses_of(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("name", [name for name in TRAINING if name != "wmt_finetune"])
 def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
     from limba.run import train

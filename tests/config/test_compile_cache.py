@@ -74,7 +74,7 @@ def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: 
     assert "belongs to another user" in str(compile_cache.problem_of(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_named_bucket_keeps_programs_for_another_process() -> None:
     with serving_buckets() as server:
         kept = {name: value for name, value in os.environ.items() if name != compile_cache.OF_JAX}

@@ -265,7 +265,7 @@ def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path, m
         taken(stream, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt")
     before, _ = saved(path)

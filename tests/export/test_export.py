@@ -238,7 +238,7 @@ config.DataConfig.num_data_shards = 4
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     texts = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
     texts = [text.strip() for text in texts if len(text.strip()) > 10][:400]

@@ -102,7 +102,7 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
     assert "The hub cannot be reached now" in caplog.text and time.monotonic() - began < 30
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(each_save, "SECONDS", 0.2)
     run = tmp_path / "run"

@@ -54,7 +54,7 @@ def as_google_wrote_it(folder: Path, published: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_published_byt5_fills_the_gaps_it_was_trained_on(published: Path, tmp_path: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(published)
     assert theirs("<extra_id_0>").input_ids == [259, 1]  # what transformers makes of it, and no ByT5 was trained on
@@ -76,7 +76,7 @@ def test_a_published_byt5_fills_the_gaps_it_was_trained_on(published: Path, tmp_
     assert all(number < 248 for number in model.samples([TEXT], max_tokens=12)[0][0].ids.tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published: Path, tmp_path: Path) -> None:
     saved = limba.load(published).save(tmp_path / "saved")
     tokens = transformers.AutoTokenizer.from_pretrained(saved)

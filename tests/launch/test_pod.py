@@ -347,7 +347,7 @@ def test_the_page_s_gcloud_commands_have_flags_that_gcloud_has() -> None:
     assert len(GCLOUD) >= 7
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_real_run_is_preempted_and_resumed(laptop: Path) -> None:
     """A worker with the packages of these tests, launch/pretrain.sh and a tiny T5; the pod is lost after a save."""
     checkout, model_dir = laptop / "checkout", laptop / "run"

@@ -87,7 +87,7 @@ def test_a_silent_worker_is_named_and_ended(action: tuple[str, ...], limit: str,
     assert nothing_hangs(laptop)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_silent_worker_at_the_start_stops_the_others(laptop: Path) -> None:
     make_pod(laptop)
     set_world(laptop, deeds=[[["--worker=1", "~pod_worker.sh start"], "hang", 100]])
@@ -282,7 +282,7 @@ def lines_of(process: subprocess.Popen, text: str) -> str:
     raise AssertionError(f"{text!r} never came: {seen} {process.stderr and process.stderr.read()}")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_watch_outlives_a_silent_worker_and_an_expired_login(laptop: Path) -> None:
     """Worker 1 is silent, then the login expires, then the pod is taken away: watch says each, and resumes the run."""
     make_pod(laptop)

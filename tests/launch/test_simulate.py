@@ -33,7 +33,7 @@ def steps_of(directory: Path) -> list[int]:
     return [record["step"] for record in records if record["kind"] == "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_four_processes_train_and_stop_together(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     """SIGTERM to the script, as Ctrl-C there, saves in all of them; the same command resumes and ends."""
     variables = {"MODEL_DIR": str(tmp_path / "run"), "CORPUS": str(corpus), "VOCABULARY": str(vocabulary)}

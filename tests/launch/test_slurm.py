@@ -84,7 +84,7 @@ def test_a_job_is_queued_again_where_that_helps(
     assert says in log
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_scancel_is_called_again_until_slurm_answers(tmp_path: Path) -> None:
     """The tasks wait for the signal, whatever the time: without it the job would not end."""
     (tmp_path / "signal").write_text("3")

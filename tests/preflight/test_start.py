@@ -50,7 +50,7 @@ def test_a_start_says_only_what_is_wrong(
     assert err.startswith("Preflight: WARMUP_STEPS is 100 of 20 steps: ") and err.endswith("WARMUP_STEPS = 1\n")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_real_start_prints_nothing_of_it(
     tmp_path: Path, corpus: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

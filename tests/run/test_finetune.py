@@ -390,7 +390,7 @@ def test_without_validation_examples_nothing_is_generated(runs: tuple[Path, Path
     assert not judge.tasks and judge.names == () and judge.copied() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_without_validation_examples_trains(
     files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

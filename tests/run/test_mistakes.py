@@ -74,7 +74,7 @@ def test_names_and_documents_are_checked_before_the_compile(config: RunConfig, c
         train(changed(config, data=dataclasses.replace(config.data, data_files=str(few), num_epochs=1)))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_fewer_steps_than_the_checkpoint_has_are_refused_before_it_is_read(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

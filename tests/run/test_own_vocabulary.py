@@ -40,7 +40,7 @@ def limba(environment: dict[str, str], *command: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, tmp_path: Path) -> None:
     """gin/en_ms_published.gin, whose task's tokenizer is hf://…; each command is a process of its own."""
     place = tmp_path / "served" / "mesolitica" / "nanot5-base-malaysian-cased" / "main"

@@ -61,7 +61,7 @@ def test_the_python_that_trains_reads_a_run(
     assert config.model.vocab_size == 384 and capsys.readouterr().out == "2.5\n"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_output_in_the_readme_is_the_demos(tmp_path: Path) -> None:
     printed = readme.demo(tmp_path, "--gin.TRAIN_STEPS=200")
     shown = [line for line in readme.shown() if line != readme.CUT]

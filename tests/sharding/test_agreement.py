@@ -364,7 +364,7 @@ def test_two_processes_that_differ_end_before_anything_is_compiled(
     assert (tmp_path / "run" / "checkpoints" / "2").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_with_other_code_end_with_the_file_s_name(arguments: list[str], tmp_path: Path) -> None:
     roots = (tmp_path / "one", tmp_path / "two")
     for root in roots:

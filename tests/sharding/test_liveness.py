@@ -87,7 +87,7 @@ def test_the_loss_of_a_process_is_told_to_all(directory: Path) -> None:
             assert_one_sentence(*processes.end(index), "Process 1 of 3", "no sign of life")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: int, directory: Path) -> None:
     with Processes(directory, 2, host=SECONDS) as processes:
@@ -98,7 +98,7 @@ def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: 
         assert_one_sentence(*processes.end(victim), lost, "stood still")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -> None:
     with Processes(directory, 2, host=12) as processes:
         processes.send(signal.SIGSTOP, 1)

@@ -113,7 +113,7 @@ def test_nothing_is_watched_outside_of_a_run() -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
     """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
     ended_by_itself: list[bool] = []  # else by the word of the other, which may come first on a busy machine

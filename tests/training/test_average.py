@@ -113,7 +113,7 @@ def test_the_average_is_the_recursion_in_float64() -> None:
     [
         "muon+adafactor",
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=pytest.mark.night)
             for each in ("muon", "adafactor", "adamw", "adamw_rms", "ademamix")
         ),
     ],
@@ -129,7 +129,7 @@ def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, opti
         assert_equal(average_of(whole).average, whole.params)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("optimizer", ["muon", "muon+adafactor"])
 def test_averages_agree_on_one_and_eight_devices(optimizer: str) -> None:
     alone, shared = (run.trained(run.new(), 3) for run in (Run(optimizer, 1), Run(optimizer, 8)))

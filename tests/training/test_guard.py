@@ -190,7 +190,7 @@ def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tu
     return tiny.state(network, optimizer, mesh, 0), *both
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("case", CASES)
 def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
     """By the loss, by the gradient norm and by a NaN; a step within its limits is the ordinary one."""
@@ -214,7 +214,7 @@ def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
     assert any((a != b).any() for a, b in zip(leaves(state), before, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -> None:
     """A token that only one row has is NaN in the embedding, as an overflow leaves it."""
     state, dropping, _ = two_steps(SMALL, "adamw", MeshConfig(), 1)

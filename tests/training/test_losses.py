@@ -94,7 +94,7 @@ def test_sequences_weigh_the_same_packed_and_alone() -> None:
         assert loss == pytest.approx(float(np.mean(means)), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("normalize_by", ["tokens", "sequences", "all_tokens", None, 100.0])
 def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: str | float | None) -> None:
     model = Network(tiny.model())

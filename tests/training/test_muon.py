@@ -79,7 +79,7 @@ def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -
     assert not np.any(orthogonalized(jnp.zeros((1, 4, 6))))  # of a parameter without a gradient
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_in_bfloat16_iterations_has_the_losses_of_one_in_float32() -> None:
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
     losses = [

@@ -58,7 +58,7 @@ def test_every_mesh_trains_like_one_device(mesh: MeshConfig) -> None:
         ("adamw", (4,)),
         ("muon", (4,)),
         ("muon+adafactor", (4,)),
-        pytest.param("ademamix", (4,), marks=pytest.mark.slow),
+        pytest.param("ademamix", (4,), marks=pytest.mark.night),
     ],
 )
 def test_shares_of_the_update_and_microbatches_do_not_change_it(name: str, counts: tuple[int, ...]) -> None:
@@ -163,8 +163,8 @@ LINEAR = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-2, warmup_steps=0)
         (MeshConfig(4, 1, 1), 2),
         (MeshConfig(8, 1, 1), 1),
         (MeshConfig(1, 2, 1), 2),
-        pytest.param(MeshConfig(2, 1, 1), 4, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(2, 2, 2), 1, marks=pytest.mark.slow),
+        pytest.param(MeshConfig(2, 1, 1), 4, marks=pytest.mark.night),
+        pytest.param(MeshConfig(2, 2, 2), 1, marks=pytest.mark.night),
     ],
 )
 def test_dropout_is_that_of_one_device_on_any_number_of_devices(mesh: MeshConfig, num_microbatches: int) -> None:
@@ -183,7 +183,7 @@ def test_dropout_is_that_of_one_device_on_any_number_of_devices(mesh: MeshConfig
     [
         dataclasses.replace(DROPPED, scan_layers=False, remat="full"),
         dataclasses.replace(DROPPED, attention="memory_efficient", remat="minimal"),
-        pytest.param(tiny.language_model(num_decoder_layers=1, dropout_rate=0.1), marks=pytest.mark.slow),
+        pytest.param(tiny.language_model(num_decoder_layers=1, dropout_rate=0.1), marks=pytest.mark.night),
     ],
 )
 def test_dropout_of_each_kind_of_network_is_that_of_one_device(config: ModelConfig) -> None:

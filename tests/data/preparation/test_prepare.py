@@ -151,7 +151,7 @@ def test_killed_and_run_again_gives_each_document_once(large_corpus, tmp_path):
     assert sorted(records) == sorted(text.encode() for text in source.texts("train"))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_several_processes_write_the_same(corpus, tmp_path):
     for workers in (1, 2):
         prepare(recipe_of(corpus), Settings(num_shards=3), str(tmp_path / f"by{workers}"), workers=workers)

@@ -347,7 +347,7 @@ def saved_elsewhere(run: Path, limit: int, *before: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_files_that_may_not_grow_end_the_run_with_one_sentence(tmp_path: Path) -> None:
     """A quota: every file ends at 4 kB."""
     states.save(tmp_path, 10)
