@@ -52,7 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
-LONG = ("test_step.py", "test_hosts.py", "test_train.py", "test_export.py", "test_kill.py", "test_finetune.py")
+LONG = (
+    *("test_bucket.py", "test_kill.py", "test_hosts.py", "test_step.py", "test_aa13acc.py", "test_simulate.py"),
+    *("test_train.py", "test_export.py", "test_gone.py", "test_slurm.py", "test_speedrun.py", "test_finetune.py"),
+    *("test_readme.py", "test_stages.py"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -52,7 +52,7 @@ def argument(values: dict[str, Any], folder: Path) -> str:
     return f"--json={folder / 'train.json'}"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
     few_shards = "--gin.config.DataConfig.num_data_shards=8"
     config, operative_config, *_ = parse_args([argument(values, tmp_path), few_shards])

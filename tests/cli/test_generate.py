@@ -189,7 +189,7 @@ def test_the_documented_commands_are_found() -> None:
     assert len(documented()) >= 8 and any("--num_beams" in command for command in documented())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_each_documented_command_runs(place: Path, language_run: Path) -> None:  # noqa: F811
     (place / "texts.txt").write_text("A text.\n")
     for folder in ("gin",):

@@ -96,7 +96,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("no_network")
 def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: list[Player], run: Path) -> None:
     model = limba.load(run, step=9, vocabulary="byte")

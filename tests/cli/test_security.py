@@ -182,7 +182,7 @@ def test_a_users_own_tasks_are_found_in_the_current_folder(tmp_path: Path) -> No
     assert ended.returncode == 41
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5

@@ -464,7 +464,7 @@ def write_checkpoint(folder: Path) -> Path:
     return Path(t5x.write_legacy(folder, 7, {**tree, "state/step": np.int32(7)}))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_command_trains_and_evaluates(tmp_path):
     """As a user types it: wmt_finetune.gin's run of 20 steps, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
     run, out, texts = tmp_path / "run", tmp_path / "out", tmp_path / "in.txt"

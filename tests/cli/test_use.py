@@ -66,7 +66,7 @@ def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys:
     assert (place / "run" / "config.json").exists(), "a run of an earlier version gets one"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
     """A batch at a time; standard output holds the texts alone, and the rest is on standard error."""
     command = [sys.executable, "-m", "limba", "generate", "run", "--input=-", "--batch_size=8", "--max_tokens=4"]

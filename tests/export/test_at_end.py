@@ -61,7 +61,7 @@ class Flaky:
         return f"flaky/{step}"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_final_model_is_whole_in_every_destination(
     run: RunConfig, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(online, 2 * stored[name])
 
 
+@pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
     for shape in merge.SHAPES:

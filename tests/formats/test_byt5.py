@@ -93,7 +93,7 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
         assert ("258, 257, …, 248" in text and "`<extra_id_0>` as 258" in text) == says
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_an_export_of_125_extra_ids_keeps_them(published: Path, tmp_path: Path) -> None:
     saved = limba.load(published, vocabulary=VocabularyName("byte", 125)).save(tmp_path / "saved")
     transformers.AutoTokenizer.from_pretrained(saved).save_pretrained(saved)  # transformers 5 writes extra_ids 0

@@ -41,6 +41,7 @@ def test_padding_changes_nothing() -> None:
     )
 
 
+@pytest.mark.core
 def test_decoder_is_causal() -> None:
     batch = tiny.batch()
     changed = {name: array.copy() for name, array in batch.items()}

@@ -60,7 +60,7 @@ def assert_same(one: Path, other: Path, step: int) -> None:
     assert data[0] == data[1]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     "schedule",
     [pytest.param((), id="factors", marks=pytest.mark.night), pytest.param(STABLE, id="warmup-stable-decay")],

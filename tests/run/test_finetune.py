@@ -181,7 +181,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, shared_grads)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def steps(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (Path(config.model_dir) / "checkpoints").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_was_trained_is_saved_before_an_evaluation_ends_the_run(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def last_tokens(run: Path) -> dict[str, float]:
     return {name: value for name, value in last.items() if name.startswith("tokens/")}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("later")
 def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

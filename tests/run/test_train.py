@@ -198,7 +198,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     assert again["step"] == result["step"] + 2
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
     train(config)

@@ -69,7 +69,7 @@ def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig,
     assert not [path for path in (directory / "checkpoints").iterdir() if path.name.isdigit()]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: list[str], tmp_path: Path) -> None:  # noqa: F811
     run = tmp_path / "run"
     flags = [*arguments, *DEMO, f"--gin.MODEL_DIR={run}"]

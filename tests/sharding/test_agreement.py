@@ -320,7 +320,7 @@ def arguments(vocabulary: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_that_differ_end_before_anything_is_compiled(
     arguments: list[str], corpus: Path, vocabulary: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def assert_equal(one: Any, two: Any) -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.core
 @pytest.mark.fast
 def test_the_average_is_the_recursion_in_float64() -> None:
     decay, random = 0.97, np.random.default_rng(0)

@@ -44,6 +44,7 @@ def window(num_steps: int, config: GuardConfig | None = None) -> Window:
     return made
 
 
+@pytest.mark.core
 @pytest.mark.fast
 def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
     made = window(100)
@@ -60,6 +61,7 @@ def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
         assert restored.limits(step).tolist() == made.limits(step).tolist()
 
 
+@pytest.mark.core
 @pytest.mark.fast
 def test_a_window_of_equal_numbers_does_not_make_every_change_a_spike() -> None:
     made = Window(GuardConfig())

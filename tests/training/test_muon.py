@@ -27,6 +27,7 @@ def gradients(params: dict, seed: int) -> dict:
     return jax.tree.map(lambda p: random.standard_normal(p.shape, np.float32), params)
 
 
+@pytest.mark.core
 @pytest.mark.fast
 def test_the_update_is_optax_s_in_float32() -> None:
     """With momentum 0, which optax corrects for its start and the papers do not."""
@@ -50,6 +51,7 @@ def test_the_update_is_optax_s_in_float32() -> None:
     assert all(0.085 < each < 0.1 for each in rms)  # 0.2 x the learning rate, as singular values are a little below 1
 
 
+@pytest.mark.core
 def test_momentum_is_nesterov_s() -> None:
     shape = (2, 24, 16)
     params = {"decoder": {"layers": {"mlp": {"wo": {"kernel": jnp.zeros(shape)}}}}, "embedding": jnp.zeros((3, 2))}

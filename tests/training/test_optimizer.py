@@ -39,6 +39,7 @@ def test_stacked_layers_update_like_single_ones(name: str, others: str) -> None:
         np.testing.assert_allclose(array, unstacked[path], atol=1e-6, err_msg=path)
 
 
+@pytest.mark.core
 def test_adafactor_factors_matrices_from_128_on() -> None:
     state = jax.eval_shape(
         lambda key: make_optimizer(OptimizerConfig(), 1).init(Network(tiny.MODEL).init(key)), jax.random.key(0)
@@ -75,6 +76,7 @@ def test_muon_with_adafactor_has_the_updates_of_both() -> None:
     assert matrices <= sizes["both"] < matrices + sizes["adafactor"] < sizes["muon"]
 
 
+@pytest.mark.core
 def test_ademamix_is_its_paper_s() -> None:
     """Equations 1 to 3, and the schedules of alpha and beta3 of appendix A.1, in float64."""
     config = OptimizerConfig("ademamix", ScheduleConfig("factors", 1.0, "constant", 0), beta3=0.99, ademamix_alpha=4.0)
@@ -94,6 +96,7 @@ def test_ademamix_is_its_paper_s() -> None:
         np.testing.assert_allclose(updates["kernel"], wanted, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.core
 def test_parameter_scale_is_optax_s() -> None:
     params = {"normal": jax.random.normal(jax.random.key(0), (3, 5)), "zero": jnp.zeros(7), "small": jnp.full(2, 1e-4)}
     updates = jax.tree.map(jnp.ones_like, params)
@@ -122,6 +125,7 @@ def test_rates_are_never_negative_where_a_run_goes_on_after_its_planned_end(name
     assert min(float(rate(step)) for step in range(60, 80)) >= 0.0
 
 
+@pytest.mark.core
 def test_published_schedule_is_flat_then_rsqrt() -> None:
     schedule = make_schedule(ScheduleConfig(), 2_000_000)
     np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)

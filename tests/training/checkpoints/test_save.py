@@ -443,7 +443,7 @@ def together(run: Path, what: str, processes: int, devices: int) -> list[str]:
     return ["\n".join([output, *errors]) for output, errors in ends]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_processes_save_together_report_at_the_same_poll_and_fail_alike(tmp_path: Path) -> None:
     outputs = together(tmp_path, "save", 2, 2)
     seen = [next(line for line in out.splitlines() if line.startswith("SEEN")) for out in outputs]
