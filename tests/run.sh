@@ -5,7 +5,8 @@
 #   bash tests/run.sh --all         one slow test of each kind, too: under 30 minutes; what .ci/run calls
 #   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
 #   bash tests/run.sh -m long       the longest ones, minutes each
-#   bash tests/run.sh -m fast       a test or two of every part, without types: minutes, before each commit
+#   bash tests/run.sh -m fast       before each commit: lint, the numeric core, and the tests of the changed modules;
+#                                   a minute with kept programs, without types
 #   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
 #   bash tests/run.sh --stress      any of these beside four busy loops: no test may depend on the clock
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
@@ -23,7 +24,7 @@ stress=false
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
     --all) chosen=(-m "not night and not long") ;;
     --night) chosen=(-m "not long"); night=true ;;
     --stress) stress=true ;;

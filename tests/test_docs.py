@@ -15,7 +15,7 @@ from limba.cli.huggingface.keys import KNOWN
 from limba.cli.main import COMMANDS
 from limba.cli.t5x import tables as t5x
 
-pytestmark = [pytest.mark.lint, pytest.mark.fast]
+pytestmark = pytest.mark.lint
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page

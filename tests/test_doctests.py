@@ -9,7 +9,7 @@ import pytest
 from tests import test_floors
 from tests.shipped import SHIPPED, docstrings, module_of, place_of
 
-pytestmark = [pytest.mark.lint, pytest.mark.fast]
+pytestmark = pytest.mark.lint
 
 # From the text, not from the module: what a decorator wraps is found, and only files with examples are imported.
 FILES = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.lint, pytest.mark.fast]
+pytestmark = pytest.mark.lint
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "five_systems.md"
 ROWS = [

@@ -15,7 +15,7 @@ import pytest
 
 from tests.shipped import MODULES, ROOT, SHIPPED, TESTS, explanations, imports, module_of, place_of, strings, tree_of
 
-pytestmark = [pytest.mark.lint, pytest.mark.fast]
+pytestmark = pytest.mark.lint
 
 FLOORS = {
     "config": 0,

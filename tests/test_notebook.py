@@ -13,7 +13,6 @@ NOTEBOOK = ROOT / "examples" / "your_language.ipynb"
 SECONDS = 25  # of training; the notebook as it is has three minutes
 
 
-@pytest.mark.fast
 def test_notebooks_are_committed_without_outputs_and_read_well() -> None:
     for path in (ROOT / "examples").glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.shipped import SHIPPED, place_of, tree_of
 
-pytestmark = [pytest.mark.lint, pytest.mark.fast]
+pytestmark = pytest.mark.lint
 
 # Calls that run code that their argument holds, or write where it says.
 FORBIDDEN = {

@@ -11,8 +11,6 @@ from limba.training.losses import cross_entropy
 from tests.conftest import CHECKED
 from tests.shipped import MODULES
 
-pytestmark = pytest.mark.fast
-
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:
     absent = set(CHECKED) - set(MODULES)

@@ -17,7 +17,6 @@ import pytest
 from limba.cli import program
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError
 
-pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]
 
 

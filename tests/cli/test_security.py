@@ -20,7 +20,6 @@ from limba.config import UntrustedModuleError
 from limba.export import at_end
 from limba.inference import imports
 
-pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"
 WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"

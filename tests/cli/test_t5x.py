@@ -44,7 +44,6 @@ def given_later(name: str, folder: Path) -> list[str]:
     return [f"--gin.MODEL_DIR={folder}"]
 
 
-@pytest.mark.fast
 def test_romanian_run_has_the_values_of_its_files():
     found = bindings("ro_base", "MODEL_DIR=/tmp/ro")
     expected = {

@@ -16,8 +16,6 @@ from limba.training.metrics import weights_and_biases
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
 from tests import tiny
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:

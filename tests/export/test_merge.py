@@ -22,8 +22,6 @@ from limba.training.state import TrainState
 from tests import tiny
 from tests.training.checkpoints import states
 
-pytestmark = pytest.mark.fast
-
 
 def source(run: Path, **changes: object) -> Source:
     place = epath.Path(run)

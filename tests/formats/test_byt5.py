@@ -106,7 +106,6 @@ def test_an_export_of_125_extra_ids_keeps_them(published: Path, tmp_path: Path) 
         check_initial(str(saved), 0)
 
 
-@pytest.mark.fast
 def test_a_run_does_not_learn_the_sentinels_again(published: Path, tmp_path: Path) -> None:
     for folder in (published, as_google_wrote_it(tmp_path / "google", published)):
         check_initial(str(folder), 0)
@@ -132,7 +131,6 @@ def t5x_checkpoint(folder: Path, trained: int | None) -> str:
     return str(t5x.write_legacy(folder, 7, tree))
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("trained", "wanted", "is_right"), [(0, 0, True), (0, 125, False), (125, 125, True)])
 def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
     tmp_path: Path, trained: int, wanted: int, is_right: bool
@@ -146,7 +144,6 @@ def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
                 check_initial(place, wanted)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("trained", "wanted"), [(None, 125), (125, 0)])
 def test_a_t5x_checkpoint_that_does_not_tell_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trained: int | None, wanted: int

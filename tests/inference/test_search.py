@@ -101,7 +101,6 @@ def test_greedy_takes_the_likeliest_and_stops():
         np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
 
 
-@pytest.mark.fast
 def test_banned_ids_and_repeated_ngrams_are_not_written():
     banned = jnp.asarray(decoding.banned_mask(V, V - 1, [EOS, 3]))
     assert banned.tolist() == [False, True, False, True, False, True]

@@ -32,7 +32,6 @@ from tests.launch.laptop import (
 )
 
 
-@pytest.mark.fast
 def test_from_nothing_to_a_run_and_back_to_nothing(laptop: Path) -> None:
     code, printed, errors = pod(
         laptop, "create", "my-pod", TYPE, ZONE, "--spot", "--bucket=gs://bucket", "--service-account=me@p.iam",

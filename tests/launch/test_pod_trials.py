@@ -166,7 +166,6 @@ def test_a_question_on_the_terminal_hangs_nothing(action: str, words: list[str],
     assert all("--quiet" in call for call in calls(laptop))
 
 
-@pytest.mark.fast
 def test_a_connection_refused_once_is_tried_again(laptop: Path) -> None:
     make_pod(laptop, is_set_up=False)
     refused = [[["--worker=1", program], "refuse", 1] for program in ("scp", "ssh")]

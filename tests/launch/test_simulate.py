@@ -91,7 +91,6 @@ exec {python} "$@"
 """
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("first", "second", "status"),
     [

@@ -14,7 +14,6 @@ from limba.preflight import compiler
 from limba.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
-pytestmark = pytest.mark.fast
 # As libtpu writes them, shortened.
 LIVE_RANGE = """HloLiveRange (max 4):
   BufferLiveRange:

@@ -128,7 +128,6 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
         check_best_metric(other, ("loss", "chrf"))
 
 
-@pytest.mark.fast
 def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Path, tmp_path: Path) -> None:
     config = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x")).config
     task, lengths = resolve_task(config.data), dict(config.data.task_feature_lengths)

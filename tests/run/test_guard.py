@@ -227,7 +227,6 @@ def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path
     assert figures[0] == figures[1] and two[0]["batch"] not in figures[0]
 
 
-@pytest.mark.fast
 def test_a_ledger_that_is_not_there_ends_before_compiling(
     poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,7 +254,6 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
     assert np.load(written)["inputs/0"].shape == (4, 48)
 
 
-@pytest.mark.fast
 def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
 

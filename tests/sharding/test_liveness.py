@@ -43,7 +43,6 @@ def test_a_killed_process_is_named(victim: int, words: str, directory: Path) -> 
         assert output.exists()  # the stack of C++, not on the console
 
 
-@pytest.mark.fast
 def test_a_loss_that_jax_notices_early_has_the_name_of_the_longest_silent_process() -> None:
     them, now = Others(), time.monotonic()
     them.count, them.timeout, them._awake = 4, 10.0, now

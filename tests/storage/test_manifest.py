@@ -8,8 +8,6 @@ import pytest
 
 from limba.storage import failures, manifest
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:

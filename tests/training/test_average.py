@@ -88,7 +88,6 @@ def assert_equal(one: Any, two: Any) -> None:
 
 
 @pytest.mark.core
-@pytest.mark.fast
 def test_the_average_is_the_recursion_in_float64() -> None:
     decay, random = 0.97, np.random.default_rng(0)
     rule = make_optimizer(OptimizerConfig("adamw"), 400, average=decay)

@@ -45,7 +45,6 @@ def window(num_steps: int, config: GuardConfig | None = None) -> Window:
 
 
 @pytest.mark.core
-@pytest.mark.fast
 def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
     made = window(100)
     assert MIN_STEPS == 20 and LAG == 8 and np.isinf(made.limits(31)).all()
@@ -62,7 +61,6 @@ def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
 
 
 @pytest.mark.core
-@pytest.mark.fast
 def test_a_window_of_equal_numbers_does_not_make_every_change_a_spike() -> None:
     made = Window(GuardConfig())
     for step in range(100):
@@ -77,7 +75,6 @@ def ordinary() -> dict[str, np.ndarray]:
     return {**runs, "t5x": np.stack([losses, np.ones_like(losses)], 1)}
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("size", [50, 200])
 def test_ordinary_runs_raise_no_false_alarm(size: int, guarded: "Guarded") -> None:
     for name, steps in ordinary().items():
@@ -259,7 +256,6 @@ def test_losses_of_rows_are_those_of_the_batch() -> None:
         assert losses[row] == pytest.approx(float(one), rel=1e-5)
 
 
-@pytest.mark.fast
 def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_path: Path) -> None:
     config, other = guarded.config("off"), tmp_path / "other.jsonl"
     ledger = Ledger(config)

@@ -28,7 +28,6 @@ def gradients(params: dict, seed: int) -> dict:
 
 
 @pytest.mark.core
-@pytest.mark.fast
 def test_the_update_is_optax_s_in_float32() -> None:
     """With momentum 0, which optax corrects for its start and the papers do not."""
     params = tiny.parameters(tiny.MODEL)

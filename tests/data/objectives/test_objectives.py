@@ -16,8 +16,6 @@ from limba.data.objectives import spans as span_corruption
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
 
-pytestmark = pytest.mark.fast
-
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
 
 
