@@ -26,11 +26,7 @@ def files_for(changed: set[Path]) -> set[Path]:
 
     Where no test imports a module, the tests of the modules that import it count.
     """
-    modules = {module_of(path): path for path in (*MODULES.values(), *TESTS)}
-    users: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        for name in imports(path):
-            users.setdefault(name, set()).add(module)
+    modules, users = _graph()
     chosen = {path for path in changed if NAMED.search(path.name)}
     for module in {module_of(path) for path in changed if path.suffix == ".py"} & set(modules):
         own = _own_tests(modules[module])
@@ -44,6 +40,17 @@ def files_for(changed: set[Path]) -> set[Path]:
         by_rank = sorted(found, key=lambda path: (path not in own, len(imports(path)), place_of(path)))
         chosen |= set(by_rank[:MOST])
     return chosen
+
+
+@cache
+def _graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """Returns the files of all modules, and who imports each."""
+    modules = {module_of(path): path for path in (*MODULES.values(), *TESTS)}
+    users: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        for name in imports(path):
+            users.setdefault(name, set()).add(module)
+    return modules, users
 
 
 def _own_tests(path: Path) -> set[Path]:

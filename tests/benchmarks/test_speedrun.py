@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -23,6 +22,7 @@ from benchmarks.board.runs import Trial, config_of, results
 from benchmarks.board.text import divided, part_of
 from limba.config import InputError
 from limba.model import Network
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LINES = [f"Satz {number} von vielen." for number in range(600)]
@@ -278,11 +278,8 @@ def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     with open(tmp_path / "said.txt", "w+") as said:
         killed = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, env=variables)
-        deadline = time.monotonic() + 300
-        while not list((tmp_path / "runs").glob("*/checkpoints/50")) and time.monotonic() < deadline:
-            assert killed.poll() is None, (tmp_path / "said.txt").read_text()
-            time.sleep(0.1)
-        time.sleep(1)
+        wait_until(lambda: killed.poll() is not None or list((tmp_path / "runs").glob("*/checkpoints/50")))
+        assert killed.poll() is None, (tmp_path / "said.txt").read_text()
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert not results(tmp_path)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -129,13 +128,11 @@ def test_the_next_port_is_taken_if_none_was_asked_for(tmp_path: Path) -> None:
     with contextlib.ExitStack() as taken:
         with contextlib.suppress(OSError):  # it may be in use already
             taken.enter_context(socket.create_server(("127.0.0.1", 8000)))
-        began = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             process.terminate()
     assert line.startswith("Open http://127.0.0.1:80") and ":8000/" not in line, line
-    print(f"served after {time.monotonic() - began:.1f} s")
 
 
 def test_a_report_needs_neither_jax_nor_tensorflow(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.launch.laptop import RUN, calls, end_runs, make_pod, pod, set_world, start, started, watching, worker
 from tests.sharding.processes import free_port
+from tests.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 NOTICE = "This system is for authorized use only.\nAll that you do is recorded.\n"
@@ -56,15 +56,16 @@ class Server:
             self.process = subprocess.Popen(
                 [SSHD, "-D", "-e", "-f", self.folder / "config"], stderr=log, stdin=subprocess.DEVNULL
             )
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
-                return
-            except OSError:
-                log_text = (self.folder / "log").read_text()
-                assert self.process.poll() is None and time.monotonic() < deadline, log_text
-                time.sleep(0.05)
+        log_text = (self.folder / "log").read_text
+        wait_until(lambda: self.process.poll() is not None or self.accepts(), log_text)
+        assert self.process.poll() is None, log_text()
+
+    def accepts(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
+        except OSError:
+            return False
+        return True
 
     def sessions(self) -> list[int]:
         """Returns the processes of its connections."""

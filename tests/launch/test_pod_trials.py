@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from tests.launch.laptop import (
     worker,
     world_of,
 )
+from tests.waiting import wait_until
 
 LOGIN = """There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt during \
 non-interactive execution.
@@ -55,10 +55,9 @@ def runs(pid: str) -> bool:
 
 def nothing_hangs(laptop: Path) -> bool:
     """Waits until the calls that were silent for ever have ended, with what they had started."""
-    deadline, pids = time.monotonic() + 120, (laptop / "world" / "hung").read_text().split()
-    while any(map(runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return len(pids) >= 2 and not any(map(runs, pids))
+    pids = (laptop / "world" / "hung").read_text().split()
+    wait_until(lambda: not any(map(runs, pids)))
+    return len(pids) >= 2
 
 
 def of_workers(laptop: Path, program: str = "ssh", number: int = 1) -> int:
@@ -321,10 +320,9 @@ def test_what_is_interrupted_leaves_no_process(
     make_pod(laptop, is_set_up=False)
     set_world(laptop, deeds=[[words, "hang", 100]])
     process = start(laptop, *action)
-    path, deadline, count = laptop / "world" / "hung", time.monotonic() + 120, 4 if "ssh" in words else 2
-    while not path.exists() or len(path.read_text().split()) < count:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    path, count = laptop / "world" / "hung", 4 if "ssh" in words else 2
+    wait_until(lambda: path.exists() and len(path.read_text().split()) >= count)
+    assert process.poll() is None
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:

@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.sharding.processes import ROOT, variables
+from tests.waiting import wait_until
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
 # launch.train for several runs, one after the other.
@@ -52,11 +52,9 @@ def finish(started: list[subprocess.Popen], *statuses: int) -> list[tuple[str, l
 
 
 def wait_for_steps(directory: Path, number: int, started: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + 400
-    while len(losses(directory)) < number:
-        ended = [process.communicate()[1][-1000:] for process in started if process.poll() is not None]
-        assert time.monotonic() < deadline and not ended, ended
-        time.sleep(0.1)
+    wait_until(lambda: len(losses(directory)) >= number or any(process.poll() is not None for process in started))
+    ended = [process.communicate()[1][-1000:] for process in started if process.poll() is not None]
+    assert not ended, ended
 
 
 def losses(directory: Path) -> dict[int, float]:

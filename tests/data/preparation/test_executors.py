@@ -95,7 +95,7 @@ def test_tasks_that_are_killed_at_random_and_repeated_write_the_same(
     children = running.children(recursive=True)
     running.kill()
     running.wait()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive  # no task goes on without its parent
     done = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "unfinished").glob("*.arrow")}
     assert done

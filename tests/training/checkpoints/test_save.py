@@ -47,14 +47,11 @@ def start(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save(step, states.state(step), {0: b"position %d" % step}, {"step": step})
 
 
-def polled(checkpoints: Checkpoints, seconds: float = 400.0) -> list[int]:
+def polled(checkpoints: Checkpoints) -> list[int]:
     """What the loop sees: polls until one reports."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := checkpoints.poll():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("nothing was reported")
+    found: list[int] = []
+    wait_until(lambda: found.extend(checkpoints.poll()) or found)
+    return found
 
 
 def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
