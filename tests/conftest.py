@@ -22,6 +22,8 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests import changed
+
 # Shapes and dtypes in signatures are checked at every call, traced ones included, wherever arrays are computed with.
 CHECKED = [
     "limba.model",
@@ -45,17 +47,34 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leaves slow tests out of the fast ones, also those of files whose tests are all marked as fast."""
-    if config.option.markexpr == "fast":
-        config.option.markexpr = "fast and not slow"
+    """Finds out what `-m fast` means now: tests/changed.py."""
+    config.commit_tier = changed.chosen_files() if config.option.markexpr == "fast" else None
+    if config.commit_tier:
+        config.option.markexpr = "fast and not slow and not night and not long"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not open the files of which `-m fast` runs nothing: imports are most of its time."""
+    if config.commit_tier and changed.NAMED.search(collection_path.name):
+        always, now = config.commit_tier
+        return True if collection_path not in always | now else None
+    return None
 
 
 # By processor time (--cpu), the longest first: no process is left alone with one of them at the end.
-LONG = ("test_step.py", "test_hosts.py", "test_train.py", "test_export.py", "test_kill.py", "test_finetune.py")
+LONG = (
+    *("test_bucket.py", "test_kill.py", "test_hosts.py", "test_step.py", "test_aa13acc.py", "test_simulate.py"),
+    *("test_train.py", "test_export.py", "test_gone.py", "test_slurm.py", "test_speedrun.py", "test_finetune.py"),
+    *("test_readme.py", "test_stages.py"),
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Puts the longest files first, and gives the tests of `-m fast` their marker."""
+    for item in items if config.commit_tier else ():
+        if item.path in config.commit_tier[1] or item.get_closest_marker("core") or item.get_closest_marker("lint"):
+            item.add_marker("fast")
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 

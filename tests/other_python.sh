@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the fast tests on the other Python: 3.12 with its newer jax where .venv has 3.11, else 3.11.
+# Runs tests on another Python: 3.12 with its newer jax where .venv has 3.11, else 3.11; or the one that is named.
 #
-#   bash tests/other_python.sh              of all parts, a test or two
-#   bash tests/other_python.sh -k config    arguments go to pytest, in place of -m fast
+#   bash tests/other_python.sh [3.13]              models, configurations, formats of files, processes that share programs
+#   bash tests/other_python.sh [3.13] -k config    arguments go to pytest, in place of these
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
 # out, as PyPI has no wheel of it for CPUs. Without such a Python, or if its packages cannot be had, nothing is tested,
@@ -10,7 +10,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-case "$(.venv/bin/python --version)" in *" 3.11."*) version=3.12 ;; *) version=3.11 ;; esac
+if [[ ${1-} =~ ^3\.[0-9]+$ ]]; then
+  version=$1 && shift
+else
+  case "$(.venv/bin/python --version)" in *" 3.11."*) version=3.12 ;; *) version=3.11 ;; esac
+fi
 python=''
 for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python \
   "$(uv python find "$version" 2>/dev/null || :)"; do
@@ -38,6 +42,7 @@ for _ in 1 2 3; do
   modules=torch$(sed 's/\.py$//; s|/|.|g; s/^/|/' <<<"$found" | tr -d '\n')
 done
 mapfile -t torch < <(grep -rlE "^ *(import|from) ($modules)\\b" tests --include='test_*.py' | sort | sed 's/^/--ignore=/')
-[ $# -gt 0 ] || set -- -m fast
+[ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
+  tests/sharding/test_{multihost,compiling}.py
 echo "Python $version: $*, without ${#torch[@]} files that need torch"
 exec .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "${torch[@]}" "$@"

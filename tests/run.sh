@@ -2,11 +2,13 @@
 # Sets up .venv, checks style and types, and runs the tests.
 #
 #   bash tests/run.sh               all but the slow tests: under 10 minutes on 2 cores
-#   bash tests/run.sh --all         the slow ones, too, and some of the fast ones on the other Python (3.12): about an
-#                                   hour; what .ci/run calls
-#   bash tests/run.sh -m long       the longest ones, minutes each, which nothing else runs
-#   bash tests/run.sh -m fast       a test or two of every part, without types: minutes, before each commit
+#   bash tests/run.sh --all         one slow test of each kind, too: under 30 minutes; what .ci/run calls
+#   bash tests/run.sh --night       all slow tests, those on Slurm, other Pythons, and under load: hours
+#   bash tests/run.sh -m long       the longest ones, minutes each
+#   bash tests/run.sh -m fast       before each commit: lint, the numeric core, and the tests of the changed modules;
+#                                   a minute with kept programs, without types
 #   bash tests/run.sh -k config     other arguments go to pytest; a choice of tests leaves out the types
+#   bash tests/run.sh --stress      any of these beside four busy loops: no test may depend on the clock
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
 #
 # The times are those of a first run on two quiet cores. What it compiles stays in .pytest_cache, and the next runs are
@@ -14,45 +16,53 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-other=() # what the other Python runs: models, configurations, formats of files, processes that share programs
-chosen=(-m "not slow and not long") # how the tests are chosen, where the arguments do not
+quick="not slow and not night and not long"
+chosen=(-m "$quick") # how the tests are chosen, where the arguments do not
+whole=true
+night=false
+stress=false
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
-    --all)
-      chosen=(-m "not long")
-      other=(-m fast tests/{model,config,formats} tests/sharding/test_{multihost,compiling}.py)
-      ;;
-    -m* | -k* | --lf | --last-failed | tests/*) chosen=(chosen by arguments); arguments+=("$argument") ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    --all) chosen=(-m "not night and not long") ;;
+    --night) chosen=(-m "not long"); night=true ;;
+    --stress) stress=true ;;
+    -m* | -k* | --lf | --last-failed | tests/*) whole=false; arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
   esac
 done
-whole=true
-if [ "${chosen[*]-}" = "chosen by arguments" ]; then
-  whole=false
-  chosen=()
-fi
+$whole || chosen=()
+
+started=()
+types=$(mktemp)
+trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
+busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
+failed=0
+# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
+tests() { .venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@" || failed=$?; }
 
 bash launch/setup.sh tests
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
 if $whole; then # beside the tests: the two processes of these do not always use both cores
-  types=$(mktemp)
-  trap 'rm -f "$types"' EXIT
   .venv/bin/pyright >"$types" 2>&1 &
   checked=$!
 fi
-failed=0
-# A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
-.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
-  ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"} || failed=$?
+if $stress; then busy; fi
+tests ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"}
 if $whole; then
   wait "$checked" || failed=1
   cat "$types"
-  if [ ${#other[@]} -gt 0 ]; then
-    bash tests/other_python.sh "${other[@]}" || ended=$?
+fi
+if $night; then
+  tests -m long tests/launch/test_slurm_cluster.py
+  for version in 3.12 3.13; do
+    bash tests/other_python.sh "$version" || ended=$?
     case ${ended:-0} in 0 | 77) ;; *) failed=1 ;; esac # 77: it has said why nothing could be tested
-  fi
+    ended=0
+  done
+  busy # what waits for other processes, threads and servers
+  tests -m "$quick" tests/{sharding,storage,launch} tests/training/checkpoints tests/data/sources
 fi
 exit "$failed"

@@ -41,7 +41,6 @@ def guides() -> list[str]:
     return re.findall(r"- (\S+\.md)$", text.partition("- Guides:")[2].partition("- Reference:")[0], re.MULTILINE)
 
 
-@pytest.mark.fast
 def test_each_guide_begins_with_a_command_that_runs() -> None:
     found = blocks()
     assert len(guides()) >= 15
@@ -103,7 +102,7 @@ def test_quick_blocks_run(text: str, folder: Path) -> None:
     check(text, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @named(slow=True)
 def test_slow_blocks_run(text: str, folder: Path) -> None:
     check(text, folder)

@@ -1,9 +1,10 @@
 """The Markdown pages: width of prose, links, and that every file, command, flag and gin name in them exists."""
 
+import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from limba.config.optimizer import fields_of
 from limba.tools.migrate.huggingface.keys import KNOWN
 from limba.tools.migrate.t5x import tables as t5x
 
-pytestmark = pytest.mark.fast
+pytestmark = pytest.mark.lint
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
@@ -90,39 +91,46 @@ def is_there(path: str) -> bool:
     return (ROOT / path).exists() or any(ROOT.glob(f"{path}.*")) or any((ROOT / "limba").rglob(path))
 
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-
-
 def test_the_pages_are_found() -> None:
     assert {"README.md", "CHANGELOG.md", "LOG.md", "CONTRIBUTING.md"} <= {page.name for page in PAGES}
     assert len(MACROS) > 50 and columns("日本 語") == 7 and alternatives("a/{b,c}.py") == ["a/b.py", "a/c.py"]
 
 
-@pages
-def test_prose_is_at_most_120_columns_wide(page: Path) -> None:
-    wide = [number for number, line in prose(page) if columns(line) > MOST_COLUMNS]
-    assert not wide, f"{page}: lines {wide}"
+def assert_of_all_pages(faults: Callable[[Path], Iterable[str]]) -> None:
+    """Fails with the faults of all pages."""
+    found = [f"{page.relative_to(ROOT).as_posix()} {fault}" for page in PAGES for fault in faults(page)]
+    assert not found, "\n".join(found)
 
 
-@pages
-def test_links_lead_somewhere(page: Path) -> None:
-    text = BLOCKS.sub("", page.read_text())
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" in target:
-            continue
+def wide_lines(page: Path) -> Iterator[str]:
+    return (f"has a wide line {number}" for number, line in prose(page) if columns(line) > MOST_COLUMNS)
+
+
+def test_prose_is_at_most_120_columns_wide() -> None:
+    assert_of_all_pages(wide_lines)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCKS.sub("", page.read_text())):
         path, _, anchor = target.partition("#")
         other = (page.parent / path) if path else page
-        assert other.exists(), f"{page} links to {target}"
-        assert not anchor or anchor in anchors(other), f"{page} links to {target}"
+        if "://" not in target and not (other.exists() and (not anchor or anchor in anchors(other))):
+            yield f"links to {target}"
 
 
-@pages
-def test_files_exist(page: Path) -> None:
+def test_links_lead_somewhere() -> None:
+    assert_of_all_pages(broken_links)
+
+
+def missing_files(page: Path) -> Iterator[str]:
     words = [word.strip("'\"()[],;:.") for line in code(page) for word in line.split("#")[0].split()]
     places = [re.sub(r"^--\w+=|^[A-Z_]+=", "", word) for word in words]
     named = [place for place in places if PATH.fullmatch(place) and not ELSEWHERE.search(place)]
-    missing = [path for place in named for path in alternatives(place) if not is_there(path)]
-    assert not missing, f"{page} names {missing}"
+    return (f"names {path}" for place in named for path in alternatives(place) if not is_there(path))
+
+
+def test_files_exist() -> None:
+    assert_of_all_pages(missing_files)
 
 
 def test_the_tree_of_the_architecture_page_is_whole() -> None:
@@ -134,25 +142,37 @@ def test_the_tree_of_the_architecture_page_is_whole() -> None:
     assert not (missing := modules - moved - in_commands - words), missing
 
 
-@pages
-def test_commands_and_their_flags_exist(page: Path) -> None:
-    spelt = "".join(path.read_text() for room in ("cli", "tools") for path in (ROOT / "limba" / room).rglob("*.py"))
-    for line in code(page):
-        line = line.split(" #")[0]
-        for command in COMMAND.findall(line):
-            assert command in COMMANDS, f"{page}: limba {command}"
+@functools.cache
+def spelt_by_commands() -> str:
+    return "".join(path.read_text() for room in ("cli", "tools") for path in (ROOT / "limba" / room).rglob("*.py"))
+
+
+def unknown_commands(page: Path) -> Iterator[str]:
+    for line in (line.split(" #")[0] for line in code(page)):
+        commands = COMMAND.findall(line)
+        yield from (f"has limba {command}" for command in commands if command not in COMMANDS)
         for module in MODULE.findall(line):
-            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{page}: python -m {module}"
-        if COMMAND.search(line):
-            for flag in FLAG.findall(line):
-                assert flag in ("gin", "help", *KNOWN) or f"--{flag}" in spelt, f"{page}: --{flag} in {line}"
+            if not (ROOT / f"{module.replace('.', '/')}.py").exists():
+                yield f"has python -m {module}"
+        for flag in FLAG.findall(line) if commands else ():
+            if flag not in ("gin", "help", *KNOWN) and f"--{flag}" not in spelt_by_commands():
+                yield f"has --{flag} in {line}"
 
 
-@pages
-def test_gin_names_exist(page: Path) -> None:
+def test_commands_and_their_flags_exist() -> None:
+    assert_of_all_pages(unknown_commands)
+
+
+def unknown_gin_names(page: Path) -> Iterator[str]:
     for name in itertools.chain.from_iterable(GIN_NAME.findall(line) for line in code(page)):
         if name.startswith("config."):
             _, owner, field = name.split(".")
-            assert field in fields_of(getattr(config, owner)), f"{page}: {name}"
+            is_known = field in fields_of(getattr(config, owner))
         else:
-            assert name in MACROS | T5X_MACROS | {"NAME"}, f"{page}: {name}"
+            is_known = name in MACROS | T5X_MACROS | {"NAME"}
+        if not is_known:
+            yield f"has {name}"
+
+
+def test_gin_names_exist() -> None:
+    assert_of_all_pages(unknown_gin_names)

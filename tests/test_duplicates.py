@@ -15,7 +15,7 @@ import pytest
 
 from tests.shipped import SHIPPED, place_of
 
-pytestmark = pytest.mark.fast
+pytestmark = pytest.mark.lint
 
 MOST_SHARED = 10
 

@@ -15,8 +15,6 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).parent.parent
 LOCKS = {path.stem.removeprefix("lock-"): path for path in (ROOT / "requirements").glob("lock-*.txt")}
 CHIPS = {"tpu": "libtpu", "cuda12": "jax-cuda12-plugin", "cuda13": "jax-cuda13-plugin", "rocm": "jax-rocm7-plugin"}

@@ -13,7 +13,6 @@ NOTEBOOK = ROOT / "examples" / "your_language.ipynb"
 SECONDS = 25  # of training; the notebook as it is has three minutes
 
 
-@pytest.mark.fast
 def test_notebooks_are_committed_without_outputs_and_read_well() -> None:
     for path in (ROOT / "examples").glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
@@ -27,7 +26,7 @@ def test_notebooks_are_committed_without_outputs_and_read_well() -> None:
     assert json.loads(NOTEBOOK.read_text())["metadata"]["kernelspec"]["name"] == "python3"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_notebook_leads_to_a_converted_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbclient import NotebookClient
 

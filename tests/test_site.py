@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert not [page for page in pages if not (site / page).is_file()]
@@ -47,7 +47,7 @@ def test_every_page_is_in_the_site_and_loads_nothing_from_elsewhere(site: Path) 
         assert not [address for address in loaded.addresses if "//" in address], path
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_reference_has_every_field_command_and_name(site: Path) -> None:
     import dataclasses
 

@@ -1,6 +1,8 @@
-"""What tests/conftest.py makes strict is strict: shapes are checked, ranks are never promoted, warnings are errors."""
+"""Shapes are checked, ranks are never promoted, warnings are errors, and no test depends on the clock."""
 
+import ast
 import warnings
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import jaxtyping
@@ -9,9 +11,9 @@ import pytest
 from limba.config import LossConfig
 from limba.training.losses import cross_entropy
 from tests.conftest import CHECKED
-from tests.shipped import MODULES
+from tests.shipped import MODULES, TESTS, place_of, tree_of
 
-pytestmark = pytest.mark.fast
+pytestmark = pytest.mark.lint
 
 
 def test_modules_whose_shapes_are_checked_are_there() -> None:
@@ -32,3 +34,62 @@ def test_ranks_are_not_promoted() -> None:
 def test_warnings_are_errors() -> None:
     with pytest.raises(DeprecationWarning):
         warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+
+# Where a test may sleep, set a limit of less than 30 seconds, or assert that something was quick.
+BY_THE_CLOCK = {
+    "tests/waiting.py": "what all others wait by",
+    "tests/bucket_server.py": "a server that is slow on purpose",
+    "tests/http_server.py": "a server that is slow on purpose",
+    "tests/config/test_waiting.py": "long work and short work, which only time tells apart",
+    "tests/conftest.py": "the age of kept programs",
+    "tests/cli/test_data_programs.py": "a host that holds a lease for a while",
+    "tests/cli/test_play.py": "a client that sends slowly, and a slow server",
+    "tests/data/preparation/test_executors.py": "tasks are killed at random moments",
+    "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
+    "tests/data/test_reader_processes.py": "a step that takes time",
+    "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
+    "tests/sharding/test_preemption.py": "a step that does not end",
+    "tests/sharding/test_roll_call.py": "a stranger who looks at a port, as often as it takes",
+    "tests/storage/test_lease.py": "a holder that is silent for longer than its heartbeat",
+    "tests/storage/test_reaching.py": "a network that swallows everything",
+    "tests/training/checkpoints/test_save.py": "a limit that has to pass",
+}
+LEAST_SECONDS = 30
+CLOCKS = ("time.monotonic", "time.time", "time.perf_counter")  # a processor's own time is not the clock's
+
+
+def by_the_clock(tree: ast.AST) -> Iterator[str]:
+    """Yields what in a test goes wrong on a busy machine; programs in its strings are not looked at."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
+            yield f"{node.lineno}: {ast.unparse(node)}: use tests.waiting.wait_until"
+        elif isinstance(node, ast.keyword) and node.arg == "timeout" and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, int | float) and node.value.value < LEAST_SECONDS:
+                yield f"{node.value.lineno}: timeout={node.value.value}: a busy machine needs {LEAST_SECONDS} s or more"
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE) and has_clock(node):
+            yield f"{node.lineno}: {ast.unparse(node)}: how long it takes is no test"
+
+
+def has_clock(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Call) and ast.unparse(node.func) in CLOCKS for node in ast.walk(tree))
+
+
+def test_no_test_depends_on_how_fast_the_machine_is() -> None:
+    found = {place_of(path): list(by_the_clock(tree_of(path))) for path in TESTS}
+    wrong = [f"{place}:{fault}" for place, faults in found.items() if place not in BY_THE_CLOCK for fault in faults]
+    assert not wrong, "\n".join(wrong)
+    assert not [place for place in BY_THE_CLOCK if not found.get(place)], "these need no permission any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "time.sleep(1)",
+        "process.wait(timeout=5)",
+        "assert time.monotonic() - began < 3",
+        "while time.time() < end: pass",
+    ],
+)
+def test_the_search_for_clocks_finds_what_it_should(line: str) -> None:
+    assert list(by_the_clock(ast.parse(line)))

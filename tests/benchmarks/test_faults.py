@@ -16,8 +16,6 @@ from benchmarks.breaking.bench import SAME, Bench, NotTriedError, Reference, Row
 from benchmarks.breaking.start import Line, Start
 from limba.config import InputError
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:

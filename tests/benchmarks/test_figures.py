@@ -9,8 +9,6 @@ from limba.cli.gin import read_model
 from limba.config import InputError
 from limba.training.metrics.flops import flops_per_sequence
 
-pytestmark = pytest.mark.fast
-
 GFLOPS = {  # at 512/114, training
     ("small", 32_128): 106,
     ("base", 32_128): 425,

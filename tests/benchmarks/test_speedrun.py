@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -23,12 +22,12 @@ from benchmarks.board.runs import Trial, config_of, results
 from benchmarks.board.text import divided, part_of
 from limba.config import InputError
 from limba.model import Network
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LINES = [f"Satz {number} von vielen." for number in range(600)]
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("depth", "least", "most"), [(2, 1.5e6, 2.5e6), (4, 8e6, 15e6)])
 def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None:
     config = size_of(depth).model()
@@ -38,7 +37,6 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
     assert config.num_encoder_layers == config.num_decoder_layers == depth
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -66,7 +64,6 @@ def test_what_cannot_be_is_one_sentence(flags: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_value_of_a_grid_makes_an_optimizer(name: str) -> None:
     recipe = recipe_of(name)
@@ -99,7 +96,6 @@ def test_text_is_divided_by_documents(tmp_path: Path) -> None:
         divided(str(tmp_path / "c.txt"), tmp_path / "board")
 
 
-@pytest.mark.fast
 def test_steps_to_a_loss_are_interpolated() -> None:
     steps, losses = [30, 60, 90, 120], [6.0, 5.0, 4.5, 4.7]
     assert tables.steps_to(steps, losses, 5.25) == pytest.approx(52.5)
@@ -120,7 +116,6 @@ def result(recipe: str, seed: int, losses: list[float], steps: int = 40, status:
     }  # fmt: skip
 
 
-@pytest.mark.fast
 def test_the_table_has_every_recipe_with_its_spread(tmp_path: Path) -> None:
     known = [result("adafactor", seed, [6.0, 5.0, 4.5, 4.0 + seed / 10]) for seed in (0, 1)]
     known += [result("muon_wsd", seed, [5.0, 4.05, 3.8, 3.7]) for seed in (0, 1)]
@@ -137,7 +132,6 @@ def test_the_table_has_every_recipe_with_its_spread(tmp_path: Path) -> None:
     assert tables.draw(board, groups, tmp_path).stat().st_size > 10_000
 
 
-@pytest.mark.fast
 def test_the_search_finds_the_best_within_its_budget_and_goes_on() -> None:
     recipe = recipe_of("muon_wsd")
 
@@ -162,7 +156,6 @@ def test_the_search_finds_the_best_within_its_budget_and_goes_on() -> None:
         assert search.next_trial(recipe, part, 16)[0] == order[done]
 
 
-@pytest.mark.fast
 def test_a_search_begins_where_it_is_told() -> None:
     recipe = recipe_of("muon_wsd")
     start = search.around(recipe, {"beta2": 0.9, "learning_rate": 0.03})
@@ -222,14 +215,12 @@ def test_a_corpus_is_made_of_packages_once_in_each_paragraph(tmp_path: Path) -> 
         corpora.make("ja", tmp_path / "made", [package])
 
 
-@pytest.mark.fast
 def test_without_apt_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="There is no apt-get"):
         corpora.make("de", tmp_path)
 
 
-@pytest.mark.fast
 def test_files_that_are_no_text_for_people_are_left_out() -> None:
     for path in ("a/de/_sources/x.txt", "doc/de/copyright", "de/changelog.gz", "de/page.css", "de/picture.png"):
         assert documents.reader_of(path) is None, path
@@ -280,18 +271,15 @@ def test_a_board_goes_on_where_it_was(
     assert list(results(folder).values()) == [before]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     flags = [f"--corpus={corpus}", f"--board={tmp_path}", "--depth=1", "--steps=200", "--budget=1"]
     command = [sys.executable, "-m", "benchmarks.speedrun", "search", "--recipe=adafactor", *flags]
     variables = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     with open(tmp_path / "said.txt", "w+") as said:
         killed = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, env=variables)
-        deadline = time.monotonic() + 300
-        while not list((tmp_path / "runs").glob("*/checkpoints/50")) and time.monotonic() < deadline:
-            assert killed.poll() is None, (tmp_path / "said.txt").read_text()
-            time.sleep(0.1)
-        time.sleep(1)
+        wait_until(lambda: killed.poll() is not None or list((tmp_path / "runs").glob("*/checkpoints/50")))
+        assert killed.poll() is None, (tmp_path / "said.txt").read_text()
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert not results(tmp_path)
@@ -301,7 +289,6 @@ def test_a_killed_search_resumes_its_run(tmp_path: Path, corpus: Path) -> None:
     assert found["curve"]["steps"] == list(range(10, 201, 10))
 
 
-@pytest.mark.fast
 def test_the_page_has_the_grid_of_each_recipe() -> None:
     """What is searched is written down before."""
     page = (ROOT / "docs" / "board.md").read_text()

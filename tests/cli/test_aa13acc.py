@@ -98,7 +98,7 @@ def test_a_run_s_own_config_is_read_without_a_word(capsys: pytest.CaptureFixture
     assert changed == dataclasses.replace(ours.config, train_steps=7)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_task_modules_import_and_warn_once_for_each_moved_module() -> None:
     names = sorted(path.stem for path in (FOLDER / "tasks").glob("[!_]*.py"))
     moved = tuple(f"limba.{name}" for name in MOVED)
@@ -115,7 +115,7 @@ def test_task_modules_import_and_warn_once_for_each_moved_module() -> None:
         assert sorted(warned) == sorted(old), name
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_from_that_folder(corpus: Path, tmp_path: Path) -> None:
     values = {"TRAIN_STEPS": 3, "BATCH_SIZE": 8, "CORPUS": corpus, "VOCABULARY": "byte", "VOCAB_SIZE": 384}
     values |= {"MODEL_DIR": tmp_path / "run", "LOG_PERIOD": 1, "EVAL_STEPS": 1, "config.ModelConfig.emb_dim": 32}

@@ -14,8 +14,6 @@ from limba.cli.gin.statements import read
 from limba.config import InputError, environment
 from limba.tools.migrate.t5x.names import OURS
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = [
     "--gin_file=gin/models/t5_1_1/tiny.gin",

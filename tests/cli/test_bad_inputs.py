@@ -99,12 +99,7 @@ def test_there_are_as_many_as_were_tried() -> None:
     ) == len(CASES)
 
 
-def marked(case: Case) -> object:
-    is_fast = case.argv[0] == "train" and not case.files  # the others read text or a model
-    return pytest.param(case, id=case.name, marks=[pytest.mark.fast] if is_fast else [])
-
-
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_one_sentence(
     case: Case, place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

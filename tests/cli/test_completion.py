@@ -12,7 +12,6 @@ from limba.cli.arguments import Parser, parser_of
 from limba.cli.main import COMMANDS, main
 from limba.cli.start import completion
 
-pytestmark = pytest.mark.fast
 DRIVER = """
 source "$1"; shift
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))

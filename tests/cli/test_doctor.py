@@ -15,7 +15,6 @@ from limba.tools.preflight.checks.verdict import Line, Section
 QUICK = "import json; print('a note'); print(json.dumps(['tpu', 'TPU v4', 4, 34359738368, {}]))"
 
 
-@pytest.mark.fast
 def test_findings_and_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -30,7 +29,6 @@ def test_findings_and_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "secret" not in json.dumps(found)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -46,7 +44,6 @@ def test_a_device_that_fails_is_an_error(asked: str, told: str, monkeypatch: pyt
     assert line.text == told and line.mend
 
 
-@pytest.mark.fast
 def test_mends_name_the_script_and_errors_end_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +77,7 @@ def on_a_terminal(*words: str, **variables: str) -> tuple[int, bytes]:
     return run.returncode, told
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_colour_on_a_terminal_unless_it_is_refused(variables: dict[str, str]) -> None:
     status, told = on_a_terminal("doctor", **variables)
@@ -88,7 +85,6 @@ def test_colour_on_a_terminal_unless_it_is_refused(variables: dict[str, str]) ->
     assert (b"\x1b[32m" in told) is not bool(variables)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}], ids=str)
 def test_an_error_is_red_on_a_terminal_and_plain_elsewhere(
     variables: dict[str, str], capsys: pytest.CaptureFixture[str]

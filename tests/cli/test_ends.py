@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from limba.cli import program
 from limba.config import InputError, NonFiniteError, RestartError, StorageError, UntrustedModuleError
 
-pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -96,7 +94,7 @@ def test_streams_that_are_closed_are_no_fault(command: str, status: int, closed:
     assert len(done.stderr.splitlines()) == (status == 2 and "2>&-" not in closed)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_without_streams_trains_and_saves(tmp_path: Path, corpus: Path) -> None:
     flags = f"CORPUS={corpus} MODEL_DIR={tmp_path}/run VOCABULARY=byte VOCAB_SIZE=384 BATCH_SIZE=8 TRAIN_STEPS=1"
     gin = " ".join(f"--gin.{each}" for each in [*flags.split(), "config.ModelConfig.emb_dim=16"])
@@ -108,14 +106,14 @@ def test_a_run_without_streams_trains_and_saves(tmp_path: Path, corpus: Path) ->
 def test_ctrl_c_of_a_command_that_waits_is_one_line() -> None:
     code = (
         "import sys, time\nfrom limba.cli import program\n"
-        "sys.exit(program.exit_code(lambda argv: (print('waits', flush=True), time.sleep(60)), ['generate']))"
+        "sys.exit(program.exit_code(lambda argv: (print('waits', flush=True), time.sleep(600)), ['generate']))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == program.INTERRUPTED
     assert said.splitlines() == ["Ctrl-C ended the program."]
 
@@ -124,13 +122,11 @@ def test_a_thread_that_does_not_end_is_not_waited_for() -> None:
     code = (
         "import sys, threading, time; from limba.cli import program\n"
         "program.EXIT_SECONDS = 0.5\n"
-        "def run(_): threading.Thread(target=time.sleep, args=[100]).start(); return 3\n"
+        "def run(_): threading.Thread(target=time.sleep, args=[1000]).start(); return 3\n"
         "sys.exit(program.exit_code(run, []))"
     )
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (
         3,
         "The program is done; one of its threads did not end within 0 s.\n",
     )
-    assert time.monotonic() < began + 30

@@ -12,8 +12,6 @@ from limba.cli import program
 from limba.cli.train import demo
 from limba.config import GenerationConfig, InputError, NonFiniteError, RestartError, StorageError
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -52,7 +52,7 @@ def argument(values: dict[str, Any], folder: Path) -> str:
     return f"--json={folder / 'train.json'}"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_path: Path, capsys) -> None:
     few_shards = "--gin.config.DataConfig.num_data_shards=8"
     config, operative_config, *_ = parse_args([argument(values, tmp_path), few_shards])
@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_said(values: dict[str, Any], tmp_path: Path, ch
         parse_args([argument(values | change, tmp_path)])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_do_train_false_only_evaluates(values: dict[str, Any], vocabulary: Path, tmp_path: Path) -> None:
     """The model that is named where output_dir holds no run, else that run; nothing is trained or overwritten."""
     folder, run, root = tmp_path / "t5", Path(values["output_dir"]), Path(__file__).parents[2]

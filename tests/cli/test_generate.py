@@ -79,7 +79,7 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("kind", ["run", "lm"])
 def test_combinations_generate_in_both_forms(kind: str, place: Path, language_run: Path, capsys) -> None:  # noqa: F811
     """Prompts and lines give the same texts, for a T5 and a language model."""
@@ -97,7 +97,7 @@ def test_combinations_generate_in_both_forms(kind: str, place: Path, language_ru
         assert len(texts) == count and printed == f"== A small text\n{shown}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_long_inputs_are_cut_aloud_split_or_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     texts = ["short", LONG, "", f"First line.\nSecond, {LONG}"]
     (place / "long.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
@@ -189,7 +189,7 @@ def test_the_documented_commands_are_found() -> None:
     assert len(documented()) >= 8 and any("--num_beams" in command for command in documented())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_each_documented_command_runs(place: Path, language_run: Path) -> None:  # noqa: F811
     (place / "texts.txt").write_text("A text.\n")
     for folder in ("gin",):

@@ -52,7 +52,7 @@ def planted(place: Path, name: str) -> Path:
     return victim
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_no_command_writes_through_a_link(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for command in WRITING:
         assert main.main(command.split()) == 0, command

@@ -46,7 +46,7 @@ def test_t5x_names_itself_as_it_is_called(capsys: pytest.CaptureFixture[str], mo
         assert printed.startswith(f"usage: limba t5x {each} ") and f"\n    limba t5x {each} " in printed
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("command", "makes"),
     [

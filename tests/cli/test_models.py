@@ -7,8 +7,6 @@ import pytest
 from limba.cli.flags import parse_args
 from limba.config import ModelConfig
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "gin/models"
 MODELS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.gin"))

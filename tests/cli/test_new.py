@@ -28,7 +28,6 @@ def corpus(size: float, unspaced: float = 0.0) -> Survey:
     return Survey("text", ("text",), 8, max(1, round(size / 2_000)), round(size), letters, unspaced, False)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("size", sizes.SIZES)
 def test_parameters_by_formula_are_the_networks(size: str) -> None:
     config = sizes.model_of(size, 32_128)
@@ -36,7 +35,6 @@ def test_parameters_by_formula_are_the_networks(size: str) -> None:
     assert sizes.num_parameters(config) == sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("name", "gigabytes", "days", "expected"),
     [
@@ -74,7 +72,6 @@ def test_the_largest_size_that_sees_20_tokens_a_parameter(
     assert any("2305.16264" in reason for reason in plan.reasons) and any("2203.15556" in r for r in plan.reasons)
 
 
-@pytest.mark.fast
 def test_hardware_by_its_name() -> None:
     assert [sizes.hardware(name).devices for name in ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")] == [
         8, 8, 4, 8, 4, 8, 4,
@@ -164,7 +161,6 @@ def test_nothing_is_left_of_files_that_cannot_be_written(place: Path, capsys: py
     assert not (place / "tasks" / "da.py").exists() and (place / "gin" / "da_tiny.gin").read_text() == "# mine\n"
 
 
-@pytest.mark.fast
 def test_an_accelerator_must_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +172,6 @@ def test_an_accelerator_must_be_named(
     assert "none.jsonl matches no file" in capsys.readouterr().err
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

@@ -96,7 +96,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("no_network")
 def test_texts_are_those_of_generate_and_probabilities_those_of_score(players: list[Player], run: Path) -> None:
     model = limba.load(run, step=9, vocabulary="byte")
@@ -374,7 +374,7 @@ def fill_a_gap(page: Page, server: Server) -> None:
     assert "%" in (sections.nth(1).locator(".pieces li small").first.text_content() or "")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, players: list[Player]) -> None:
     requests: list[str] = []

@@ -87,7 +87,7 @@ def on_a_terminal(commands: Mapping[str, Sequence[str]]) -> dict[str, str]:
     return by_command(b"".join(parts).decode())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_long_work_shows_how_far_it_is(corpus: Path, tmp_path: Path) -> None:
     for name in ("terminal", "file"):
         (tmp_path / name).mkdir()

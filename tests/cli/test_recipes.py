@@ -67,7 +67,7 @@ def train(recipe: str, *arguments: str, shelf: Path, server: BucketServer) -> tu
     return ended.stdout, [json.loads(line) for line in server.data("run/metrics.jsonl").splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_published_translation_trains_three_epochs_of_the_hub_s_pairs(vocabulary: Path, tmp_path: Path) -> None:
     """1,000 pairs three times, 128 a step, are 24 steps; the rate falls to 0 there, and the model is exported."""
     shelf = tmp_path / "served"
@@ -87,7 +87,7 @@ def test_the_published_translation_trains_three_epochs_of_the_hub_s_pairs(vocabu
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_published_diacritics_train_ten_epochs_of_the_hub_s_texts(vocabulary: Path, tmp_path: Path) -> None:
     """From a pytorch_model.bin, at the constant rate; the rows of its documents are not known, the epochs end it."""
     shelf = tmp_path / "served"

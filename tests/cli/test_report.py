@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -129,13 +128,11 @@ def test_the_next_port_is_taken_if_none_was_asked_for(tmp_path: Path) -> None:
     with contextlib.ExitStack() as taken:
         with contextlib.suppress(OSError):  # it may be in use already
             taken.enter_context(socket.create_server(("127.0.0.1", 8000)))
-        began = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             line = process.stdout.readline()
             process.terminate()
     assert line.startswith("Open http://127.0.0.1:80") and ":8000/" not in line, line
-    print(f"served after {time.monotonic() - began:.1f} s")
 
 
 def test_a_report_needs_neither_jax_nor_tensorflow(tmp_path: Path) -> None:
@@ -261,7 +258,7 @@ def check_drawn(page: Page) -> None:
         assert nearest < 32, f"no line has the colour {colour}"  # edges are blended with the background
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, tmp_path: Path) -> None:
     """The file itself, without a server: nothing is loaded, everything is drawn."""
@@ -343,7 +340,7 @@ def test_an_open_page_follows_the_run_and_keeps_its_place(tmp_path: Path) -> Non
         page.get_by_text("Not up to date").wait_for(timeout=30_000)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_million_steps_open_in_two_seconds(tmp_path: Path) -> None:
     run = write_long(tmp_path, 1_000_000, 100)
     assert main.main(["report", str(run)]) == 0
@@ -365,7 +362,7 @@ KEYS = [(make(1)["kind"], key, None) for make in (train_record, validation_recor
 
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
-    [("train", "seconds_per_step", "x"), *(pytest.param(*each, marks=pytest.mark.slow) for each in KEYS)],
+    [("train", "seconds_per_step", "x"), *(pytest.param(*each, marks=pytest.mark.night) for each in KEYS)],
 )
 def test_records_that_lack_a_figure_get_a_sentence_or_a_report(
     kind: str, key: str, value: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]

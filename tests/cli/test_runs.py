@@ -14,8 +14,6 @@ from limba.training.metrics import flops
 from limba.training.metrics.figures import sides
 from limba.training.schedule import make_schedule
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = sorted(path.name for path in ROOT.glob("gin/*.gin"))
 ROMANIAN = {

@@ -73,7 +73,7 @@ def argv_of(command: str) -> list[str]:
     return argv
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_command_of_the_page(part: int, shelf: Path, tmp_path: Path) -> None:
     assert len(COMMANDS) == 9 and len(FILES) == 2

@@ -29,7 +29,7 @@ def write_pairs(folder: Path) -> None:
     (path.parents[1] / "README.md").write_text("\n".join(lines))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_translation_command_trains_and_writes(shelf: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     assert COMMAND is not None
     monkeypatch.setitem(hub_server.MOVED, "wmt16", "wmt/wmt16")

@@ -20,7 +20,6 @@ from limba.export import at_end
 from limba.inference import source
 from limba.tools.pages.play.server import Server
 
-pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"
 WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
@@ -140,7 +139,7 @@ LIMBA = [sys.executable, "-P", "-c", "import sys; from limba.cli import main; sy
     "argv",
     [
         ["verify", "."],
-        *(pytest.param(argv, marks=pytest.mark.slow) for argv in (
+        *(pytest.param(argv, marks=pytest.mark.night) for argv in (
             ["report", "."], ["status", "."], ["doctor"], ["convert", ".", "--to=list"],
             ["generate", ".", "--prompt=a", "--max_tokens=1", "--vocabulary=byte"],
         )),
@@ -182,7 +181,7 @@ def test_a_users_own_tasks_are_found_in_the_current_folder(tmp_path: Path) -> No
     assert ended.returncode == 41
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_token_of_the_hub_is_written_nowhere(place: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """Over a run of two steps, from a JSON that holds the token too, a conversion, a model card and generated text."""
     token = "hf_" + "SECRET" * 5

@@ -44,7 +44,6 @@ def given_later(name: str, folder: Path) -> list[str]:
     return [f"--gin.MODEL_DIR={folder}"]
 
 
-@pytest.mark.fast
 def test_romanian_run_has_the_values_of_its_files():
     found = bindings("ro_base", "MODEL_DIR=/tmp/ro")
     expected = {
@@ -433,7 +432,7 @@ def losses_of(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("name", [name for name in TRAINING if name != "wmt_finetune"])
 def test_twenty_steps_of_each_file_lower_the_loss(name, tmp_path, monkeypatch):
     from limba.run import train
@@ -464,7 +463,7 @@ def write_checkpoint(folder: Path) -> Path:
     return Path(t5x.write_legacy(folder, 7, {**tree, "state/step": np.int32(7)}))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_command_trains_and_evaluates(tmp_path):
     """As a user types it: wmt_finetune.gin's run of 20 steps, then wmt_eval.gin and wmt_infer.gin on its checkpoint."""
     run, out, texts = tmp_path / "run", tmp_path / "out", tmp_path / "in.txt"

@@ -66,7 +66,7 @@ def test_the_example_of_help_runs(command: str, makes: str, place: Path, capsys:
     assert (place / "run" / "config.json").exists(), "a run of an earlier version gets one"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
     """A batch at a time; standard output holds the texts alone, and the rest is on standard error."""
     command = [sys.executable, "-m", "limba", "generate", "run", "--input=-", "--batch_size=8", "--max_tokens=4"]
@@ -91,7 +91,7 @@ def test_lines_of_a_pipe_are_answered_while_it_is_open(place: Path) -> None:
     assert len(rest) == 1 and "9 lines in stdout" in (place / "errors").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_old_forms_give_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--gin_file=run/config.gin", "--gin.config.GenerationConfig.max_tokens=8", "--gin.BATCH_SIZE=16"]
     assert main.main(["infer", *model, "--input=in.txt", "--output=old.jsonl"]) == 0

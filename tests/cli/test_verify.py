@@ -18,8 +18,6 @@ from tests.training.checkpoints import states
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc" / "run"
 
-pytestmark = pytest.mark.fast
-
 
 def verified(run: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str], str]:
     status = main.main(["verify", str(run), *flags])

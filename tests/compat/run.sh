@@ -3,7 +3,7 @@
 #
 #   bash tests/compat/run.sh
 #
-# Its packages are in .venv-compat, 140 MB, before those of .venv. PyTorch's classes are tested by tests/run.sh --all
+# Its packages are in .venv-compat, 140 MB, before those of .venv. PyTorch's classes are tested by tests/run.sh --night
 # too, in test_models.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

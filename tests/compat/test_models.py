@@ -31,7 +31,7 @@ from tests.compat import families, overlay
 from tests.compat.in_old import Kept
 from tests.export.runs import arrays_of, write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.night
 LIMIT = 1e-4
 TIE_WARNING = "specifies to tie shared.weight to lm_head.weight"  # of transformers 5 for every T5 with an own layer
 

@@ -41,7 +41,6 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
-@pytest.mark.fast
 def test_the_folder_is_the_user_s_alone(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "limba" / "compiled"
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
@@ -49,7 +48,6 @@ def test_the_folder_is_the_user_s_alone(tmp_path: Path) -> None:
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
 
 
-@pytest.mark.fast
 def test_a_bucket_or_another_folder_is_used_only_where_it_is_named(tmp_path: Path) -> None:
     assert place(tmp_path, COMPILE_CACHE="gs://mine/compiled") == ("gs://mine/compiled", "")
     assert place(tmp_path, COMPILE_CACHE=f"{tmp_path}/mine") == (f"{tmp_path}/mine", "")
@@ -60,7 +58,6 @@ def test_a_bucket_or_another_folder_is_used_only_where_it_is_named(tmp_path: Pat
     assert found == "" and "give a folder, gs://BUCKET/FOLDER or off" in said and said.count("\n") == 1
 
 
-@pytest.mark.fast
 def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "compiled"
     folder.mkdir()
@@ -74,7 +71,7 @@ def test_what_others_could_have_written_is_not_run(tmp_path: Path, monkeypatch: 
     assert "belongs to another user" in str(compile_cache.problem_of(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_named_bucket_keeps_programs_for_another_process() -> None:
     with serving_buckets() as server:
         kept = {name: value for name, value in os.environ.items() if name != compile_cache.OF_JAX}
@@ -89,7 +86,6 @@ def test_a_named_bucket_keeps_programs_for_another_process() -> None:
     assert second == ["64.0", str(entries)] and after == entries  # each program is read, and none is written
 
 
-@pytest.mark.fast
 def test_a_home_that_cannot_be_written_needs_no_sentence(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     assert place(tmp_path / "home") == ("", "")

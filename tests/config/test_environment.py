@@ -11,8 +11,6 @@ import pytest
 from limba.cli.main import check_accelerator
 from limba.config import InputError, environment
 
-pytestmark = pytest.mark.fast
-
 NOTE = b"I0000 00:00:1795220775.415077    8474 port.cc:153] oneDNN custom operations are on.\n"
 FIRST = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
 

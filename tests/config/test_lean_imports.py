@@ -35,7 +35,6 @@ def forgotten() -> object:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.fast
 def test_others_are_left_out_until_they_are_used(libraries: Path) -> None:
     import begins_with  # pyright: ignore[reportMissingImports]
 
@@ -47,7 +46,6 @@ def test_others_are_left_out_until_they_are_used(libraries: Path) -> None:
     assert not_needed.here
 
 
-@pytest.mark.fast
 def test_what_is_there_already_stays(libraries: Path) -> None:
     import needed_later  # pyright: ignore[reportMissingImports]
     import not_needed  # pyright: ignore[reportMissingImports]
@@ -57,7 +55,6 @@ def test_what_is_there_already_stays(libraries: Path) -> None:
     assert begins_with.not_needed is not_needed and begins_with.later is needed_later
 
 
-@pytest.mark.fast
 def test_a_library_that_fails_leaves_nothing_behind(libraries: Path) -> None:
     (libraries / "begins_with.py").write_text("import needed_later\nraise ValueError('broken')\n")
     with pytest.raises(ValueError, match="broken"):

@@ -14,8 +14,6 @@ from limba.sharding import agreement
 from limba.storage.failures import short_reason
 from tests.config.test_plain import CONFIGS
 
-pytestmark = pytest.mark.fast
-
 SECRET = [
     "https://ana:SECRET@example.org/web/a.txt",
     "https://ana:SE/CR:ET@example.org:8080/web/a.txt",

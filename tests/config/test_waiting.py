@@ -9,8 +9,6 @@ import pytest
 from limba.config import waiting as module
 from limba.config.waiting import waiting
 
-pytestmark = pytest.mark.fast
-
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

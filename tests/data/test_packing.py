@@ -41,6 +41,7 @@ def segments(row: dict[str, np.ndarray]) -> list[dict[str, list[int]]]:
     return [{name: row[name][row[f"{name}_segment_ids"] == n].tolist() for name in LENGTHS} for n in numbers]
 
 
+@pytest.mark.core
 def test_every_example_comes_once_and_whole():
     made = examples(500)
     rows = list(pack(dataset(made), LENGTHS).as_numpy_iterator())
@@ -58,6 +59,7 @@ def test_every_example_comes_once_and_whole():
     assert max(np.mean([(row[name] > 0).mean() for row in rows]) for name in LENGTHS) > 0.9
 
 
+@pytest.mark.core
 def test_long_examples_are_cut_and_empty_ones_left_out():
     made = [{"inputs": [5] * 60, "targets": [6] * 3}, {"inputs": [], "targets": []}, {"inputs": [7], "targets": [8]}]
     columns = {name: tf.ragged.constant([one[name] for one in made], tf.int32) for name in LENGTHS}
@@ -69,6 +71,7 @@ def test_long_examples_are_cut_and_empty_ones_left_out():
         batched(tf.data.Dataset.from_tensors({"inputs": [1]}), LENGTHS, 2, whole=True, packed=True)
 
 
+@pytest.mark.core
 def test_features_shift_inside_each_segment():
     rows = {
         "inputs": np.array([[5, 1, 6, 1, 0]]),

@@ -265,7 +265,7 @@ def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path, m
         taken(stream, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt")
     before, _ = saved(path)
@@ -284,6 +284,7 @@ def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
         np.testing.assert_array_equal(taken(apart, 2), expected)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("number", [1, 40, 200])
 def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -> None:
     """By less than was made ahead, and by more; and twice, as where a run ends so two times."""
@@ -302,6 +303,7 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
         np.testing.assert_equal(stream.epochs(), epochs)
 
 
+@pytest.mark.core
 def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt")
     before, _ = saved(path)

@@ -7,8 +7,6 @@ import pytest
 
 from limba.data.prefetch import Prefetch
 
-pytestmark = pytest.mark.fast
-
 
 def failing_after(calls: int) -> Prefetch[int]:
     numbers = itertools.count()

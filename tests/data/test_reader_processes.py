@@ -58,7 +58,7 @@ def stop(reader: object, how: signal.Signals) -> None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeypatch, caplog) -> None:
     """From the beginning, and from the positions looked at last; when none starts any more, what was read is saved."""
     limited = dataclasses.replace(once, read_timeout_seconds=1.0, read_attempts=2)  # the limit of an answer is 4 s
@@ -110,7 +110,7 @@ def test_a_process_reports_why_it_cannot_open_its_stream(once):
         next(stream)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_failed_read_is_told_while_there_are_rows(tmp_path):
     """So a run of several processes can settle where all save; after the repair the rows are those that were due."""
     path = tmp_path / "pairs.jsonl"

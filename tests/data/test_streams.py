@@ -89,7 +89,6 @@ def test_a_fresh_process_resumes_bit_for_bit(config, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "again.npy"), expected)
 
 
-@pytest.mark.fast
 def test_positions_of_other_data_are_refused(config):
     _, _, stream = opened(config, [0, 1])
     positions = stream.positions()
@@ -160,7 +159,6 @@ def test_rows_fill_their_lengths_and_shards_do_not_share_masks(config):
     assert len(masks) == 8
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("hosts", "num_shards"), [(2, 4), (4, 4), (8, 8)])
 def test_a_batch_is_the_same_on_any_number_of_hosts(config, hosts, num_shards):
     """Hosts are played by streams over part of the shards; 8 devices share a batch of 8 rows."""

@@ -61,7 +61,7 @@ class Flaky:
         return f"flaky/{step}"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_final_model_is_whole_in_every_destination(
     run: RunConfig, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_wrong_destination_is_refused_before_training(run: RunConfig, tmp_path
         dataclasses.replace(run, export_to="ftp://host/out")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_cannot_be_written_is_said_and_ends_nothing(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_bucket_gets_the_folder_whole_and_once(tmp_path: Path, monkeypatch: py
     assert left == {"out"} and not (Path.cwd() / "gs:").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_train_in_a_bucket_and_export_to_it(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     """The first process exports, the other waits; the folder is whole, sent once, and its card complete."""
     with serving_buckets() as server:

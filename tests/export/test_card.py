@@ -14,7 +14,6 @@ from limba.export.huggingface import Choices, _about
 from limba.inference.source import Source
 from tests import tiny
 
-pytestmark = pytest.mark.fast
 OWN = CardConfig("ro", "apache-2.0", "user/corpus", "TPU v4-8", thank_trc=True)
 
 

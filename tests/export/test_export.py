@@ -111,7 +111,6 @@ def legacy(tmp_path) -> Path:
     return run
 
 
-@pytest.mark.fast
 def test_a_language_model_gets_no_sentinels(tmp_path):
     config = ModelConfig(384, 32, 2, 16, 64, 0, 2, positions="rotary")
     source = Source("run", epath.Path(tmp_path), {}, LIMBA, config, vocabulary=VocabularyName("byte", 0, "run"))
@@ -195,7 +194,6 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     equal(T5xView(tmp_path / "out", config, flax=True), arrays)
 
 
-@pytest.mark.fast
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
     files.write_configs(tmp_path, config_of("t5_1_1"), "float32")
     files.write_tokenizer(tmp_path, str(vocabulary), 100)
@@ -238,7 +236,7 @@ config.DataConfig.num_data_shards = 4
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     texts = [line for text in map(json.loads, corpus.read_text().splitlines()) for line in text["text"].splitlines()]
     texts = [text.strip() for text in texts if len(text.strip()) > 10][:400]

@@ -22,8 +22,6 @@ from limba.training.state import TrainState
 from tests import tiny
 from tests.training.checkpoints import states
 
-pytestmark = pytest.mark.fast
-
 
 def source(run: Path, **changes: object) -> Source:
     place = epath.Path(run)
@@ -135,6 +133,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
         np.testing.assert_array_equal(online, 2 * stored[name])
 
 
+@pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
     for shape in merge.SHAPES:

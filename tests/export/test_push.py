@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from limba.export import at_end
 from limba.export.card import HubDestination
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
+from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run_aa13acc" / "run"
 
@@ -86,7 +86,6 @@ def test_a_failed_upload_is_repeated_then_said(server, folder, monkeypatch) -> N
 
 
 def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, monkeypatch, caplog) -> None:
-    began = time.monotonic()
     monkeypatch.setenv("HF_TOKEN", "hf_bad")
     with pytest.raises(
         InputError, match="does not accept this upload .asked with the token in HF_TOKEN: HTTP 401"
@@ -99,10 +98,10 @@ def test_a_token_that_is_missing_or_refused_is_said_before_the_training(server, 
     monkeypatch.setenv("HF_TOKEN", "good")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     HubDestination("me/mine").check()  # a hub that does not answer now may answer when the run ends
-    assert "The hub cannot be reached now" in caplog.text and time.monotonic() - began < 30
+    assert "The hub cannot be reached now" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(at_end, "SECONDS", 0.2)
     run = tmp_path / "run"
@@ -112,9 +111,8 @@ def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch
     shutil.move(checkpoints / "10", tmp_path / "10")
     config = run_config(run)
     with at_end.uploading(config):
-        time.sleep(1)
         shutil.move(tmp_path / "10", checkpoints / "10")  # a save has ended
-        time.sleep(2)
+        wait_until((tmp_path / "served" / "me" / "saves" / "main" / "model.safetensors").exists)
     assert "step 10: the model is in http" in capsys.readouterr().out
     assert (tmp_path / "served" / "me" / "saves" / "main" / "model.safetensors").exists()
     assert {path.name for path in run.iterdir()} >= {"checkpoints", "config.json"}

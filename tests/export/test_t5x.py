@@ -21,8 +21,6 @@ from limba.training.state import abstract_state
 from tests import tiny
 from tests.formats.test_t5x import CONFIG, GOLDEN
 
-pytestmark = pytest.mark.fast
-
 
 def saved(directory, **optimizer) -> Path:
     """The golden T5X checkpoint as a Limba run."""

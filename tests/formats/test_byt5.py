@@ -54,7 +54,7 @@ def as_google_wrote_it(folder: Path, published: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_published_byt5_fills_the_gaps_it_was_trained_on(published: Path, tmp_path: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(published)
     assert theirs("<extra_id_0>").input_ids == [259, 1]  # what transformers makes of it, and no ByT5 was trained on
@@ -76,7 +76,7 @@ def test_a_published_byt5_fills_the_gaps_it_was_trained_on(published: Path, tmp_
     assert all(number < 248 for number in model.samples([TEXT], max_tokens=12)[0][0].ids.tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published: Path, tmp_path: Path) -> None:
     saved = limba.load(published).save(tmp_path / "saved")
     tokens = transformers.AutoTokenizer.from_pretrained(saved)
@@ -93,7 +93,7 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
         assert ("258, 257, …, 248" in text and "`<extra_id_0>` as 258" in text) == says
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_an_export_of_125_extra_ids_keeps_them(published: Path, tmp_path: Path) -> None:
     saved = limba.load(published, vocabulary=VocabularyName("byte", 125)).save(tmp_path / "saved")
     transformers.AutoTokenizer.from_pretrained(saved).save_pretrained(saved)  # transformers 5 writes extra_ids 0
@@ -106,7 +106,6 @@ def test_an_export_of_125_extra_ids_keeps_them(published: Path, tmp_path: Path) 
         check_initial(str(saved), 0)
 
 
-@pytest.mark.fast
 def test_a_run_does_not_learn_the_sentinels_again(published: Path, tmp_path: Path) -> None:
     for folder in (published, as_google_wrote_it(tmp_path / "google", published)):
         check_initial(str(folder), 0)
@@ -132,7 +131,6 @@ def t5x_checkpoint(folder: Path, trained: int | None) -> str:
     return str(t5x.write_legacy(folder, 7, tree))
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("trained", "wanted", "is_right"), [(0, 0, True), (0, 125, False), (125, 125, True)])
 def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
     tmp_path: Path, trained: int, wanted: int, is_right: bool
@@ -146,7 +144,6 @@ def test_the_averages_of_a_t5x_checkpoint_tell_what_was_trained(
                 check_initial(place, wanted)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("trained", "wanted"), [(None, 125), (125, 0)])
 def test_a_t5x_checkpoint_that_does_not_tell_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trained: int | None, wanted: int

@@ -56,7 +56,6 @@ def parameters(config):
     return tiny.parameters(config)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     config, architecture = LAYOUTS[layout]

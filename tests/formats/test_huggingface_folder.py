@@ -84,6 +84,7 @@ def test_flax_and_bfloat16_folders_hold_the_same(family, tmp_path):
         np.testing.assert_allclose(np.float32(half[name]), full[name], rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_table_is_a_bijection_onto_the_network(family):
     config = our_config(family)

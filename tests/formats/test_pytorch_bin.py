@@ -18,8 +18,6 @@ import torch
 from limba.config import InputError
 from limba.tools.migrate.pytorch_bin import BinFolder
 
-pytestmark = pytest.mark.fast
-
 
 def weights() -> dict[str, torch.Tensor]:
     """Every dtype; views of one storage with offsets and strides; a scalar, and an empty one."""

@@ -74,7 +74,6 @@ def test_every_array_is_read_bit_for_bit_and_written_again(legacy, reference, tm
     assert files[0] == files[1]
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("path", ["run", "run/checkpoint_3"])
 def test_logits_and_loss_are_t5x_own(legacy, reference, path):
     state = loaded(legacy.parent.parent / path)

@@ -11,10 +11,8 @@ import pytest
 from limba.config import InputError, StorageError
 from limba.inference import files as text_files
 
-pytestmark = [
-    pytest.mark.fast,
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # an output is left as a kill leaves it
-]
+# An output is left as a kill leaves it.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 ABOUT = {"input": "in.jsonl", "step": 3}
 ROWS = [{"inputs": f"line {i} ș"} for i in range(11)]

@@ -8,8 +8,6 @@ import pytest
 from limba.data.vocabulary.load import load_vocabulary
 from limba.inference import gaps
 
-pytestmark = pytest.mark.fast
-
 
 class Known:
     """A model over bytes whose next piece is known by the pieces since the last sentinel."""

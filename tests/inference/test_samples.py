@@ -30,7 +30,7 @@ def test_a_t5_fills_the_gaps_of_prompts(tmp_path: Path) -> None:
     assert re.fullmatch(r"שלום +\[.*\]", hebrew, re.DOTALL), hebrew
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_follows_a_sentinel_is_among_what_may_begin_a_fill(tmp_path: Path) -> None:
     write_run(tmp_path / "run", config_of(), steps=(3,))
     model = limba.load(tmp_path / "run", vocabulary="byte")

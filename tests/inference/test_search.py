@@ -45,6 +45,7 @@ def texts(first, length):
         yield ids, float(sum(LOG[a, b] for a, b in zip([first, *ids], ids, strict=False)))
 
 
+@pytest.mark.core
 def test_beams_find_the_best_texts():
     """As wide as the tree, beams miss nothing: the best of all texts by log probability over length."""
     config = GenerationConfig(max_tokens=3, num_beams=V * V, num_samples=4, early_stopping="never")
@@ -56,6 +57,38 @@ def test_beams_find_the_best_texts():
         np.testing.assert_allclose(found.scores[row], [score / len(ids) for ids, score in ranked], rtol=1e-5)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.6, 2.0])
+def test_scores_are_log_probabilities_over_the_length_to_the_penalty(penalty):
+    config = GenerationConfig(
+        max_tokens=3, num_beams=V * V, num_samples=V * V, early_stopping="never", length_penalty=penalty
+    )
+    found = write(config, [[2]])
+    known = {tuple(ids): log for ids, log in texts(2, 3)}
+    length = [len(row) if EOS not in row else row.index(EOS) + 1 for row in found.tokens[0].tolist()]
+    logs = [known[tuple(row[:n])] for row, n in zip(found.tokens[0].tolist(), length, strict=True)]
+    np.testing.assert_allclose(found.scores[0], np.array(logs) / np.array(length) ** penalty, rtol=1e-5)
+    if penalty > 0:
+        best = sorted((log / len(ids) ** penalty for ids, log in known.items()), reverse=True)
+        np.testing.assert_allclose(found.scores[0, :4], best[:4], rtol=1e-5)
+
+
+@pytest.mark.core
+def test_a_score_ends_with_its_text():
+    """Beside rows that go on; greedy and drawn. Without the three ids, two of six likeliest texts end."""
+    banned = jnp.asarray([True, False, True, False, False, True])
+    for config in (GenerationConfig(max_tokens=6), GenerationConfig(max_tokens=6, sample=True, num_samples=8)):
+        found = write(config, [[first] for first in range(V)], banned)
+        lengths = set()
+        for first in range(V):
+            for row, score in zip(found.tokens[first].tolist(), found.scores[first], strict=True):
+                ids = row[: row.index(EOS) + 1] if EOS in row else row
+                lengths.add(len(ids))
+                assert float(score) == pytest.approx(sum(LOG[a, b] for a, b in itertools.pairwise([first, *ids])), 1e-5)
+        assert len(lengths) > 1 and max(lengths) == 6
+
+
+@pytest.mark.core
 def test_greedy_takes_the_likeliest_and_stops():
     found = write(GenerationConfig(max_tokens=8), [[3], [4]])
     for row, last in enumerate((3, 4)):
@@ -68,7 +101,6 @@ def test_greedy_takes_the_likeliest_and_stops():
         np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
 
 
-@pytest.mark.fast
 def test_banned_ids_and_repeated_ngrams_are_not_written():
     banned = jnp.asarray(decoding.banned_mask(V, V - 1, [EOS, 3]))
     assert banned.tolist() == [False, True, False, True, False, True]

@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 ZONE, TYPE = "--zone=us-central2-b", "--type=v4-16"
@@ -125,10 +126,10 @@ def watching(laptop: Path, **variables: str) -> subprocess.Popen:
 
 def started(laptop: Path, number: int, times: int, name: str = "my-pod") -> list[str]:
     """Waits until a worker's program was started so many times; returns the lines it wrote."""
-    path, deadline = laptop / "world" / name / f"worker{number}" / "started", time.monotonic() + 60
-    while True:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) >= times:
-            return lines
-        assert time.monotonic() < deadline, f"worker {number} started {len(lines)} times"
-        time.sleep(0.05)
+    path = laptop / "world" / name / f"worker{number}" / "started"
+
+    def lines() -> list[str]:
+        return path.read_text().splitlines() if path.exists() else []
+
+    wait_until(lambda: len(lines()) >= times, lambda: f"worker {number} started {len(lines())} times")
+    return lines()

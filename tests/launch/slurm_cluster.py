@@ -16,11 +16,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.sharding.processes import free_port
+from tests.waiting import wait_until
 
 NODES = ("gpu01", "gpu02", "gpu03", "gpu07")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -73,12 +73,9 @@ def missing() -> str:
     return ""
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 300) -> None:
-    """Waits until a condition holds; it may take that long on a loaded machine."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.2)
+def until(condition: Callable[[], object], what: str) -> None:
+    """Waits until a condition holds; it asks Slurm, so not too often."""
+    wait_until(condition, lambda: f"waited for {what}", every=0.2)
 
 
 class Cluster:

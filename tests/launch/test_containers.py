@@ -71,7 +71,7 @@ def test_sky_s_task_needs_a_bucket(tmp_path: Path) -> None:
     task = yaml.safe_load((ROOT / "launch" / "sky.yaml").read_text())
     done = subprocess.run(
         ["bash", "-c", task["run"]], env={"PATH": os.environ["PATH"], "MODEL_DIR": ""}, capture_output=True, text=True,
-        timeout=30, check=False, cwd=tmp_path,
+        timeout=200, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2 and "give --env MODEL_DIR=gs://BUCKET/FOLDER" in done.stderr
 

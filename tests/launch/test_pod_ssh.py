@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +16,11 @@ import pytest
 
 from tests.launch.laptop import RUN, calls, end_runs, make_pod, pod, set_world, start, started, watching, worker
 from tests.sharding.processes import free_port
+from tests.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 NOTICE = "This system is for authorized use only.\nAll that you do is recorded.\n"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(SSHD is None, reason="sshd is missing: apt-get install openssh-server"),
-]
+pytestmark = pytest.mark.skipif(SSHD is None, reason="sshd is missing: apt-get install openssh-server")
 
 
 class Server:
@@ -59,15 +56,16 @@ class Server:
             self.process = subprocess.Popen(
                 [SSHD, "-D", "-e", "-f", self.folder / "config"], stderr=log, stdin=subprocess.DEVNULL
             )
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
-                return
-            except OSError:
-                log_text = (self.folder / "log").read_text()
-                assert self.process.poll() is None and time.monotonic() < deadline, log_text
-                time.sleep(0.05)
+        log_text = (self.folder / "log").read_text
+        wait_until(lambda: self.process.poll() is not None or self.accepts(), log_text)
+        assert self.process.poll() is None, log_text()
+
+    def accepts(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=60).close()
+        except OSError:
+            return False
+        return True
 
     def sessions(self) -> list[int]:
         """Returns the processes of its connections."""
@@ -104,6 +102,7 @@ def servers(laptop: Path) -> Iterator[list[Server]]:
             server.end()
 
 
+@pytest.mark.night
 def test_a_pod_by_real_ssh_from_setup_to_the_end_of_watch(servers: list[Server], laptop: Path) -> None:
     """Copies, token, quotes and statuses go through ssh; sshd's notice stands in no answer."""
     make_pod(laptop, is_set_up=False)
@@ -124,6 +123,7 @@ def test_a_pod_by_real_ssh_from_setup_to_the_end_of_watch(servers: list[Server],
     assert code == 75 and "worker 0 FAILED:" in errors and "setup.sh was called with gpu" in errors
 
 
+@pytest.mark.slow
 def test_ssh_and_scp_take_the_flags(servers: list[Server], laptop: Path) -> None:
     """The real ssh reads from pod.sh's flags what they are meant to say; scp passes the same to ssh."""
     make_pod(laptop)
@@ -135,6 +135,7 @@ def test_ssh_and_scp_take_the_flags(servers: list[Server], laptop: Path) -> None
         assert wanted <= set(said), said
 
 
+@pytest.mark.night
 def test_a_refused_connection_is_said_and_the_next_command_goes_through(servers: list[Server], laptop: Path) -> None:
     make_pod(laptop)
     servers[1].end()
@@ -148,6 +149,7 @@ def test_a_refused_connection_is_said_and_the_next_command_goes_through(servers:
     assert pod(laptop, "status", "my-pod")[0] == 0
 
 
+@pytest.mark.night
 def test_a_key_that_is_not_taken_asks_for_nothing(servers: list[Server], laptop: Path) -> None:
     """A key with a passphrase and no agent: ssh would ask on the terminal; it says no, and what to do."""
     make_pod(laptop)

@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from tests.launch.laptop import (
     worker,
     world_of,
 )
+from tests.waiting import wait_until
 
 LOGIN = """There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt during \
 non-interactive execution.
@@ -55,10 +55,9 @@ def runs(pid: str) -> bool:
 
 def nothing_hangs(laptop: Path) -> bool:
     """Waits until the calls that were silent for ever have ended, with what they had started."""
-    deadline, pids = time.monotonic() + 120, (laptop / "world" / "hung").read_text().split()
-    while any(map(runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return len(pids) >= 2 and not any(map(runs, pids))
+    pids = (laptop / "world" / "hung").read_text().split()
+    wait_until(lambda: not any(map(runs, pids)))
+    return len(pids) >= 2
 
 
 def of_workers(laptop: Path, program: str = "ssh", number: int = 1) -> int:
@@ -87,7 +86,7 @@ def test_a_silent_worker_is_named_and_ended(action: tuple[str, ...], limit: str,
     assert nothing_hangs(laptop)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_silent_worker_at_the_start_stops_the_others(laptop: Path) -> None:
     make_pod(laptop)
     set_world(laptop, deeds=[[["--worker=1", "~pod_worker.sh start"], "hang", 100]])
@@ -166,7 +165,6 @@ def test_a_question_on_the_terminal_hangs_nothing(action: str, words: list[str],
     assert all("--quiet" in call for call in calls(laptop))
 
 
-@pytest.mark.fast
 def test_a_connection_refused_once_is_tried_again(laptop: Path) -> None:
     make_pod(laptop, is_set_up=False)
     refused = [[["--worker=1", program], "refuse", 1] for program in ("scp", "ssh")]
@@ -282,7 +280,7 @@ def lines_of(process: subprocess.Popen, text: str) -> str:
     raise AssertionError(f"{text!r} never came: {seen} {process.stderr and process.stderr.read()}")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_watch_outlives_a_silent_worker_and_an_expired_login(laptop: Path) -> None:
     """Worker 1 is silent, then the login expires, then the pod is taken away: watch says each, and resumes the run."""
     make_pod(laptop)
@@ -322,10 +320,9 @@ def test_what_is_interrupted_leaves_no_process(
     make_pod(laptop, is_set_up=False)
     set_world(laptop, deeds=[[words, "hang", 100]])
     process = start(laptop, *action)
-    path, deadline, count = laptop / "world" / "hung", time.monotonic() + 120, 4 if "ssh" in words else 2
-    while not path.exists() or len(path.read_text().split()) < count:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    path, count = laptop / "world" / "hung", 4 if "ssh" in words else 2
+    wait_until(lambda: path.exists() and len(path.read_text().split()) >= count)
+    assert process.poll() is None
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:

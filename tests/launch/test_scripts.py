@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.fast
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ("ro_base.sh", "ro_large.sh", "ro_mt5_base.sh", "ro_mt5_large.sh")
 

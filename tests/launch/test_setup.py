@@ -85,7 +85,6 @@ def setup(machine: Path, *arguments: str, **variables: str) -> tuple[int, str, s
     return done.returncode, done.stdout, done.stderr, asked.read_text().splitlines()
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("line", list(csv.DictReader(SYSTEMS, delimiter="\t")), ids=lambda line: "".join(line["id"]))
 def test_without_python_and_uv_the_system_s_own_command_is_named(line: dict[str, str], machine: Path) -> None:
     release = [f"ID={line['id']}", f'VERSION_ID="{line["version_id"]}"', "NAME=x"]
@@ -101,7 +100,6 @@ def test_an_unknown_system_still_gets_a_sentence(machine: Path) -> None:
     assert code == 2 and "your system's installer" in errors and len(errors.splitlines()) == 1
 
 
-@pytest.mark.fast
 def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     write(machine / "bin" / "uv", UV)
     code, _, errors, asked = setup(machine)
@@ -123,7 +121,6 @@ def test_uv_brings_a_python_where_none_fits(machine: Path) -> None:
     assert setup(machine, "tpu", **pythons)[3] == []  # nothing has changed
 
 
-@pytest.mark.fast
 def test_3_12_is_first_and_an_environment_that_is_made_again_keeps_its_version(machine: Path) -> None:
     def of_version(minor: int) -> str:
         other = f"sys.version_info = (3, {minor}, 1)\n    sys.version = '3.{minor}.1'\n    exec(arguments[1])"
@@ -218,7 +215,7 @@ def test_pretrain_takes_each_accelerator_that_setup_knows(accelerator: str, tmp_
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     done = subprocess.run(
         ["bash", str(tmp_path / "launch" / "pretrain.sh"), "gin/demo.gin", f"ACCELERATOR={accelerator}"],
-        env=variables, capture_output=True, text=True, timeout=30, check=False,
+        env=variables, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     if accelerator == "gpu":
         assert done.returncode == 2 and "give tpu, cuda, cuda12, cuda13, rocm or cpu" in done.stderr

@@ -31,7 +31,7 @@ def calls(folder: Path, name: str) -> list:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_job_saves_at_its_limit_is_queued_again_and_ends(corpus: Path, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "signal").write_text("3")
     done = submit(
@@ -84,7 +84,7 @@ def test_a_job_is_queued_again_where_that_helps(
     assert says in log
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_scancel_is_called_again_until_slurm_answers(tmp_path: Path) -> None:
     """The tasks wait for the signal, whatever the time: without it the job would not end."""
     (tmp_path / "signal").write_text("3")

@@ -11,8 +11,6 @@ from limba.formats.names import flatten, stack_layers, unflatten
 from limba.model import Network
 from limba.model.relative_bias import relative_position_buckets
 
-pytestmark = pytest.mark.fast
-
 SIZES = {
     "d_model": 64,
     "d_kv": 16,

@@ -9,6 +9,7 @@ from limba.model.layers import Embed, matmul
 from tests import tiny
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("output_dtype", ["float32", "bfloat16"])
 def test_matmul_has_the_gradients_of_jnp_matmul(output_dtype: str) -> None:
     random = np.random.default_rng(0)
@@ -22,6 +23,7 @@ def test_matmul_has_the_gradients_of_jnp_matmul(output_dtype: str) -> None:
         np.testing.assert_allclose(np.float32(ours), np.float32(plain), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.core
 def test_embedding_of_two_inputs_has_the_gradient_of_two_gathers() -> None:
     embed = Embed(tiny.model(vocab_size=11, emb_dim=4))
     first, second = jnp.array([[1, 2, 2], [0, 1, 10]]), jnp.array([[2, 5], [1, 1]])

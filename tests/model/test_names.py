@@ -15,8 +15,6 @@ from limba.formats.huggingface_files import shape_of
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
 
-pytestmark = pytest.mark.fast
-
 ROOT = Path(__file__).parent.parent.parent
 KEY = jax.random.key(0)
 COUNTS = {  # parameters as published

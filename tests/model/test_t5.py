@@ -31,7 +31,6 @@ def test_scanned_equals_unrolled_with_dropout_and_remat() -> None:
     assert np.abs(logits(tiny.MODEL, batch) - expected).max() > 0.1  # dropout does something
 
 
-@pytest.mark.fast
 def test_padding_changes_nothing() -> None:
     batch = tiny.batch()
     longer = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in batch.items()}
@@ -41,6 +40,7 @@ def test_padding_changes_nothing() -> None:
     )
 
 
+@pytest.mark.core
 def test_decoder_is_causal() -> None:
     batch = tiny.batch()
     changed = {name: array.copy() for name, array in batch.items()}
@@ -49,7 +49,6 @@ def test_decoder_is_causal() -> None:
     assert (difference[:6] == 0).all() and (difference[6:] > 0).all()
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_packed_equals_unpacked(per_layer: bool) -> None:
     config = tiny.model(relative_bias_per_layer=per_layer)

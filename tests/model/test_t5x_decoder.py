@@ -52,7 +52,6 @@ def rows() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(("is_tied", "prefix"), [(True, "full"), (False, "causal")])
 def test_logits_are_t5xs_own(is_tied, prefix):
     config = dataclasses.replace(CONFIG, logits_via_embedding=is_tied, prefix_attention=prefix)

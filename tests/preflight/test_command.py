@@ -41,7 +41,7 @@ def ended(command: list[str], folder: Path, **variables: str) -> tuple[int, str]
     return done.returncode, (folder / "out").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_path: Path) -> None:
     flags = [f"--gin.{name}={value}" for name, value in choices.items()]
     flags += ["--gin.config.RunConfig.num_microbatches=2", "--topology=cpu-1", "--advise=1", "--json"]
@@ -77,7 +77,7 @@ def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_p
     assert not Path(choices["MODEL_DIR"]).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Path) -> None:
     wasteful = {"config.ScheduleConfig.name": "linear", "WARMUP_STEPS": 100}
     flags = [f"{name}={value}" for name, value in (choices | wasteful).items() if not name.startswith("config.")]

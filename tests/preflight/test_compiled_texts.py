@@ -14,7 +14,6 @@ from limba.tools.preflight.checks import compiler
 from limba.tools.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
-pytestmark = pytest.mark.fast
 # As libtpu writes them, shortened.
 LIVE_RANGE = """HloLiveRange (max 4):
   BufferLiveRange:

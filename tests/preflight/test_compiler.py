@@ -40,7 +40,7 @@ def test_the_verdict_of_one_device_names_memory_and_makes_no_promise(capfd: pyte
     assert capfd.readouterr() == ("", "")  # what XLA prints stays in the process
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_several_devices_exchange_and_a_mesh_is_chosen_in_two_compilations() -> None:
     config = runs.run(runs.TINY, rows=8)
     alone = compiler.compiled(config, "cpu-2").data
@@ -53,7 +53,7 @@ def test_several_devices_exchange_and_a_mesh_is_chosen_in_two_compilations() -> 
     assert "was passed over" in section.lines[1].text
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("what", "topology", "share", "mend"),
     [
@@ -98,7 +98,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     jax.config.update("jax_enable_compilation_cache", before)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("remat", "mend", "name"),
     [
@@ -127,7 +127,7 @@ def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_mend_that_was_compile
     assert said.text == f"{name}: {memory} ({size_in_words(sizes[0])} before)."
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_real_run_on_the_same_devices_replaces_the_estimate(
     compiled_here: None, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

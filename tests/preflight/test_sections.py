@@ -199,7 +199,7 @@ def test_pages_say_the_same_and_load_nothing() -> None:
     assert page.verdict(made) == "Verdict: works, but wasteful (1 warning)."
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_page_is_readable_on_a_phone_and_in_the_dark(config: RunConfig, tmp_path: Path) -> None:
     section = objective.objective_and_schedule(config, resolve_task(config.data))
     wrong = Line("error", "A/very/long/path" * 20, "VOCABULARY = 'a/very/long/path/to/a/vocabulary'\nVOCAB_SIZE = 384")

@@ -24,7 +24,7 @@ from limba.training.metrics.logging import read_metrics
 from tests import tiny
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_average_is_evaluated_resumed_and_is_the_model(tmp_path: Path, corpus: Path, vocabulary: Path) -> None:
     config = RunConfig(
         tiny.model(vocab_size=1024, emb_dim=32, num_heads=2, head_dim=16, mlp_dim=48, num_decoder_layers=2),

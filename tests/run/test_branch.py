@@ -60,8 +60,11 @@ def assert_same(one: Path, other: Path, step: int) -> None:
     assert data[0] == data[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", [(), STABLE], ids=["factors", "warmup-stable-decay"])
+@pytest.mark.night
+@pytest.mark.parametrize(
+    "schedule",
+    [pytest.param((), id="factors", marks=pytest.mark.night), pytest.param(STABLE, id="warmup-stable-decay")],
+)
 def test_a_branch_equals_the_run_and_resumes_itself(
     schedule: tuple[str, ...], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

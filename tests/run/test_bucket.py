@@ -7,7 +7,7 @@ import pytest
 from benchmarks import bucket
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_project_in_a_bucket_loses_nothing_while_requests_fail(capfd: pytest.CaptureFixture[str]) -> None:
     with bucket.chain(troubled=0.1) as steps:
         bucket.run(steps, short=True)

@@ -52,7 +52,7 @@ BATCH_SIZE = 8
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_convert_gin_prints_for_a_byt5_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

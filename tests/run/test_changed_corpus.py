@@ -48,7 +48,7 @@ def losses(config: RunConfig) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_changed_corpus_is_refused_or_begins_a_new_pass(config: RunConfig, tmp_path: Path, caplog) -> None:
     train(config)
     path = Path(str(config.data.data_files))

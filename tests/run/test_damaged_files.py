@@ -19,7 +19,6 @@ from limba.training.checkpoints.best import Best
 from limba.training.ledger import FILE, Ledger, entries_of
 from tests import tiny
 
-pytestmark = pytest.mark.fast
 JUNK = {
     "empty": b"",
     "cut": b'{"value": 1.0, "st',

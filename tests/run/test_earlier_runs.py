@@ -69,7 +69,7 @@ def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     assert (run.model_dir, run.data.data_files) == (str(tmp_path / "run"), "corpus.jsonl")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_diacritics_run_from_before_segments_had_a_choice_resumes(tmp_path: Path) -> None:
     """Its config.json lacks DataConfig.segments: its texts are still cut by 2.5 bytes a token, its batches the same."""
     import tasks.ro_diacritics  # noqa: F401  registers the task

@@ -110,7 +110,7 @@ def test_steps_are_asked_for_where_rows_are_not_known(config: RunConfig) -> None
 
 
 # The damaged place, as a part of the file, comes after what the first step has prefetched, and before step 110.
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize(("is_counted", "place"), [(True, 0.77), (False, 0.585)])
 def test_what_was_trained_is_saved_when_reading_fails(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_counted: bool, place: float

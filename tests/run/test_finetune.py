@@ -128,7 +128,6 @@ def test_frozen_parameters_stay_and_the_best_step_is_kept(runs: tuple[Path, Path
         check_best_metric(other, ("loss", "chrf"))
 
 
-@pytest.mark.fast
 def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Path, tmp_path: Path) -> None:
     config = flags.parse_args(arguments(files, tmp_path, "INITIAL_CHECKPOINT_PATH=x")).config
     task, lengths = resolve_task(config.data), dict(config.data.task_feature_lengths)
@@ -181,7 +180,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grads, shared_grads)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +389,7 @@ def test_without_validation_examples_nothing_is_generated(runs: tuple[Path, Path
     assert not judge.tasks and judge.names == () and judge.copied() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_without_validation_examples_trains(
     files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

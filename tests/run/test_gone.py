@@ -85,7 +85,7 @@ def readers_of(process: subprocess.Popen) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_killed_reader_and_a_directory_that_comes_back_change_nothing(
     assert losses(killed) == losses(whole)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_directory_that_stays_away_ends_the_run_with_74_and_is_not_made_again(
     run_of: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def from_step_40(config: RunConfig, directory: Path, keeps_ledger: bool) -> RunC
     return dataclasses.replace(config, model_dir=str(directory))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_poisoned_batch_is_dropped_and_its_documents_named(
     poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_run_returns_to_the_checkpoint_before_a_spike(poisoned: Path, tmp_path
     assert_same_run(given, config)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("limba.config.optimizer.MOST_RATE", 1e31)
     schedule = ScheduleConfig("linear", base_learning_rate=1e30, warmup_steps=0)
@@ -180,7 +180,7 @@ def test_a_run_in_which_nothing_is_finite_ends(poisoned: Path, tmp_path: Path, m
     assert entries[0]["reason"] == "its update norm is inf"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path) -> None:
     def arguments(directory: Path) -> list[str]:
         values = {
@@ -227,7 +227,6 @@ def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path
     assert figures[0] == figures[1] and two[0]["batch"] not in figures[0]
 
 
-@pytest.mark.fast
 def test_a_ledger_that_is_not_there_ends_before_compiling(
     poisoned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

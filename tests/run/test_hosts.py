@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.sharding.processes import ROOT, variables
+from tests.waiting import wait_until
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
 # launch.train for several runs, one after the other.
@@ -52,11 +52,9 @@ def finish(started: list[subprocess.Popen], *statuses: int) -> list[tuple[str, l
 
 
 def wait_for_steps(directory: Path, number: int, started: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + 400
-    while len(losses(directory)) < number:
-        ended = [process.communicate()[1][-1000:] for process in started if process.poll() is not None]
-        assert time.monotonic() < deadline and not ended, ended
-        time.sleep(0.1)
+    wait_until(lambda: len(losses(directory)) >= number or any(process.poll() is not None for process in started))
+    ended = [process.communicate()[1][-1000:] for process in started if process.poll() is not None]
+    assert not ended, ended
 
 
 def losses(directory: Path) -> dict[int, float]:
@@ -85,7 +83,7 @@ def arguments(corpus: Path, vocabulary: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str], tmp_path: Path) -> None:
     """Masks are of the global batch: losses do not depend on the devices.
 
@@ -141,7 +139,7 @@ def leg(arguments: list[str], directory: Path, steps: int, *more: str) -> list[s
     return ["-m", "limba", "train", *arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}", *common]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tmp_path: Path) -> None:
     """Each fault is answered with a line or two, and the losses are those of a run without faults, to the last bit."""
     broken, whole, limit = tmp_path / "broken", tmp_path / "whole", "--gin.config.RunConfig.host_timeout_seconds=10"
@@ -171,7 +169,7 @@ def test_interrupted_and_killed_processes_lose_no_batch(arguments: list[str], tm
     assert losses(broken) == losses(whole) and len(losses(whole)) == last
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_ctrl_c_lets_reader_processes_give_their_positions(arguments: list[str], tmp_path: Path) -> None:
     """A terminal sends it to every process of the run."""
     started = start(leg(arguments, tmp_path, 100_000, "--gin.config.DataConfig.num_reader_processes=2"), 1, 4)

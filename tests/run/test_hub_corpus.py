@@ -171,7 +171,7 @@ def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dic
     assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_resumed_run_reads_the_commit_that_it_began_with(hub: FileServer, tmp_path: Path, vocabulary: Path) -> None:
     """The data set changes on the hub in between: no row differs from those of a run that never stopped."""
     data = DataConfig("demo_span_corruption", {"inputs": 32}, 8, str(vocabulary), data_files="me/set@main")

@@ -31,7 +31,7 @@ def test_killed_runs_read_the_same_batches(corpus: Path, vocabulary: Path, monke
 CHOSEN = "kill-all-of-1-in-save,ctrl-c,file-flipped,rights-withdrawn,second-start,corpus-edited"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_choice_of_faults_is_survived() -> None:
     command = [sys.executable, "-m", "benchmarks.faults", f"--only={CHOSEN}", "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=kill.ROOT, timeout=900)

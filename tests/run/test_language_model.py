@@ -100,7 +100,7 @@ def losses(config: RunConfig) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in read_metrics(config.model_dir) if record["kind"] == "train"}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_from_tfds_learns_resumes_and_writes(
     config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def test_names_and_documents_are_checked_before_the_compile(config: RunConfig, c
         train(changed(config, data=dataclasses.replace(config.data, data_files=str(few), num_epochs=1)))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_fewer_steps_than_the_checkpoint_has_are_refused_before_it_is_read(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +115,7 @@ def steps(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (Path(config.model_dir) / "checkpoints").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_what_was_trained_is_saved_before_an_evaluation_ends_the_run(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

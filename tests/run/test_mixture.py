@@ -46,7 +46,7 @@ def config(tmp_path: Path) -> RunConfig:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_tokens_of_each_corpus_are_recorded_and_shown(config: RunConfig, tmp_path: Path) -> None:
     train(config)
     resumed = dataclasses.replace(config, model_dir=str(tmp_path / "resumed"))

@@ -40,7 +40,7 @@ def limba(environment: dict[str, str], *command: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, tmp_path: Path) -> None:
     """gin/en_ms_published.gin, whose task's tokenizer is hf://…; each command is a process of its own."""
     place = tmp_path / "served" / "mesolitica" / "nanot5-base-malaysian-cased" / "main"
@@ -86,7 +86,6 @@ def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, t
         assert "tokenizer.json cannot be read (" in said[0] and "Traceback" not in said[0]
 
 
-@pytest.mark.fast
 def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model for the inputs, a tokenizer.json for the targets; seqio's own class, at relative paths."""
     monkeypatch.chdir(tmp_path)
@@ -122,7 +121,6 @@ def test_each_vocabulary_of_a_task_is_kept(vocabulary: Path, tmp_path: Path, mon
         resolve_task(given)
 
 
-@pytest.mark.fast
 def test_what_lies_in_the_directory_or_is_bytes_has_no_copy(vocabulary: Path, tmp_path: Path) -> None:
     shutil.copy(vocabulary, tmp_path / "vocabulary.model")
     inside = seqio.SentencePieceVocabulary(str(tmp_path / "vocabulary.model"))
@@ -132,7 +130,6 @@ def test_what_lies_in_the_directory_or_is_bytes_has_no_copy(vocabulary: Path, tm
     assert of_run(inside, str(tmp_path)) is inside and files.directory_of(str(address_of(inside))) is None
 
 
-@pytest.mark.fast
 def test_a_hub_id_as_vocabulary_is_told_its_address() -> None:
     with pytest.raises(InputError, match=r"user/name does not exist.* give hf://user/name/tokenizer\.json\."):
         files.content("user/name")

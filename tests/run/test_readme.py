@@ -15,14 +15,12 @@ from benchmarks import readme
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.fast
 def test_readme_is_short() -> None:
     lines = readme.README.read_text().splitlines()
     assert len(lines) <= 90 and readme.PICTURE.is_file()
     assert max(len(line) for line in lines) <= 120
 
 
-@pytest.mark.fast
 def test_the_pictures_are_shown_and_small() -> None:
     text = readme.README.read_text()
     for name in ("report", "play", "front"):
@@ -35,7 +33,6 @@ def test_the_pictures_are_shown_and_small() -> None:
             assert isinstance(lightest, int) and lightest - darkest > 100  # something is drawn
 
 
-@pytest.mark.fast
 def test_a_line_has_its_counterpart_by_its_form() -> None:
     printed = ["step 20/40 | loss 8.1 | ETA 3 s", "step 40/40 | loss 7.25 | ETA 0 s", "other"]
     assert readme.counterpart("step 600/600 | loss 1.0 | ETA 1 s", printed) == printed[1]
@@ -61,7 +58,7 @@ def test_the_python_that_trains_reads_a_run(
     assert config.model.vocab_size == 384 and capsys.readouterr().out == "2.5\n"
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_output_in_the_readme_is_the_demos(tmp_path: Path) -> None:
     printed = readme.demo(tmp_path, "--gin.TRAIN_STEPS=200")
     shown = [line for line in readme.shown() if line != readme.CUT]

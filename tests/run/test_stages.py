@@ -90,7 +90,7 @@ def last_tokens(run: Path) -> dict[str, float]:
     return {name: value for name, value in last.items() if name.startswith("tokens/")}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("later")
 def test_a_run_in_stages_resumes_and_branches_at_before_and_after_a_boundary(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,7 +163,7 @@ def ledger(run: Path, step: int) -> dict[int, tuple[object, ...]]:
     return {shard: (each.about["num_batches"], each.about.get("tokens"), each.stages) for shard, each in saved.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_change_the_stage_like_one(
     corpus: Path, later: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_two_processes_change_the_stage_like_one(
     assert ledger(alone, 7) == ledger(one, 7) and last_tokens(alone) == last_tokens(one)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_guard_rewinds_across_a_boundary_and_the_documents_are_found(
     poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert (tmp_path / "loss.png").read_bytes() == (run / "loss.png").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_saved(
     config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +198,7 @@ def test_sigterm_saves_and_the_run_resumes(config: RunConfig) -> None:
     assert again["step"] == result["step"] + 2
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     config = changed(config, train_steps=4, checkpoint=CheckpointConfig(every_steps=2))
     train(config)
@@ -232,7 +232,7 @@ def test_checkpoints_that_cannot_be_used(config: RunConfig, caplog: pytest.LogCa
         train(config)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_starts_from_another_run_s_checkpoint(config: RunConfig, tmp_path: Path) -> None:
     short = changed(config, train_steps=2, model_dir=str(tmp_path / "2024"))  # a name like a step's
     train(short)
@@ -254,7 +254,6 @@ def test_a_loss_that_is_no_number_stops_the_run(config: RunConfig, monkeypatch: 
     assert np.load(written)["inputs/0"].shape == (4, 48)
 
 
-@pytest.mark.fast
 def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "jit", lambda *_, **__: pytest.fail("compiled"))
 
@@ -286,7 +285,7 @@ def test_bad_choices_end_before_compiling(config: RunConfig, tmp_path: Path, mon
         train(changed(config, model_dir=str(file / "run")))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     data = dataclasses.replace(config.data, num_epochs=1, batch_size=64)
     ended = train(changed(config, data=data, train_steps=10_000, evaluation=EvaluationConfig(10_000, 1)))
@@ -299,7 +298,7 @@ def test_the_run_ends_with_its_corpus(config: RunConfig) -> None:
     assert (Path(config.model_dir) / "checkpoints" / str(steps[-1])).is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_training_example_of_the_recipes_runs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

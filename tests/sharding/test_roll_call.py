@@ -12,8 +12,6 @@ from limba.sharding import roll_call
 from limba.sharding.clusters import Membership
 from tests.sharding.processes import free_port
 
-pytestmark = pytest.mark.fast
-
 
 def call(places: list[Membership], seconds: float = 60.0) -> list[BaseException | None]:
     """Lets the places wait for each other in threads; returns the error of each."""

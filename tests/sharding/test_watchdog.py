@@ -10,7 +10,9 @@ from limba.config import StorageError
 from limba.sharding import watchdog
 from limba.sharding.watchdog import Watchdog
 from tests.sharding.processes import Processes
-from tests.waiting import wait_until
+from tests.waiting import Clock, wait_until
+
+TICK = 0.02
 
 
 class Result:
@@ -29,7 +31,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     said: list[tuple[str, int]] = []
 
     monkeypatch.setattr(watchdog, "end_now", lambda sentence, status: said.append((sentence, status)))
-    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", TICK)
     return said
 
 
@@ -50,38 +52,20 @@ def test_a_stuck_step_is_named_and_its_stacks_are_written(ends: list, tmp_path: 
     assert "test_a_stuck_step" in stacks.read_text() and "Step 7 of process 0" in stacks.read_text()
 
 
-class Clock:
-    """A clock that only the test turns."""
-
-    def __init__(self) -> None:
-        self.now, self.looks = 0.0, 0
-
-    def monotonic(self) -> float:
-        self.looks += 1
-        return self.now
-
-    def turn(self, seconds: float) -> None:
-        """Lets so much time pass, in ticks that the watchdog has all seen."""
-        for _ in range(round(seconds / watchdog.TICK_SECONDS)):
-            self.now += watchdog.TICK_SECONDS
-            before = self.looks
-            wait_until(lambda before=before: self.looks > before + 1)
-
-
 def test_slow_but_living_runs_go_on(ends: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of steps longer than the limit, a phase longer than the limit, and a first step that compiles."""
     clock = Clock()
     monkeypatch.setattr(watchdog, "time", clock)
     with Watchdog(0.3, str(tmp_path)) as watched:
-        clock.turn(0.6)  # the first step
+        clock.turn(0.6, TICK)  # the first step
         results = [Result() for _ in range(6)]
         for step, result in enumerate(results):
             watched.beat(step, result)
         for result in results:  # the loop waits for all of them, each takes two thirds of the limit
-            clock.turn(0.2)
+            clock.turn(0.2, TICK)
             result.is_there = True
         with watched.phase("An evaluation"):
-            clock.turn(0.6)
+            clock.turn(0.6, TICK)
         watched.beat(7, results[0])
     assert not ends
     assert not list((tmp_path / "logs").iterdir())  # an empty file is not left behind
@@ -113,7 +97,7 @@ def test_nothing_is_watched_outside_of_a_run() -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_processes_end_when_one_of_them_is_stuck(tmp_path: Path) -> None:
     """The one that is stuck, and the one that waits for it in an exchange, which no signal of Python interrupts."""
     ended_by_itself: list[bool] = []  # else by the word of the other, which may come first on a busy machine

@@ -10,8 +10,6 @@ import pytest
 from limba.storage import files
 from limba.storage.files import private_folder, replacing, write_whole
 
-pytestmark = pytest.mark.fast
-
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())

@@ -16,7 +16,7 @@ from limba.training.metrics.bucket import Uploads
 from tests.bucket_server import BucketServer, emulated
 
 # gcsfs gives aiohttp the parts of a resumable upload as bytes, which that warns about.
-pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 
 @pytest.fixture

@@ -39,8 +39,6 @@ def hold(arguments):
 sys.exit(program.exit_code(hold, sys.argv[1:]))
 """
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture(autouse=True)
 def short_beats(monkeypatch: pytest.MonkeyPatch) -> None:

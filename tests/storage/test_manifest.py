@@ -8,8 +8,6 @@ import pytest
 
 from limba.storage import failures, manifest
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
@@ -32,11 +30,13 @@ def test_a_whole_directory_has_nothing_to_say(directory: Path) -> None:
     assert manifest.check(directory) == []
 
 
+@pytest.mark.core
 def test_checksums_are_crc32c(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123456789")
     assert manifest.entries(tmp_path) == {"file": (9, "e3069283")}  # the check value of RFC 3720
 
 
+@pytest.mark.core
 def test_a_flipped_bit_anywhere_is_found_and_its_file_named(directory: Path) -> None:
     numbers = random.Random(1)
     files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.stat().st_size]
@@ -56,6 +56,7 @@ def test_a_flipped_bit_anywhere_is_found_and_its_file_named(directory: Path) -> 
     assert manifest.check(directory) == []
 
 
+@pytest.mark.core
 def test_files_that_are_missing_cut_or_grown_are_named_by_sizes_alone(directory: Path) -> None:
     path = directory / "state" / "d" / "big"
     content = path.read_bytes()

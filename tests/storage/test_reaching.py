@@ -13,7 +13,6 @@ from limba.cli import main, program
 from limba.config import InputError, StorageError
 from limba.storage import files, hub_names, reaching
 
-pytestmark = pytest.mark.fast
 COMMANDS = [
     ["verify", "gs://nobody/x"],
     ["skipped", "gs://nobody/x"],

@@ -89,7 +89,7 @@ def assert_equal(one: Any, two: Any) -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.fast
+@pytest.mark.core
 def test_the_average_is_the_recursion_in_float64() -> None:
     decay, random = 0.97, np.random.default_rng(0)
     rule = make_optimizer(OptimizerConfig("adamw"), 400, average=decay)
@@ -115,7 +115,7 @@ def test_the_average_is_the_recursion_in_float64() -> None:
     [
         "muon+adafactor",
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=pytest.mark.night)
             for each in ("muon", "adafactor", "adamw", "adamw_rms", "ademamix")
         ),
     ],
@@ -131,7 +131,7 @@ def test_a_resumed_run_repeats_bit_for_bit_with_its_average(tmp_path: Path, opti
         assert_equal(average_of(whole).average, whole.params)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("optimizer", ["muon", "muon+adafactor"])
 def test_averages_agree_on_one_and_eight_devices(optimizer: str) -> None:
     alone, shared = (run.trained(run.new(), 3) for run in (Run(optimizer, 1), Run(optimizer, 8)))

@@ -28,8 +28,6 @@ from limba.training.schedule import make_schedule
 from tests import tiny
 from tests.training.checkpoints import states
 
-pytestmark = pytest.mark.fast
-
 SCHEDULES = [
     ScheduleConfig("factors", warmup_steps=20),
     ScheduleConfig("warmup_stable_decay", 0.01, warmup_steps=10, decay_steps=30),

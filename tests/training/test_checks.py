@@ -10,8 +10,6 @@ from limba.config import ConfigError, DataConfig, RunConfig
 from limba.training.checks import MOST_SHARDS, check_num_shards, check_writable
 from tests import tiny
 
-pytestmark = pytest.mark.fast
-
 
 def config(directory: Path) -> RunConfig:
     data = DataConfig("any", {"inputs": 64}, batch_size=1024, num_data_shards=1024)

@@ -17,7 +17,6 @@ from limba.data.tasks import resolve_task
 from limba.sharding import agreement
 from limba.training.checks import facts_of_data
 
-pytestmark = pytest.mark.fast
 LINE = '{"text": "line %d of a text"}\n'
 
 

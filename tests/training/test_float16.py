@@ -45,7 +45,7 @@ def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("adafactor", marks=pytest.mark.night)])
 def test_the_losses_of_float16_are_those_of_float32(optimizer) -> None:
     choice = ADAM if optimizer == "adamw" else dataclasses.replace(tiny.OPTIMIZER, schedule=ADAM.schedule)
     whole, _ = trained("float32", 30, choice)
@@ -111,14 +111,14 @@ def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> No
     assert doublings < 24 and good == 0  # the update was taken, the next scale with it
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_scale_grows_after_good_steps(monkeypatch) -> None:
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
     _, state = trained("float16", 7)
     assert [int(x) for x in state.opt_state[-1]] == [2, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_micro_batches_devices_and_chunks_agree() -> None:
     one, _ = trained("float16", 4)
     for choices in ({"devices": 2, "microbatches": 2}, {"logits": "chunked"}):

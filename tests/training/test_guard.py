@@ -44,7 +44,7 @@ def window(num_steps: int, config: GuardConfig | None = None) -> Window:
     return made
 
 
-@pytest.mark.fast
+@pytest.mark.core
 def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
     made = window(100)
     assert MIN_STEPS == 20 and LAG == 8 and np.isinf(made.limits(31)).all()
@@ -60,7 +60,7 @@ def test_limits_begin_late_and_come_from_steps_that_are_long_done() -> None:
         assert restored.limits(step).tolist() == made.limits(step).tolist()
 
 
-@pytest.mark.fast
+@pytest.mark.core
 def test_a_window_of_equal_numbers_does_not_make_every_change_a_spike() -> None:
     made = Window(GuardConfig())
     for step in range(100):
@@ -75,7 +75,6 @@ def ordinary() -> dict[str, np.ndarray]:
     return {**runs, "t5x": np.stack([losses, np.ones_like(losses)], 1)}
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("size", [50, 200])
 def test_ordinary_runs_raise_no_false_alarm(size: int, guarded: "Guarded") -> None:
     for name, steps in ordinary().items():
@@ -190,7 +189,7 @@ def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tu
     return tiny.state(network, optimizer, mesh, 0), *both
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("case", CASES)
 def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
     """By the loss, by the gradient norm and by a NaN; a step within its limits is the ordinary one."""
@@ -214,7 +213,7 @@ def test_a_dropped_step_changes_nothing_but_the_number(case: str) -> None:
     assert any((a != b).any() for a, b in zip(leaves(state), before, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -> None:
     """A token that only one row has is NaN in the embedding, as an overflow leaves it."""
     state, dropping, _ = two_steps(SMALL, "adamw", MeshConfig(), 1)
@@ -257,7 +256,6 @@ def test_losses_of_rows_are_those_of_the_batch() -> None:
         assert losses[row] == pytest.approx(float(one), rel=1e-5)
 
 
-@pytest.mark.fast
 def test_a_ledger_is_read_again_and_a_wrong_one_is_named(guarded: Guarded, tmp_path: Path) -> None:
     config, other = guarded.config("off"), tmp_path / "other.jsonl"
     ledger = Ledger(config)

@@ -15,6 +15,7 @@ from limba.training.step import gradients, loss_sums
 from tests import tiny
 
 
+@pytest.mark.core
 def test_loss_is_what_t5x_defines_with_smoothing() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((2, 3, 50), np.float32) * 2
@@ -71,6 +72,7 @@ def test_network_has_the_same_gradients_with_its_loss_in_chunks(config: ModelCon
     tiny.assert_same_gradients((config, mesh, whole), (config, mesh, chunked))
 
 
+@pytest.mark.core
 def test_sequences_weigh_the_same_packed_and_alone() -> None:
     """The mean over sequences of each one's mean loss, whether rows hold one or several; padding weighs nothing."""
     rng = np.random.default_rng(0)
@@ -94,7 +96,7 @@ def test_sequences_weigh_the_same_packed_and_alone() -> None:
         assert loss == pytest.approx(float(np.mean(means)), rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("normalize_by", ["tokens", "sequences", "all_tokens", None, 100.0])
 def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: str | float | None) -> None:
     model = Network(tiny.model())

@@ -27,7 +27,7 @@ def gradients(params: dict, seed: int) -> dict:
     return jax.tree.map(lambda p: random.standard_normal(p.shape, np.float32), params)
 
 
-@pytest.mark.fast
+@pytest.mark.core
 def test_the_update_is_optax_s_in_float32() -> None:
     """With momentum 0, which optax corrects for its start and the papers do not."""
     params = tiny.parameters(tiny.MODEL)
@@ -50,6 +50,7 @@ def test_the_update_is_optax_s_in_float32() -> None:
     assert all(0.085 < each < 0.1 for each in rms)  # 0.2 x the learning rate, as singular values are a little below 1
 
 
+@pytest.mark.core
 def test_momentum_is_nesterov_s() -> None:
     shape = (2, 24, 16)
     params = {"decoder": {"layers": {"mlp": {"wo": {"kernel": jnp.zeros(shape)}}}}, "embedding": jnp.zeros((3, 2))}
@@ -79,7 +80,7 @@ def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -
     assert not np.any(orthogonalized(jnp.zeros((1, 4, 6))))  # of a parameter without a gradient
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_run_in_bfloat16_iterations_has_the_losses_of_one_in_float32() -> None:
     schedule = ScheduleConfig("linear", base_learning_rate=1e-2, warmup_steps=0)
     losses = [

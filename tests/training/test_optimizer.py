@@ -44,6 +44,7 @@ def test_stacked_layers_update_like_single_ones(name: str) -> None:
         np.testing.assert_allclose(array, unstacked[path], atol=1e-6, err_msg=path)
 
 
+@pytest.mark.core
 def test_adafactor_factors_matrices_from_128_on() -> None:
     state = jax.eval_shape(
         lambda key: make_optimizer(OptimizerConfig(), 1).init(Network(tiny.MODEL).init(key)), jax.random.key(0)
@@ -169,6 +170,7 @@ def test_every_rule_has_a_formula() -> None:
     assert set(FORMULAS) == set(RULES), "write the rule's update in numpy, and its fields, into FORMULAS"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", FORMULAS)
 def test_updates_are_the_formulas(name: str) -> None:
     """Six steps: clipping, the rule layer by layer, decay of matrices alone, nothing for what is frozen."""
@@ -224,6 +226,7 @@ def test_a_new_rule_trains_with_nothing_but_its_class() -> None:
     assert set(np.unique(np.round(moved))) <= {0.0, 1.0} and moved.mean() > 0.5
 
 
+@pytest.mark.core
 def test_parameter_scale_is_optax_s() -> None:
     params = {"normal": jax.random.normal(jax.random.key(0), (3, 5)), "zero": jnp.zeros(7), "small": jnp.full(2, 1e-4)}
     updates = jax.tree.map(jnp.ones_like, params)
@@ -264,6 +267,7 @@ FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # T5X's utils.create
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("factors", [*SCHEDULE_FACTORS, "constant * linear_warmup * cosine_decay"])
 def test_each_factor_of_t5x_has_its_values(factors: str) -> None:
     """At 20 steps: from the offset on, over warm-up, steps and cycles, and nowhere below the least rate."""
@@ -278,6 +282,7 @@ def test_each_factor_of_t5x_has_its_values(factors: str) -> None:
     np.testing.assert_allclose(found, np.maximum(wanted, 0.002), rtol=2e-5)
 
 
+@pytest.mark.core
 def test_published_schedule_is_flat_then_rsqrt() -> None:
     schedule = make_schedule(ScheduleConfig(), 2_000_000)
     np.testing.assert_allclose([schedule(0), schedule(9_999), schedule(1_000_000)], [0.01, 0.01, 0.001], rtol=1e-6)

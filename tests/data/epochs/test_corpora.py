@@ -91,7 +91,7 @@ def taken(stream: Any, number: int, counts: Counter[str]) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataConfig) -> None:
     counts: Counter[str] = Counter()
     with opened(config) as stream:
@@ -116,7 +116,7 @@ def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataCo
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_two_hosts_together_have_the_tokens_of_one_and_epochs_end(config: DataConfig) -> None:
     config = dataclasses.replace(config, num_epochs=1)
     counts: Counter[str] = Counter()

@@ -198,7 +198,7 @@ def test_long_documents_in_pieces_and_the_last_ones_are_no_further_epochs(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [50, 96])
+@pytest.mark.parametrize("stop", [50, pytest.param(96, marks=pytest.mark.night)])
 def test_a_stream_resumes_in_any_epoch_on_any_number_of_hosts(pairs: Path, stop: int) -> None:
     with opened(files_of(pairs), num_epochs=2) as stream:
         batches = [numbers(rows) for rows in stream]
@@ -235,7 +235,7 @@ def test_first_examples_of_array_record(tmp_path: Path) -> None:
     assert sorted(found) == sorted(list(source.texts("train"))[:40])
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_another_number_of_examples_is_no_resumption(pairs: Path) -> None:
     with opened(files_of(pairs), max_examples=1000) as stream:
         next(stream)
@@ -271,7 +271,7 @@ def test_what_cannot_be_known_is_said(pairs: Path, corpus: Path) -> None:
     assert Deal.of_text(some.to_text()) == some
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_reader_processes_deal_alike(pairs: Path) -> None:
     modules = ("tasks.text_to_text",)
     with opened(files_of(pairs)) as one, opened(files_of(pairs), num_reader_processes=2, task_modules=modules) as two:

@@ -92,7 +92,7 @@ def tokens_of(batches: Batches) -> int:
     return sum(int(np.count_nonzero(part[side])) for rows in batches for part in rows.values() for side in part)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("corpora")
 def test_a_run_resumed_before_at_and_after_a_boundary_reads_the_same_by_one_host_or_two() -> None:
     whole: Batches = []
@@ -223,7 +223,7 @@ def as_a_new_process_finds(path: Path, name: str, texts: list[str]) -> None:
     source._files.clear(), source._units.clear(), source._marks.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.usefixtures("corpora")
 def test_a_corpus_that_changes_in_its_stage_or_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = dataclasses.replace(CONFIG, mixture_or_task_name="stages_a", stages=((3, "stages_b"), (7, "stages_a")))
@@ -308,7 +308,7 @@ for name in "ab":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_processes_that_read_change_the_stage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         write(tmp_path / f"{name}.txt", [f"{number} {name}" for number in range(300)])

@@ -103,8 +103,8 @@ def t5x_task(path: Path) -> str:
     ("kind", "upto", "tolerance", "known"),
     [
         ("own", 2.0, 0.08, 0.6),
-        pytest.param("shuffled", 4.0, 0.15, 0.2, marks=pytest.mark.slow),
-        pytest.param("readers", 1.5, 0.08, 0.5, marks=pytest.mark.slow),
+        pytest.param("shuffled", 4.0, 0.15, 0.2, marks=pytest.mark.night),
+        pytest.param("readers", 1.5, 0.08, 0.5, marks=pytest.mark.night),
         ("t5x", 3.0, 0.2, 0.0),  # all that it says is true, if it says anything of so small a corpus
         ("pairs", 2.0, 1e-6, 1.0),
         ("packed", 6.0, 0.2, 0.3),

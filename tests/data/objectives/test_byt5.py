@@ -15,7 +15,6 @@ from limba.data.objectives.whole_words import whole_word_span_corruption
 from limba.data.vocabulary import load
 from limba.tools.migrate.t5_names import preprocessors
 
-pytestmark = pytest.mark.fast
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "byt5_spans.json").read_text())
 BYTES = seqio.ByteVocabulary()
 FEATURES = {name: seqio.Feature(BYTES, dtype=tf.int32) for name in ("inputs", "targets")}

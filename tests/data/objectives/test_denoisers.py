@@ -15,8 +15,6 @@ from limba.data.objectives import OBJECTIVES, denoisers, tokenize_documents, who
 from limba.data.vocabulary.load import SPACE, load_vocabulary
 from tests.data.objectives.test_objectives import features
 
-pytestmark = pytest.mark.fast
-
 BYTES = seqio.ByteVocabulary(200)
 TOP = BYTES.vocab_size - 1
 MODES = denoisers.mode_ids(BYTES)

@@ -16,8 +16,6 @@ from limba.data.objectives import spans as span_corruption
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
 
-pytestmark = pytest.mark.fast
-
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
 
 
@@ -48,6 +46,7 @@ def unpadded(row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value[value != 0] for name, value in row.items()}
 
 
+@pytest.mark.core
 def test_masks_are_t5s():
     for case in GOLDEN["noise_mask"]:
         length, density, mean = case["length"], case["noise_density"], case["mean_noise_span_length"]
@@ -56,6 +55,7 @@ def test_masks_are_t5s():
         assert mask[0].astype(int).tolist() == case["mask"]
 
 
+@pytest.mark.core
 def test_single_rows_are_t5s():
     for case in GOLDEN["single_example_denoise"]:
         tokens, choices = case["tokens"], (case["noise_density"], case["mean_noise_span_length"])
@@ -65,6 +65,19 @@ def test_single_rows_are_t5s():
         assert targets[0].tolist() == case["targets"]
 
 
+@pytest.mark.core
+def test_noise_is_counted_as_in_t5s_graph():
+    """t5.data.preprocessors.random_spans_noise_mask: in single precision, half to even; at least one of each kind."""
+    mean, lengths = 3.0, np.arange(2, 2049)
+    for density in (0.15, 0.3, 0.45, 0.5):
+        noise = tf.cast(tf.round(tf.cast(lengths, tf.float32) * density), tf.int32)
+        noise = tf.minimum(tf.maximum(noise, 1), tf.cast(lengths, tf.int32) - 1)
+        spans = tf.maximum(tf.cast(tf.round(tf.cast(noise, tf.float32) / mean), tf.int32), 1)
+        found = [span_corruption.num_noise(int(length), density, mean) for length in lengths]
+        np.testing.assert_array_equal(found, np.stack([noise, spans], 1))
+
+
+@pytest.mark.core
 def test_lengths_are_t5s():
     for case in GOLDEN["random_spans_helper"]:
         choices = (case["inputs_length"], case["noise_density"], case["mean_noise_span_length"])

@@ -21,8 +21,6 @@ from limba.data.packing import model_features
 from limba.data.sources import HubSource
 from limba.data.tasks import resolve_task
 
-pytestmark = pytest.mark.fast
-
 BYTES = seqio.ByteVocabulary(extra_ids=0)
 FEATURES = {"targets": seqio.Feature(BYTES, dtype=tf.int32)}
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from limba.data.objectives.segments import Segment, joined, long_inputs_of, segments_of
 
-pytestmark = pytest.mark.fast
 BYTES = seqio.ByteVocabulary()
 SCRIPTS = {
     "latin": "Toate ființele umane se nasc libere. Dr. Ion a zis: „Bine!” Și, fără îndoială, 3.14; da?\n\nAltă linie.",

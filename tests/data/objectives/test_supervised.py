@@ -16,8 +16,6 @@ from limba.data.sources import FileSource
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 
-pytestmark = pytest.mark.fast
-
 ROWS = [(f"one, {i}\n\0two", f"ună „{i}”") for i in range(90)]
 COLUMNS = {"inputs": "a", "targets": "b"}
 

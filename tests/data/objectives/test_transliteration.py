@@ -17,7 +17,6 @@ from limba.config import DataConfig, InputError, ModelConfig, RunConfig, plain
 from limba.data.objectives import diacritics, restore_diacritics, transliteration
 from limba.training.start import as_begun
 
-pytestmark = pytest.mark.fast
 GOLDEN = Path(__file__).parents[2] / "golden"
 SENTENCES = {
     "de": ("Größe, Übermaß und „schöne“ Äcker – Straße", 'Grosse, Ubermass und "schone" Acker - Strasse'),

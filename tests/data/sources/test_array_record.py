@@ -24,8 +24,6 @@ from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.sources.test_readers import TEXTS, write
 
-pytestmark = pytest.mark.fast
-
 NO_VALIDATION = 0.0
 
 

@@ -15,8 +15,6 @@ from limba.config import InputError
 from limba.data.sources import json_documents, readers
 from limba.data.sources.chunks import ChunkReader
 
-pytestmark = pytest.mark.fast
-
 TEXTS = [f"Document {number}: " + "șirul de cuvinte, " * (number % 17) for number in range(300)]
 
 

@@ -13,8 +13,6 @@ from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.report import fertility, fertility_table
 from limba.data.vocabulary.text_sample import sample_documents, text_source
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):

@@ -20,8 +20,6 @@ from limba.data.vocabulary.load import (
 )
 from limba.data.vocabulary.train import train_vocabulary
 
-pytestmark = pytest.mark.fast
-
 
 def test_layout_is_t5s(vocabulary):
     loaded = load_vocabulary(str(vocabulary), 100)

@@ -60,7 +60,7 @@ def test_memory_efficient_attention_and_its_gradients_equal_einsum(shape: tuple,
     )
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_network_has_the_same_gradients_with_memory_efficient_attention() -> None:
     plain, lean = (tiny.model(attention=name, dropout_rate=0.2) for name in ("einsum", "memory_efficient"))
     tiny.assert_same_gradients((plain, MeshConfig(1), LossConfig()), (lean, MeshConfig(1), LossConfig()))

@@ -152,7 +152,7 @@ def test_a_gpu_takes_the_kernel_by_itself(
     assert type(choose.choose_for_any_mask(tiny.LANGUAGE_MODEL, mesh, 8, 114, 114)) is choose.Einsum
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_network_has_the_same_gradients_on_a_mesh_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples and heads cut in two, dropout, layers unrolled."""
     pretend(monkeypatch, "9.0")

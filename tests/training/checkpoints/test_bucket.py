@@ -12,7 +12,6 @@ import pytest
 
 from tests.bucket_server import serving_buckets
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 # Saves two steps; then damages one object of the newest after the other, and says for each what `limba verify` and a
 # resumed run make of it. A copy is put back each time.
@@ -66,6 +65,7 @@ print(json.dumps(answers))
 """
 
 
+@pytest.mark.slow
 def test_each_object_of_the_newest_step_is_damaged_alone() -> None:
     with serving_buckets() as server:
         variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
@@ -114,6 +114,7 @@ with Checkpoints("gs://bucket/run", config, states.DATA) as checkpoints:
 """
 
 
+@pytest.mark.night
 def test_a_bucket_that_takes_nothing_any_more_is_one_sentence() -> None:
     with serving_buckets() as server:
         variables = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

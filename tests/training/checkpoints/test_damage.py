@@ -16,8 +16,6 @@ from limba.training.checkpoints.initial import load_initial
 from tests import tiny
 from tests.training.checkpoints import states
 
-pytestmark = pytest.mark.fast
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:

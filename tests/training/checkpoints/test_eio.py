@@ -91,7 +91,7 @@ for case in cases:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_read_that_fails_is_repeated_before_a_step_is_given_up(tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

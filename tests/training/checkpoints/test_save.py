@@ -47,17 +47,13 @@ def start(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save(step, states.state(step), {0: b"position %d" % step}, {"step": step})
 
 
-def polled(checkpoints: Checkpoints, seconds: float = 400.0) -> list[int]:
+def polled(checkpoints: Checkpoints) -> list[int]:
     """What the loop sees: polls until one reports."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := checkpoints.poll():
-            return found
-        time.sleep(0.01)
-    raise AssertionError("nothing was reported")
+    found: list[int] = []
+    wait_until(lambda: found.extend(checkpoints.poll()) or found)
+    return found
 
 
-@pytest.mark.fast
 def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write, write = threading.Event(), arrays.write_arrays
     monkeypatch.setattr(arrays, "write_arrays", lambda *a: may_write.wait(20) and write(*a))
@@ -76,7 +72,6 @@ def test_a_step_is_reported_once_and_only_when_it_is_committed(tmp_path: Path, m
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["6", "7"]
 
 
-@pytest.mark.fast
 def test_a_step_that_is_removed_before_it_is_reported_has_a_place(tmp_path: Path) -> None:
     with opened(tmp_path, keep=1) as checkpoints:
         for step in (5, 6):
@@ -86,7 +81,6 @@ def test_a_step_that_is_removed_before_it_is_reported_has_a_place(tmp_path: Path
         assert [checkpoints.place(step) for step in (5, 6)] == [tmp_path / "checkpoints"] * 2
 
 
-@pytest.mark.fast
 def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later steps reuse the memory of the arrays that they are given."""
     may_write, write = threading.Event(), arrays.write_arrays
@@ -103,7 +97,6 @@ def test_the_snapshot_is_of_its_moment(tmp_path: Path, monkeypatch: pytest.Monke
         states.assert_is(checkpoints.restore_latest(states.abstract()), 5)
 
 
-@pytest.mark.fast
 def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Path) -> None:
     memory = arrays.memory_for(states.abstract())
     snapshot = arrays.take_snapshot(states.state(5), memory)
@@ -117,7 +110,6 @@ def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Pa
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
 
 
-@pytest.mark.fast
 def test_orbax_and_earlier_versions_read_what_is_saved(tmp_path: Path) -> None:
     states.save(tmp_path, 5)
     handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
@@ -135,7 +127,6 @@ def test_orbax_and_earlier_versions_read_what_is_saved(tmp_path: Path) -> None:
     assert (directory / "5" / COMMITTED).exists()
 
 
-@pytest.mark.fast
 def test_large_shards_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 512)
     monkeypatch.setattr(arrays, "BATCH_BYTES", 8000)
@@ -154,7 +145,6 @@ def not_a_directory(run: Path) -> None:
     (run / "checkpoints").write_text("")
 
 
-@pytest.mark.fast
 @pytest.mark.usefixtures("at_once")
 def test_a_save_that_cannot_begin_ends_in_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     states.save(tmp_path, 10)
@@ -171,7 +161,6 @@ def test_a_save_that_cannot_begin_ends_in_one_sentence(tmp_path: Path, caplog: p
     assert line.startswith("Step 20 cannot be saved in ") and "it is tried again for 3 s" in line
 
 
-@pytest.mark.fast
 @pytest.mark.usefixtures("at_once")
 def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -193,7 +182,6 @@ def test_a_run_that_waits_for_its_last_save_hears_of_a_failure_once(
     assert any("Step 20 cannot be saved" in record.message for record in caplog.records)
 
 
-@pytest.mark.fast
 def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     states.save(tmp_path, 10)
     with opened(tmp_path) as checkpoints:
@@ -209,7 +197,6 @@ def test_a_save_that_fails_for_a_while_is_repeated(tmp_path: Path, caplog: pytes
         states.assert_is(checkpoints.restore_latest(states.abstract()), 20)
 
 
-@pytest.mark.fast
 def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,7 +221,6 @@ def test_a_save_goes_to_the_fallback_and_is_restored_from_there(
         assert checkpoints.restore_latest(states.abstract()) is None
 
 
-@pytest.mark.fast
 def test_a_disk_without_room_is_found_before_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,7 +243,6 @@ def test_a_disk_without_room_is_found_before_the_first_save(
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.fast
 def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(arrays, "merge", lambda *_: may_end.wait())
@@ -268,7 +253,6 @@ def test_a_write_that_stands_still_has_a_limit(tmp_path: Path, monkeypatch: pyte
     may_end.set()
 
 
-@pytest.mark.fast
 def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(save, "AGREE_SECONDS", 0.0)
@@ -283,7 +267,6 @@ def test_a_thread_that_is_lost_is_noticed_by_poll_and_by_wait(tmp_path: Path, mo
     may_end.set()
 
 
-@pytest.mark.fast
 def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     states.save(tmp_path, 10)
     directory = tmp_path / "checkpoints"
@@ -296,7 +279,6 @@ def test_what_a_kill_left_is_cleared_at_the_next_start(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == ["10", "7.broken"]
 
 
-@pytest.mark.fast
 def test_in_a_bucket_the_manifest_is_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no rename; until the manifest is there, no reader takes the step for a checkpoint."""
     monkeypatch.setattr(step_files, "_is_bucket", lambda _: True)
@@ -347,7 +329,7 @@ def saved_elsewhere(run: Path, limit: int, *before: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_files_that_may_not_grow_end_the_run_with_one_sentence(tmp_path: Path) -> None:
     """A quota: every file ends at 4 kB."""
     states.save(tmp_path, 10)
@@ -443,7 +425,7 @@ def together(run: Path, what: str, processes: int, devices: int) -> list[str]:
     return ["\n".join([output, *errors]) for output, errors in ends]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_processes_save_together_report_at_the_same_poll_and_fail_alike(tmp_path: Path) -> None:
     outputs = together(tmp_path, "save", 2, 2)
     seen = [next(line for line in out.splitlines() if line.startswith("SEEN")) for out in outputs]

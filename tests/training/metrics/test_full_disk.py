@@ -20,7 +20,6 @@ from limba.training.metrics.bucket import Uploads
 from limba.training.metrics.tracing import Trace
 from tests import tiny
 
-pytestmark = pytest.mark.fast
 FIGURES = (
     "loss learning_rate gradient_norm parameter_norm update_norm tokens_per_second seconds_per_step data_wait"
     " sequences_per_second_per_device"

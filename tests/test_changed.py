@@ -1,0 +1,33 @@
+"""tests/changed.py: a changed module brings its own tests, one that no test imports those of its users."""
+
+import pytest
+
+from tests.changed import MOST, chosen_files, files_for
+from tests.shipped import MODULES, ROOT, place_of
+
+pytestmark = pytest.mark.lint
+
+
+def places(*changed: str) -> set[str]:
+    return {place_of(path) for path in files_for({ROOT / place for place in changed})}
+
+
+def test_a_module_brings_its_own_tests_first_and_few() -> None:
+    found = places("limba/training/losses.py")
+    assert "tests/training/test_losses.py" in found and len(found) <= MOST
+    assert len(places("limba/config/model.py")) == MOST  # which nearly all import
+    assert places("tests/training/test_muon.py", "docs/index.md", "README.md") == {"tests/training/test_muon.py"}
+    assert "tests/launch/test_pod_ssh.py" in places("tests/launch/laptop.py")
+    assert places() == set()
+
+
+def test_nearly_every_module_of_the_product_brings_some() -> None:
+    """Not commands and old names that a table enters by their names."""
+    ours = [path for module, path in MODULES.items() if module.startswith("limba.") and path.name != "__init__.py"]
+    without = [place_of(path) for path in ours if not files_for({path})]
+    assert len(without) <= 16, without
+
+
+def test_the_core_is_always_there() -> None:
+    always, _ = chosen_files()
+    assert {"tests/training/test_rules.py", "tests/test_floors.py"} <= {place_of(path) for path in always}
