@@ -32,7 +32,7 @@ from limba.config import (
     environment,
 )
 from limba.config.model import ATTENTIONS
-from limba.config.optimizer import LOGITS
+from limba.config.optimizer import LOGITS, Adafactor
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
 from limba.sharding.mesh import make_mesh
@@ -66,7 +66,7 @@ def optimizer_config(recorded: dict) -> OptimizerConfig:
     schedule = ScheduleConfig(
         base_learning_rate=number(rate, "base", 1.0), warmup_steps=int(number(rate, "warmup", 10_000))
     )
-    return OptimizerConfig(
+    return Adafactor(
         schedule=schedule,
         decay_rate=number(rule, "decay_rate", 0.8),
         clipping_threshold=number(rule, "clipping_threshold", 1.0),
