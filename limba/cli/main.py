@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -54,6 +55,8 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line goes on
+        importlib.import_module(COMMANDS["completion"][0]).answer()
     environment.open_streams()
     environment.set_variables()
     environment.set_logging()
