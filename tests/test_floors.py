@@ -25,8 +25,8 @@ FLOORS = {
     "cli": 5,
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 5)}
-# The ways in to all floors, and the module of old names, which imports them from where they are now.
-WITHOUT_FLOOR = ("limba", "limba.__main__", "limba.text_metrics")
+# The ways in to all floors.
+WITHOUT_FLOOR = ("limba", "limba.__main__")
 EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
 WALLS = {  # library or folder: where it may be imported
     "flax": ("limba/model/", "limba/training/state.py", "tests/"),
@@ -95,18 +95,6 @@ def test_libraries_stay_behind_their_walls(path: Path) -> None:
     if place.startswith("limba/config/"):
         foreign = libraries - {"limba"} - sys.stdlib_module_names
         assert not foreign, f"{place} imports {foreign}; config/ needs the standard library only"
-
-
-def test_nothing_shipped_imports_from_an_old_place() -> None:
-    """An old name's module warns as it is imported."""
-    old = {
-        module
-        for module, path in MODULES.items()
-        for node in tree_of(path).body
-        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("warnings.warn(")
-    }
-    users = {place_of(path): sorted(imports(path) & old) for path in SHIPPED if imports(path) & old}
-    assert old and not users, users
 
 
 def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:

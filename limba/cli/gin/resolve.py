@@ -14,7 +14,6 @@ from typing import Any
 
 from limba import config
 from limba.cli.arguments import did_you_mean
-from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.cli.t5x.names import OURS, advice
 from limba.config import InputError, plain
@@ -75,8 +74,7 @@ class Tree:
         if (scope, owner) not in self.nodes:
             node = self.nodes[scope, owner] = Node(scope, owner, self._bindings_of(scope, owner))
             for name, binding in node.bindings.items():
-                value, node.places[name] = self._resolved(scope, binding.value, binding)
-                node.values[name] = old_names.value_of_today(f"{owner}.{name}", value)
+                node.values[name], node.places[name] = self._resolved(scope, binding.value, binding)
         return self.nodes[scope, owner]
 
     def _resolved(self, scope: str, value: Any, binding: Binding, inside: tuple[str, ...] = ()) -> tuple[Any, str]:

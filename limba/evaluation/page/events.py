@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from limba.evaluation.page.runs import Run
 from limba.evaluation.page.thinning import evenly
-from limba.formats.limba_checkpoint import steps_in
 
 START, RESTART, SAVE, SPIKE, FAULT, SKIPPED, END = KINDS = (
     "start", "restart", "save", "spike", "fault", "skipped", "end"
@@ -46,9 +45,6 @@ def _events(run: Run) -> Iterator[Event]:
     for entry in skipped:
         said = f"batch {entry['batch']:,} was not trained on: {entry.get('reason')}"
         yield Event(entry["batch"], "", SKIPPED, said + _named(documents.get(entry["batch"], ())))
-    if not any(note["kind"] == "saved" for note in notes):  # a run of an earlier version: what it has kept
-        for step in steps_in(run.directory / "checkpoints"):
-            yield Event(step, "", SAVE, f"step {step:,} saved")
     for path in run.directory.glob("non_finite_step_*.npz"):
         with contextlib.suppress(ValueError):
             step = int(path.name.split("_")[3])

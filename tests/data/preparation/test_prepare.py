@@ -199,10 +199,6 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     by_title = TaskRecipe(None, None, str(titled), "title", "byte", 1.0)
     with pytest.raises(InputError, match="prepared with column 'text' and this is 'title'"):
         prepare(by_title, few, str(tmp_path / "titled"))
-    before = json.loads((tmp_path / "titled" / SETTINGS_FILE).read_text())
-    del before["column"], before["validation_percent"]  # as folders of before have it
-    (tmp_path / "titled" / SETTINGS_FILE).write_text(json.dumps(before))
-    assert prepare(by_title, few, str(tmp_path / "titled")).was_finished
     ids = Settings(num_shards=1, tokenize=True)
     prepare(recipe_of(corpus, vocabulary), ids, str(tmp_path / "ids"))
     with pytest.raises(InputError, match="prepared with vocabulary 'sentencepiece"):
