@@ -127,7 +127,7 @@ def _killed_when(command, is_time):
 def test_killed_and_run_again_gives_each_document_once(large_corpus, tmp_path):
     output = tmp_path / "out"
     flags = [f"--files={large_corpus}", f"--output={output}", "--num_shards=16", "--workers=1"]
-    command = [sys.executable, "-m", "launch.prepare", *flags]
+    command = [sys.executable, "-m", "limba", "prepare", *flags]
     _killed_when(command, lambda: len(list(output.glob("unfinished/*.arrow"))) >= 5)
     assert not list(output.glob("*.array_record"))
     read_before = {path.name: path.stat().st_mtime_ns for path in output.glob("unfinished/*.arrow")}
