@@ -47,7 +47,7 @@ from limba.training.metrics.figures import RecentSteps, facts, introduction
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
-from limba.training.start import as_begun, first_state, task_of_run, write_config
+from limba.training.start import first_state, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
 from limba.training.step import jit_train_step
 
@@ -65,7 +65,6 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
     with together():
-        config = as_begun(config)
         mesh = make_mesh(config.mesh)
         check_run(config, mesh)
         at_end.check(config)

@@ -27,8 +27,8 @@ FLOORS = {
     "tools": 6,
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
-# The ways in to all floors, and the module of old names, which imports them from where they are now.
-WITHOUT_FLOOR = ("limba", "limba.__main__", "limba.text_metrics")
+# The ways in to all floors.
+WITHOUT_FLOOR = ("limba", "limba.__main__")
 EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
 WALLS = {  # library or folder: where it may be imported
     "flax": ("limba/model/", "limba/training/state.py", "tests/"),
@@ -112,18 +112,6 @@ def test_libraries_stay_behind_their_walls() -> None:
     assert not found, "\n".join(found)
 
 
-def test_nothing_shipped_imports_from_an_old_place() -> None:
-    """An old name's module warns as it is imported."""
-    old = {
-        module
-        for module, path in MODULES.items()
-        for node in tree_of(path).body
-        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("warnings.warn(")
-    }
-    users = {place_of(path): sorted(imports(path) & old) for path in SHIPPED if imports(path) & old}
-    assert old and not users, users
-
-
 def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
     """Returns the nodes of a circle, or nothing.
 
@@ -155,6 +143,9 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
     assert not circle_in(graph)
 
 
+KNOWN = {*MODULES, *BESIDE_LIMBA}
+
+
 def named_modules(text: str) -> set[str]:
     """Returns the modules and folders of ours that a text names, as `limba.cli.gin` or `limba/cli/gin.py`.
 
@@ -164,7 +155,7 @@ def named_modules(text: str) -> set[str]:
     found = set()
     for name in re.findall(r"(?<![\w./-])(?:limba|launch|convert)(?:[./]\w+)+", text):
         parts = name.replace("/", ".").split(".")
-        found.add(next(prefix for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in MODULES))
+        found.add(next(prefix for n in range(len(parts), 0, -1) if (prefix := ".".join(parts[:n])) in KNOWN))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -17,7 +18,6 @@ COMMANDS = {  # name: (module, what it does)
     "branch": ("limba.cli.train.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
     "preflight": ("limba.tools.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
     "generate": ("limba.cli.use.generate", "generate text with a trained model"),
-    "infer": ("limba.cli.use.infer", "the same as generate"),
     "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
@@ -36,7 +36,8 @@ COMMANDS = {  # name: (module, what it does)
     "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "branch", "demo", "generate", "infer", "score", "evaluate", "play")  # commands worth large pages
+ON_DEVICES = ("train", "branch", "demo", "generate", "score", "evaluate", "play")  # commands worth large pages
+THEIR_NAMES = {"infer": "generate"}  # in T5X
 BY_ONE = ("prepare", "report", "merge")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
@@ -54,6 +55,8 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command that the first argument names; returns the exit status."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line goes on
+        importlib.import_module(COMMANDS["completion"][0]).answer()
     environment.open_streams()
     environment.set_variables()
     environment.set_logging()
@@ -81,7 +84,7 @@ def script() -> None:
 def _run(argv: Sequence[str]) -> object:
     command, *rest = argv
     if command not in COMMANDS:
-        near = did_you_mean(command, COMMANDS)
+        near = did_you_mean(THEIR_NAMES.get(command, command), COMMANDS)
         raise InputError(f"limba has no command {command}{near if near != '.' else '; limba --help lists them.'}")
     if command in ON_DEVICES and not {"-h", "--help"} & set(rest):
         check_accelerator(command)

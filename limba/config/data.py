@@ -14,7 +14,6 @@ from limba.config.errors import one_of, positive, require
 
 OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
 SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
-SEGMENTS = ("vocabulary", "bytes")
 READ_FAILURES = ("stop", "skip")
 CHANGED_CORPUS = ("refuse", "new_epoch")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
@@ -48,7 +47,6 @@ class DataConfig:
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
-    segments: str = "vocabulary"  # of diacritics: by the vocabulary's tokens; 'bytes': as earlier versions, 2.5 a token
     validation_percent: float = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: float = 60.0  # time limit of one request for part of a remote file
     read_attempts: int = 6  # attempts of a request, with growing pauses
@@ -188,7 +186,6 @@ class DataConfig:
             f"is {self.read_timeout_seconds!r}; give a number above 0.",
         )
         positive(self, "read_attempts")
-        one_of(self, "segments", SEGMENTS)
         one_of(self, "on_read_failure", READ_FAILURES)
         one_of(self, "on_changed_corpus", CHANGED_CORPUS)
         require(

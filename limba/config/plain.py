@@ -1,6 +1,7 @@
 """A configuration as plain data: the text of config.json, and the configuration that such a text describes.
 
-Each run writes its config.json; whatever takes a run's directory reads that.
+Each run writes its config.json; whatever takes a run's directory reads that. Format 1 is that of version 0.2: a run
+that began with it reads it here, and writes it as format 2 when it resumes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from limba.config.run import RunConfig
 from limba.config.secrets import without_credentials
 
 FILE = "config.json"
-FORMAT = 1
-# What a run did whose config.json, of an earlier version, lacks the field.
-EARLIER = {"DataConfig": {"segments": "bytes"}}
+FORMAT = 2
+GONE = {"DataConfig.segments": "vocabulary"}  # a field of format 1 -> its value in the runs that go on as they began
 KINDS = {"run": RunConfig, "model": ModelConfig}
 
 
@@ -39,7 +39,7 @@ def to_text(config: RunConfig | ModelConfig) -> str:
 
 
 def from_text(text: str, place: str) -> RunConfig | ModelConfig:
-    """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default, or EARLIER's.
+    """Returns the configuration that `to_text` wrote; a field that the text leaves out has its default.
 
     `place` is the text's path. Raises InputError, which names the place and the field, for a text that is not JSON,
     a newer format, an unknown or missing field, and a value that the field does not take.
@@ -56,20 +56,34 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
             f"{place} has format {document['format']}, and this version of Limba reads formats up to {FORMAT};"
             " install a newer version."
         )
-    return _built(document[kinds[0]], KINDS[kinds[0]], place)
+    values, owner = document[kinds[0]], KINDS[kinds[0]]
+    return _built(_upgraded(values, owner, place) if document["format"] < FORMAT else values, owner, place)
 
 
-def as_begun(run: RunConfig, text: str | None) -> RunConfig:
-    """Returns the run as it was begun: with EARLIER's fields of its config.json, whose text is None if it has none.
+def _upgraded(values: Any, owner: Any, place: str) -> Any:
+    """Returns the fields of a dataclass in format 1, which listed, and ignored, those of all optimizers, as today's."""
+    if not isinstance(values, dict):
+        return values
+    hints, kept = fields_of(owner), dict[str, Any]()
+    ignored = foreign_fields(values.get("name", owner.name), values) if owner is OptimizerConfig else ()
+    for name, value in values.items():
+        if name not in ignored and not is_gone(f"{owner.__name__}.{name}", value, place):
+            inner = hints.get(name)
+            kept[name] = _upgraded(value, inner, place) if dataclasses.is_dataclass(inner) else value
+    return kept
 
-    Its data positions depend on these fields. A text that is no configuration changes nothing.
+
+def is_gone(field: str, value: Any, place: str) -> bool:
+    """Returns whether version 0.2 had this field and the run goes on without it; InputError for another value.
+
+    >>> is_gone("DataConfig.segments", "vocabulary", "config.json"), is_gone("DataConfig.seed", 1, "config.json")
+    (True, False)
     """
-    try:
-        begun = json.loads(text or "{}").get("run", {}).get("data", {})
-        fields = {name: begun.get(name, value) for name, value in EARLIER["DataConfig"].items()}
-        return dataclasses.replace(run, data=dataclasses.replace(run.data, **fields))
-    except (ValueError, AttributeError, RecursionError):
-        return run
+    if field in GONE and value != GONE[field]:
+        raise InputError(
+            f"{place}: {field} is {value!r}, which this version of Limba cannot do; resume the run with version 0.2."
+        )
+    return field in GONE
 
 
 def moved(run: RunConfig, directory: str) -> RunConfig:
@@ -84,9 +98,8 @@ def moved(run: RunConfig, directory: str) -> RunConfig:
     before, vocabulary = run.model_dir.rstrip("/"), run.data.vocabulary
     if vocabulary is not None and vocabulary.startswith(f"{before}/"):
         name = vocabulary.removeprefix(before)
-        # model_dir/best has no file of its own where an earlier version wrote it.
-        places = (directory.rstrip("/") + name, os.path.dirname(directory.rstrip("/")) + name, vocabulary)
-        vocabulary = next(filter(os.path.exists, places), places[0])
+        here = directory.rstrip("/") + name
+        vocabulary = vocabulary if os.path.exists(vocabulary) and not os.path.exists(here) else here
     return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
@@ -117,10 +130,7 @@ def _built(values: Any, owner: Any, place: str) -> Any:
         has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
         if entry.name not in values and not has_default:
             raise InputError(f"{place}: {name}.{entry.name} is missing; add it.")
-    if owner is OptimizerConfig:  # until version 0.3 a run listed, and ignored, the fields of all other rules
-        ignored = foreign_fields(values.get("name", owner.name), values)
-        values = {field: value for field, value in values.items() if field not in ignored}
-    fields: dict[str, Any] = dict(EARLIER.get(name, {}))
+    fields = dict[str, Any]()
     for field, value in values.items():
         if dataclasses.is_dataclass(hints[field]):
             fields[field] = _built(value, hints[field], place)

@@ -36,12 +36,7 @@ from limba.data.vocabulary.load import content_name
 
 logger = logging.getLogger(__name__)
 
-# Format 1 has no entry "format", and leaves the prefetched rows to tf.data; it cannot be resumed any more. Format 2 has
-# no table of files: its "corpus" is a digest of the units' names, paths included. Format 3 knows neither how rows are
-# dealt ("dealing"; without it in whole units) nor batches to leave out after the iterator's state ("passed").
 FORMAT = 4
-READABLE = (2, 3, FORMAT)
-WITH_FILES = 3  # and later formats
 ABOUT_FILE, FILES_FILE, ROWS_FILE = "about.json", "files.json.zlib", "ahead.npz"
 ITERATOR = "position"  # the prefix of tf.data's files
 STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`epochs/stages.py`)
@@ -67,7 +62,7 @@ class Saved:
 
     @property
     def first_epochs(self) -> FirstEpochs:
-        return self.about.get("first_epochs", {})
+        return self.about["first_epochs"]
 
     def tokens(self, num_tasks: int) -> np.ndarray:
         """Returns the tokens of each task in the batches taken, int64 [num_tasks]; 0 where they are not counted."""
@@ -163,8 +158,7 @@ class DataPositions:
                 f"{sentence}. Restore the files of then, set DataConfig.on_changed_corpus to 'new_epoch' to start a new"
                 " pass over those of now, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path."
             )
-        none = [0.0] * len(self._sources)  # the earliest positions of format 2 do not say it
-        read = np.array([each.about.get("epochs", none) for each in saved.values()], float).max(axis=0)
+        read = np.array([each.about["epochs"] for each in saved.values()], float).max(axis=0)
         first = {name: math.floor(epochs) + 1 for name, epochs in zip(self._sources, read, strict=True)}
         numbers = ", ".join(sorted({f"{epoch:,}" for epoch in first.values()}))
         return Resumption(
@@ -177,10 +171,10 @@ class DataPositions:
         If a source cannot save its position, the shard is read again from its beginning.
         """
         about, split = saved.about, self._config.train_split
-        for source, epochs in zip(self._sources.values(), about.get("epochs", ()), strict=False):
+        for source, epochs in zip(self._sources.values(), about["epochs"], strict=True):
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
-        shard.shown, shard.pace = dict(about.get("trained", {})), dict(about.get("pace", {}))
+        shard.shown, shard.pace = dict(about["trained"]), dict(about["pace"])
         if not self.is_exact:
             shard.skip(shard.num_batches)
             return
@@ -192,12 +186,12 @@ class DataPositions:
         except (AssertionError, tf.errors.OpError) as error:
             raise InputError(
                 f"The data position of shard {shard.index} cannot be restored by TensorFlow {tf.__version__}"
-                f" ({reason_of(error)}); it was saved by {about.get('tensorflow', 'an unknown version')}: install that."
+                f" ({reason_of(error)}); it was saved by {about['tensorflow']}: install that."
             ) from error
         names = [name for name in self._sources if name in self._deal.counts]
-        epochs = dict(zip(self._sources, about.get("epochs", ()), strict=False))
+        epochs = dict(zip(self._sources, about["epochs"], strict=True))
         with source_errors(self._task):
-            passed = {name: epochs.get(name, 0.0) for name in names}
+            passed = {name: epochs[name] for name in names}
             shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
     def note_pass(self, shard: Shard, saved: Saved) -> None:
@@ -208,15 +202,14 @@ class DataPositions:
 
     def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
-        found = about.get("format", 1)
-        if found not in READABLE:
+        found = about["format"]
+        if found != FORMAT:
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
             raise InputError(
-                f"The data position has format {found}, and this version of Limba reads 2 to {FORMAT}; {advice}."
+                f"The data position has format {found}, and this version of Limba reads {FORMAT}; {advice}."
             )
-        about = {"dealing": None, "max_examples": None, **about}  # as in earlier versions
         for name, now in {**self._identity(shard), "exact": self.is_exact}.items():
-            if name != "format" and name in about and about[name] != now:  # earlier versions left entries out
+            if about[name] != now:
                 raise InputError(
                     f"The data position was saved with {name} {about[name]!r} and this run has {now!r}; change it "
                     "back, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path to read "
@@ -226,16 +219,6 @@ class DataPositions:
     def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
         about = next(iter(saved.values())).about
-        if about["format"] < WITH_FILES:
-            if about["corpus"] != self._names:
-                return (
-                    f"The corpus is not the one of step {step:,}: a path or a size differs, and the data position,"
-                    " saved by an earlier version, does not say of which file"
-                ), []
-            return "", [
-                f"The data position of step {step:,} was saved by an earlier version, which noted no sizes or contents"
-                " of files: changes of the corpus since then cannot all be noticed."
-            ]
         now, found, notes = self._corpora(about["end_bytes"]), Changes(), list[str]()
         for name, num_files in about["num_files"].items():
             then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
@@ -289,7 +272,7 @@ class DataPositions:
             "noise_density": config.noise_density,
             "mean_noise_span_length": config.mean_noise_span_length,
             "prefix": config.prefix,
-            "pack": config.pack or None,  # null also in positions saved by versions without packing
+            "pack": config.pack or None,
             "shuffle_buffer": config.shuffle_buffer,
             "train_split": config.train_split,
             "vocabulary size": vocabulary.vocab_size,
@@ -307,21 +290,6 @@ class DataPositions:
             layout.append((name, [(places[unit.path], unit.start, unit.stop) for unit in source.units(split)]))
         others = [part.name for part in parts_of(self._task) if part.name not in self._sources]
         return _digest((layout, others))
-
-    @functools.cached_property
-    def _names(self) -> str:
-        """Format 2's digest of the files and of how they are cut into units."""
-        split = self._config.train_split
-        units = [
-            [
-                unit.path if unit.stop is None else f"{unit.path}[{unit.start}:{unit.stop}]"
-                for unit in self._sources[part.name].units(split)
-            ]
-            if part.name in self._sources
-            else part.name
-            for part in parts_of(self._task)
-        ]
-        return _digest(units)
 
 
 def corpus_table(task: Provider, split: str) -> dict[str, tuple[int | None, str | None]]:
@@ -347,21 +315,20 @@ def opened(position: bytes, shard: int) -> Saved:
             if strange:
                 raise ValueError(f"it holds {strange[0]!r}")
             contents = {name: archive.read(name) for name in archive.namelist()}  # compares checksums
-        about = json.loads(contents[ABOUT_FILE])
-        about.setdefault("format", 1)
-        if not isinstance(about["num_batches"], int):
+        about = {"format": 1, **json.loads(contents[ABOUT_FILE])}  # the first format did not say it
+        if about["format"] == FORMAT and not isinstance(about["num_batches"], int):
             raise ValueError("its number of batches is missing")
         rows: Rows = {}
         if ROWS_FILE in contents:
             with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
                 rows = dict(arrays)
-        files = unpacked_table(contents[FILES_FILE]) if about["format"] >= WITH_FILES else {}
+        files = unpacked_table(contents[FILES_FILE]) if about["format"] == FORMAT else {}
         stages = json.loads(contents.get(STAGES_FILE, b"{}"))
         iterator = {name: content for name, content in contents.items() if name.startswith(f"{ITERATOR}.")}
         needed = (
             {f"{ITERATOR}.index", f"{ITERATOR}.data-00000-of-00001", ROWS_FILE} if about.get("exact", True) else set()
         )
-        if about["format"] > 1 and needed - set(contents):
+        if about["format"] == FORMAT and needed - set(contents):
             raise ValueError(f"it lacks {min(needed - set(contents))}")
     except Exception as error:  # each of these libraries has its own errors for damage
         raise PositionError(f"The data position of shard {shard} cannot be read ({reason_of(error)}).") from error

@@ -14,7 +14,6 @@ from etils import epath
 from limba.config import ConfigError, DataConfig, InputError, StorageError
 from limba.data.function_tasks import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
-from limba.data.objectives.diacritics import with_segments
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.sources.array_record import ArrayRecordSource
@@ -122,7 +121,6 @@ def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> se
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     elif form is not None:
         warn_of_function(task.name, form)
-    task = with_segments(task, config.segments)
     if isinstance(task.source, UnitSource):
         task.source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task

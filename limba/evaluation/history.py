@@ -155,8 +155,6 @@ class History:
             values = {name: value for name, value in record.items() if name not in NOT_FIGURES}
             if kind == "train" and self.tables["train"].reaches(step):
                 self._forget_from(step)
-                if not (self.notes and self.notes[-1]["kind"] in ("start", "event")):  # as earlier versions wrote it
-                    self.notes.append({"kind": "start", "step": step - 1, "time": self.last_time})
             self.tables[kind].forget_from(step)
             self.tables[kind].add(step, values)
         elif kind == "samples":
@@ -177,7 +175,7 @@ class History:
 
     @property
     def start(self) -> Mapping[str, Any]:
-        """The facts of the newest start; nothing of a run of an earlier version."""
+        """The facts of the newest start; nothing where its record is damaged."""
         return next((note for note in reversed(self.notes) if "environment" in note), {})
 
 

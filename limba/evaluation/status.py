@@ -113,7 +113,7 @@ class Status:
         if saved is None:
             return "checkpoint   none yet"
         age = ""
-        with contextlib.suppress(Exception):  # the manifest is written last; older checkpoints have none
+        with contextlib.suppress(Exception):  # the manifest is written last
             system, path = fsspec.core.url_to_fs(f"{saved[1]}/manifest.json")
             age = f", {duration(max(time.time() - system.modified(path).timestamp(), 0.0))} ago by the file's time"
         return f"checkpoint   step {saved[0]:,}{age}"
@@ -125,7 +125,7 @@ class Status:
             return []
         try:
             size = manifest.size_of(saved[1])[1]
-        except (OSError, ValueError):  # of an earlier version, or damaged
+        except (OSError, ValueError):  # damaged
             return []
         text = f"a checkpoint takes {size / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
         return [f"room         {text if free >= size else f'NONE for the next checkpoint: {text}'}"]

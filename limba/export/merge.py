@@ -282,7 +282,7 @@ def _written(
     arrays.merge(state)
     (state / "_METADATA").write_text((newest.path / "state" / "_METADATA").read_text())
     data = limba_checkpoint.read_data(newest.path)
-    step_files.commit_files(place, step, {**data, "manifest": manifest.FORMAT})
+    step_files.commit_files(place, step, data)
     counts = ", ".join(f"{each['step']:,} ({each['weight']:.3g})" for each in record["parts"])
     return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 

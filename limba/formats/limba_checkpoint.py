@@ -2,14 +2,13 @@
 
 `checkpoints/<step>/state` is Orbax's store: `params/encoder/layers/mlp/wo/kernel` with the layers on axis 0, and
 `opt_state/…`. Iteration goes stack by stack, so in this order every stack is read once. `data/metadata` is JSON: the
-data position, and since manifests are written, `manifest: 1`.
+data positions and the guard's notes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,14 +19,13 @@ from etils import epath
 from limba.config import InputError, StorageError
 from limba.formats.t5x import StoredTree, orbax_leaves
 from limba.storage import manifest
-from limba.storage.failures import is_passing, short_reason
+from limba.storage.failures import short_reason
 from limba.storage.files import resolved
 
 _PARAMETERS = "params/"
 AVERAGE = re.compile(r"^opt_state/\d+/average/(.+)$")  # names the averaged parameter
-COMMITTED = "commit_success.txt"  # by which earlier versions know a finished checkpoint in a bucket
+COMMITTED = "commit_success.txt"  # by which Orbax knows a finished checkpoint in a bucket
 UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a directory that is being written or removed
-logger = logging.getLogger(__name__)
 
 
 def is_own(path: epath.Path) -> bool:
@@ -50,7 +48,8 @@ def steps_in(directory: epath.Path, with_files: bool = False) -> dict[int, epath
 def is_finished(path: epath.Path) -> bool:
     """Returns whether the writing of a checkpoint has ended.
 
-    On a file system it has its name only then; in a bucket a manifest, or in earlier versions another file, is last.
+    On a file system it has its name only then. In a bucket the manifest and Orbax's mark are the last files: either of
+    them is enough, since one that was lost later is damage.
     """
     return path.is_dir() and ("://" not in str(path) or manifest.exists(path) or (path / COMMITTED).exists())
 
@@ -82,35 +81,8 @@ def read_data(path: epath.Path) -> dict[str, Any]:
 
 
 def damage(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0, 1)) -> list[str]:
-    """Returns a short sentence for each file of a checkpoint that is not as it was saved; see `manifest.check`.
-
-    A checkpoint without a manifest has none to show, except if its `data` says that it was saved with one.
-    """
-    if path.is_file():
-        return ["it is a file, not a folder"]
-    if manifest.exists(path):
-        return manifest.check(path, how, part)
-    return [f"{manifest.FILE} is missing"] if _has_lost_its_manifest(path) else []
-
-
-def _has_lost_its_manifest(path: epath.Path) -> bool:
-    try:
-        return "manifest" in read_data(path)
-    except Exception as error:
-        if is_passing(error):
-            raise
-        return False
-
-
-def note_without_manifest(path: epath.Path) -> None:
-    """Says that the bytes of a checkpoint cannot be checked, if it has no manifest."""
-    if not manifest.exists(path):
-        logger.warning(
-            "The checkpoint %s has no %s, as it was saved by an earlier version or another program: it is read, and its"
-            " bytes cannot be checked.",
-            path,
-            manifest.FILE,
-        )
+    """Returns a short sentence for each file of a checkpoint that is not as it was saved; see `manifest.check`."""
+    return ["it is a file, not a folder"] if path.is_file() else manifest.check(path, how, part)
 
 
 def check_whole(path: epath.Path, how: str = "checksums") -> None:
@@ -124,7 +96,6 @@ def check_whole(path: epath.Path, how: str = "checksums") -> None:
         raise StorageError(f"{path} cannot be read ({short_reason(error)}); mend that, and try again.") from error
     if found:
         raise InputError(damage_sentence(path, found))
-    note_without_manifest(path)
 
 
 def damage_sentence(path: epath.Path, found: list[str]) -> str:

@@ -124,7 +124,7 @@ class Output:
 
     `path` is local or an address. In a bucket every `flush` writes an object into PATH.parts, and `close` joins them
     into one. With `writes=False` lines are only counted. `digest` is that of the input lines of the `num_done` lines
-    that are there, or None if an earlier version wrote them. Raises InputError if the file cannot be opened, and
+    that are there, or None if no window is finished. Raises InputError if the file cannot be opened, and
     StorageError if it cannot be written any more.
     """
 
@@ -165,14 +165,13 @@ class Output:
         lines, self.digest = _check_about(self.path, beside.read_bytes() if beside.exists() else None, about)
         content = path.read_bytes()
         done = content[: content.rfind(b"\n") + 1]
-        if self.digest is not None:
-            rows = done.split(b"\n")
-            if len(rows) - 1 < lines:
-                raise InputError(
-                    f"The output {self.path} has {len(rows) - 1} lines, and {lines} were written to it; give another"
-                    " path, or delete it."
-                )
-            done = b"".join(row + b"\n" for row in rows[:lines])  # those after it are of a window that was not finished
+        rows = done.split(b"\n")
+        if len(rows) - 1 < lines:
+            raise InputError(
+                f"The output {self.path} has {len(rows) - 1} lines, and {lines} were written to it; give another"
+                " path, or delete it."
+            )
+        done = b"".join(row + b"\n" for row in rows[:lines])  # those after it are of a window that was not finished
         if writes and len(done) < len(content):  # an incomplete line
             os.truncate(path, len(done))
         return done.count(b"\n")
@@ -330,7 +329,7 @@ def _beside(path: Path) -> Path:
 
 
 def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Returns the lines written, and the digest of their input lines, or (0, None) of an earlier version.
+    """Returns the lines written, and the digest of their input lines, or (0, None) before the first window is finished.
 
     Raises InputError if what stands beside the output is not this `about`.
     """
@@ -349,9 +348,6 @@ def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> t
     about = dict(about)
     for each in (made, about):
         each.pop("input", None)  # where the lines were from: the digest tells whether they are the same
-    generation = made.get("generation")
-    if isinstance(generation, dict):
-        generation.setdefault("long_inputs", "cut")  # as earlier versions did
     if made != about:
         changed = next((name for name in about if made.get(name) != about[name]), "it")
         raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")

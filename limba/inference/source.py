@@ -203,9 +203,7 @@ def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
     """Returns the configuration of a run directory, read from its file; InputError if there is none."""
     file = directory / "config.json"
     if not file.exists():
-        raise InputError(
-            f"{directory} has no config.json and no Limba config.gin; copy one of them there, or give `config`."
-        )
+        raise InputError(f"{directory} has no config.json; copy it there, or give `config`.")
     config = plain.from_text(read_text(file), str(file))
     return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
 

@@ -26,7 +26,7 @@ from limba.training.start import tasks_of_stages
 FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
 COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
 MOST_STEPS = 2**31 - 1
-EARLIER = "this run began with an earlier version, which dealt whole parts of files"
+NOT_COUNTED = "its documents were not counted when the run began"
 EPOCH = "epoch"
 STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
 
@@ -97,7 +97,7 @@ def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], b
     data = config.data.of_stages[begins]
     has_begun, dealing = _dealing(config, task, data.seed)
     if has_begun and dealing is None:
-        return Deal(reason=EARLIER)
+        return Deal(reason=NOT_COUNTED)
     path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, data)
     names = None if dealing is None else dealing["tasks"]
     written, known = dict[str, Any](), None

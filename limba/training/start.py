@@ -25,7 +25,7 @@ from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
 from limba.sharding.agreement import check_alike, together
-from limba.storage.files import read_text, resolved, write_whole
+from limba.storage.files import resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
@@ -83,15 +83,6 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
         check_alike(functools.partial(facts_of_data, later, config.data))
         found[begins] = later
     return found
-
-
-def as_begun(config: RunConfig) -> RunConfig:
-    """Returns the configuration with what a resumed run keeps from its first start; see `plain.as_begun`."""
-    directory = resolved(config.model_dir)
-    if not limba_checkpoint.checkpoints_of(directory):
-        return config
-    file = directory / plain.FILE
-    return plain.as_begun(config, read_text(file) if file.exists() else None)
 
 
 def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: TrainState) -> TrainState:

@@ -61,18 +61,18 @@ COMMANDS = {
     f"{PROMPT} --vocabulary=none.model": "none.model",
     f"{PROMPT} --vocabulary=": "vocabulary",
     f"{PROMPT} --vocabulary=empty": "empty",
-    "infer hf --input=in.txt --batch_size=0": "0 is not a whole number above 0",
-    "infer hf --input=in.txt --batch_size=-1": "-1 is not a whole number above 0",
-    "infer hf --input=in.txt --batch_size=x": "x is not a whole number above 0",
-    "infer hf --input=none.txt": "The input none.txt does not exist",
-    "infer hf --input=empty": "The input empty cannot be read",
-    "infer hf --input=zzz://a/b.txt": "zzz",
-    "infer hf --input=pairs.jsonl --field=text": "has no text in field 'text'",
-    "infer hf --input=in.txt --output=empty": "The output empty cannot be written (Is a directory)",
-    "infer hf --input=in.txt --output=in.txt/out.txt": "cannot be written",
-    "infer hf --input=in.txt --output=corpus.jsonl": "The output corpus.jsonl exists",
-    "infer hf --input=in.txt --output=zzz://a/b.txt": "The output zzz://a/b.txt cannot be written",
-    "infer hf --input=in.txt --output=/proc/none/out.txt": "cannot be written",
+    "generate hf --input=in.txt --batch_size=0": "0 is not a whole number above 0",
+    "generate hf --input=in.txt --batch_size=-1": "-1 is not a whole number above 0",
+    "generate hf --input=in.txt --batch_size=x": "x is not a whole number above 0",
+    "generate hf --input=none.txt": "The input none.txt does not exist",
+    "generate hf --input=empty": "The input empty cannot be read",
+    "generate hf --input=zzz://a/b.txt": "zzz",
+    "generate hf --input=pairs.jsonl --field=text": "has no text in field 'text'",
+    "generate hf --input=in.txt --output=empty": "The output empty cannot be written (Is a directory)",
+    "generate hf --input=in.txt --output=in.txt/out.txt": "cannot be written",
+    "generate hf --input=in.txt --output=corpus.jsonl": "The output corpus.jsonl exists",
+    "generate hf --input=in.txt --output=zzz://a/b.txt": "The output zzz://a/b.txt cannot be written",
+    "generate hf --input=in.txt --output=/proc/none/out.txt": "cannot be written",
     "score": "No model is given",
     "score run --fields=a,b,c": "--fields is a,b,c; give two names",
     "score run --fields=": "give two names",
@@ -173,12 +173,9 @@ def header(text: bytes) -> bytes:
 
 
 def run_config(**data: Any) -> Callable[[Path], None]:
-    """Returns what gives the run a config.json, with these fields of its DataConfig."""
+    """Returns what gives the run's config.json these fields of its DataConfig."""
 
     def change(place: Path) -> None:
-        from limba.cli.gin import upgrade
-
-        upgrade(place / "run")
         about = json.loads((place / "run" / plain.FILE).read_text())
         about["run"]["data"].update(data)
         (place / "run" / plain.FILE).write_text(json.dumps(about))
@@ -269,9 +266,13 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     ("generate run --prompt=a", {"run/config.json": b"\xff\xfe"}, "is not text in UTF-8"),
     ("generate run --prompt=a", {"run/config.json": b'{"format": 99, "run": {}}'}, "install a newer version"),
     ("generate run --prompt=a", {"run/config.json": b'{"format": 1, "run": {}}'}, "RunConfig.model is missing"),
-    ("generate run --prompt=a", {"run/config.gin": b"BATCH_SIZE = (\n"}, "run/config.gin is not gin"),
-    ("generate run --prompt=a", {"run/config.gin": b"\xff\xfe"}, "is not text in UTF-8"),
-    ("generate run --prompt=a", appended("run/config.gin", "include '/etc/passwd'\n"), "write its lines there instead"),
+    ("generate run --prompt=a --gin.SEED=1", {"run/config.gin": b"BATCH_SIZE = (\n"}, "run/config.gin is not gin"),
+    ("generate run --prompt=a --gin.SEED=1", {"run/config.gin": b"\xff\xfe"}, "is not text in UTF-8"),
+    (
+        "generate run --prompt=a --gin.SEED=1",
+        appended("run/config.gin", "include '/etc/passwd'\n"),
+        "write its lines there instead",
+    ),
     ("generate run --prompt=a", run_config(batch_size=-1), "DataConfig.batch_size is -1"),
     ("generate run --prompt=a", run_config(bach_size=1), "did you mean batch_size?"),
     ("generate run --prompt=a", run_config(vocabulary="none.model"), "names a vocabulary that cannot be read here"),
@@ -283,7 +284,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     ("evaluate run --import=theirs", run_config(task_modules=["theirs"]), "The module theirs"),
     ("generate run --prompt=a", run_config(task_modules=["tasks.demo; import os"]), "names the module"),
     ("generate run --prompt=a", run_config(task_modules=["..demo"]), "names the module"),
-    ("generate run --prompt=a", appended("run/config.gin", "import theirs\n"), "run --prompt=a --import=theirs"),
+    ("score run --input=pairs.jsonl --gin.SEED=1", appended("run/config.gin", "import theirs\n"), "--import=theirs"),
     ("generate run --prompt=a --gin.BATCH_SIZE=8", appended("run/config.gin", "import theirs\n"), "--import=theirs"),
     ("report --gin_file=run/config.gin", appended("run/config.gin", "import theirs\n"), "--import=theirs"),
     ("report run", {}, "holds no figures of training yet"),
@@ -300,7 +301,7 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
 def cases() -> list[Case]:
     found = [Case(tuple(shlex.split(line)), says) for line, says in COMMANDS.items()]
     for name, (data, says) in LINES.items():
-        found.append(Case(("infer", "hf", f"--input={name}", "--output=out.txt"), says, {name: data}))
+        found.append(Case(("generate", "hf", f"--input={name}", "--output=out.txt"), says, {name: data}))
     for line, damage, says in MODELS:
         files, change = (damage, None) if isinstance(damage, dict) else ({}, damage)
         found.append(Case(tuple(shlex.split(line)), says, files, change))

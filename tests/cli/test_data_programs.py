@@ -286,7 +286,7 @@ def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
 
 
 def test_a_real_start_ends_with_a_sentence_and_code_2(tmp_path):
-    command = [sys.executable, "-m", "launch.inspect", f"--files={tmp_path}/absent.jsonl", "--vocabulary=byte"]
+    command = [sys.executable, "-m", "limba", "inspect", f"--files={tmp_path}/absent.jsonl", "--vocabulary=byte"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
     assert done.returncode == 2
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""`limba generate`, `infer`, `score`: combinations of flags, long inputs, one writer, and the commands of the docs."""
+"""`limba generate`, `score`: combinations of flags, long inputs, one writer, and the commands of the docs."""
 
 import argparse
 import itertools
@@ -15,20 +15,20 @@ from limba.cli import main
 from limba.cli.use import generate
 from limba.config import InputError
 from limba.inference import files
-from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of an earlier version
+from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of version 0.2
 from tests.export.runs import write_run
 from tests.tiny import language_model
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = "Sentence number one is here. And a second one! " * 6  # 288 bytes; the run reads 128 tokens
-COMMAND = re.compile(r"limba (?:generate|infer|score) .*")
+COMMAND = re.compile(r"limba (?:generate|score) .*")
 BATCH = "--gin.BATCH_SIZE=8"
 
 
 def given(**values: object) -> argparse.Namespace:
     """What the parser of the command gives."""
     flags = [f"--{'num' if name == 'num_samples' else name}={value}" for name, value in values.items()]
-    return generate._parser("generate").parse(["run", *flags])
+    return generate._parser().parse(["run", *flags])
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_combinations_generate_in_both_forms(kind: str, place: Path, language_ru
         assert main.main(["generate", *more, "--prompt=A small text"]) == 0
         printed = capsys.readouterr().out
         assert printed.startswith("== A small text\n") and ("\n2. " in printed) == (count == 2)
-        assert main.main(["infer", *more, "--batch_size=8", "--input=one.jsonl", f"--output={number}.jsonl"]) == 0
+        assert main.main(["generate", *more, "--batch_size=8", "--input=one.jsonl", f"--output={number}.jsonl"]) == 0
         (row,) = lines(place / f"{number}.jsonl")
         texts = [each["text"] for each in row.get("samples", [{"text": row["prediction"]}])]
         shown = "\n".join(f"{i}. {text}" for i, text in enumerate(texts, 1)) if count == 2 else texts[0]
@@ -154,10 +154,6 @@ def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.
     with files.alone("out.jsonl"):
         sentence = error_of(capsys, *command, "--input=moved.txt")
     assert "Another process writes lines to out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
-    about = json.loads((place / "out.jsonl.about.json").read_text())
-    del about["generation"]["long_inputs"]  # of an earlier version
-    (place / "out.jsonl.about.json").write_text(json.dumps(about))
-    assert main.main([*command, "--input=moved.txt"]) == 0
 
 
 def test_pairs_that_are_cut_are_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
@@ -180,7 +176,7 @@ def documented() -> list[str]:
     for page in pages:
         for line in re.sub(r" *\\\n#?", " ", page.read_text()).splitlines():
             plain = re.sub(r"^\s*#\s*|`[^`]*`", "", line).strip()
-            if match := re.match(r"(?:.*: )?(limba (?:generate|infer|score) [^;`]*)", plain):
+            if match := re.match(r"(?:.*: )?(limba (?:generate|score) [^;`]*)", plain):
                 found.append(match[1].split("  #")[0].strip().rstrip("."))
     return sorted({command for command in found if "theirs" not in command})
 

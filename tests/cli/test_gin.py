@@ -1,15 +1,13 @@
 """The one reader of gin: values that are not used do not matter, names are the user's, config.json follows."""
 
-import dataclasses
-import os
 from pathlib import Path
 
 import pytest
 
 from limba.cli import program, task_modules
-from limba.cli.gin import read_gin, read_model, read_run, upgrade
+from limba.cli.gin import read_gin, read_model, read_run
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
-from limba.config import ConfigError, DataConfig, InputError, ModelConfig, plain
+from limba.config import ConfigError, InputError
 
 DEMO = ["gin/demo.gin"]
 DIRECTORY = "MODEL_DIR=gs://bucket/run"
@@ -18,11 +16,6 @@ DIRECTORY = "MODEL_DIR=gs://bucket/run"
 @pytest.fixture(autouse=True)
 def _no_task_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_modules, "import_all", lambda modules: None)
-
-
-def as_earlier(data: DataConfig) -> DataConfig:
-    """Returns what a config.gin of an earlier version means: it does not name the newer fields."""
-    return dataclasses.replace(data, **plain.EARLIER["DataConfig"])
 
 
 def write(folder: Path, text: str) -> str:
@@ -89,42 +82,17 @@ def test_read_model() -> None:
         read_model("gin/runs/pretrain.gin")
 
 
-def test_upgrade_writes_config_json_once(tmp_path: Path) -> None:
-    run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
-    (tmp_path / "config.gin").write_text(run.text.replace("best_mode = 'max'", "best_is = 'highest'"))
-    upgrade(tmp_path)
-    text = (tmp_path / "config.json").read_text()
-    expected = dataclasses.replace(run.config, model_dir=str(tmp_path), data=as_earlier(run.config.data))
-    assert plain.from_text(text, "config.json") == expected
-    (tmp_path / "config.gin").write_text("this is not gin")
-    upgrade(str(tmp_path))
-    assert (tmp_path / "config.json").read_text() == text
-
-
-def test_upgrade_gives_the_run_where_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = read_run(DEMO, ["MODEL_DIR=elsewhere", "VOCABULARY=byte"])
-    (tmp_path / "config.gin").write_text(run.text)
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
-    data = as_earlier(run.config.data)
-    assert upgrade(tmp_path) == dataclasses.replace(run.config, model_dir=str(tmp_path), data=data)
-
-
-def test_upgrade_of_a_network_and_of_what_is_not_limba_s(tmp_path: Path) -> None:
-    model = ModelConfig(384, 32, 2, 16, 64, 0, 2, positions="rotary")
-    fields = dataclasses.asdict(model)
-    text = "".join(f"config.ModelConfig.{name} = {value!r}\n" for name, value in fields.items())
-    (tmp_path / "config.gin").write_text(f"from __gin__ import dynamic_registration\nfrom limba import config\n{text}")
-    upgrade(tmp_path)
-    assert plain.from_text((tmp_path / "config.json").read_text(), "config.json") == model
-    for folder, text in (("t5x", "from t5x import models\nnetwork.T5Config.emb_dim = 8\n"), ("empty", "")):
-        (tmp_path / folder).mkdir()
-        if text:
-            (tmp_path / folder / "config.gin").write_text(text)
-        upgrade(tmp_path / folder)
-        assert not (tmp_path / folder / "config.json").exists()
-    (tmp_path / "t5x" / "config.gin").write_text("config.ModelConfig.emb = 8\nconfig.RunConfig.train_steps = 8\n")
-    with pytest.raises(InputError, match=r"t5x/config.gin line 1 sets emb, not a field .*did you mean emb_dim\?"):
-        upgrade(tmp_path / "t5x")
+def test_a_field_that_is_gone_is_read_in_a_run_s_own_file_alone(tmp_path: Path) -> None:
+    """The config.gin of version 0.2 names it; who writes it today learns that there is none."""
+    own = Path("tests/golden/run_06a95cb/run/config.gin")
+    assert "DataConfig.segments = 'vocabulary'" in own.read_text()
+    assert read_run([str(own)]).config.data.mixture_or_task_name == "demo_span_corruption"
+    (tmp_path / "mine.gin").write_text(own.read_text())
+    with pytest.raises(InputError, match=r"mine.gin line \d+ sets segments, not a field of"):
+        read_run([str(tmp_path / "mine.gin")])
+    (tmp_path / "config.gin").write_text(own.read_text().replace("segments = 'vocabulary'", "segments = 'bytes'"))
+    with pytest.raises(InputError, match=r"config.gin line \d+: DataConfig.segments is 'bytes', .* with version 0.2"):
+        read_run([str(tmp_path / "config.gin")])
 
 
 def test_statements_of_any_gin_file() -> None:

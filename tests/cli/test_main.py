@@ -13,7 +13,6 @@ import pytest
 from limba.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-OLD_NAMES = {"train_vocabulary": "vocabulary", "huggingface": "convert"}  # entry point -> command
 
 
 def help_of(command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -81,12 +80,6 @@ def test_of_several_processes_the_first_alone_does_what_one_can(
     assert capsys.readouterr().out == f"Process 3 does nothing: limba {command} is done by process 0 alone.\n"
     monkeypatch.setenv("LIMBA_ALONE", "1")
     assert main.main([command, "--none"]) == 2
-
-
-@pytest.mark.parametrize("path", sorted([*ROOT.glob("launch/[!_]*.py"), *ROOT.glob("convert/[!_]*.py")]), ids=str)
-def test_entry_points_call_the_command(path: Path) -> None:
-    command = OLD_NAMES.get(path.stem, path.stem)
-    assert command in main.COMMANDS and f'main(["{command}", *sys.argv[1:]])' in path.read_text()
 
 
 def test_import_is_quick_and_light(tmp_path: Path) -> None:

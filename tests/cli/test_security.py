@@ -14,14 +14,13 @@ import pytest
 
 import limba
 from limba.cli import main
-from limba.cli.gin import upgrade
 from limba.config import UntrustedModuleError
 from limba.export import at_end
 from limba.inference import source
 from limba.tools.pages.play.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "run_aa13acc"
+GOLDEN = ROOT / "tests" / "golden" / "run_06a95cb"
 WRITES = "from pathlib import Path\n\nPath({!r}).write_text('code ran')\n"
 
 
@@ -49,7 +48,6 @@ def naming(place: Path, module: str, in_gin: bool) -> None:
     if in_gin:
         file.write_text(f"import {module}\n{file.read_text()}")
         return
-    upgrade(place / "run")
     about = json.loads((place / "run" / "config.json").read_text())
     about["run"]["data"]["task_modules"].append(module)
     (place / "run" / "config.json").write_text(json.dumps(about))
@@ -62,7 +60,7 @@ OF_GIN = [
 ]
 COMMANDS = [
     ["generate", "run", "--prompt=a", "--max_tokens=1"],
-    ["infer", "run", "--input=corpus.jsonl", "--field=text"],
+    ["generate", "run", "--input=corpus.jsonl", "--field=text"],
     ["score", "run", "--input=pairs.jsonl"],
     ["evaluate", "run"],
     ["evaluate", "run/checkpoints/10"],
@@ -71,7 +69,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("module", ["evil_module", "evil_package.tasks"])
 @pytest.mark.parametrize(
-    ("argv", "in_gin"), [*((argv, True) for argv in [*OF_GIN, *COMMANDS]), *((argv, False) for argv in COMMANDS)]
+    ("argv", "in_gin"), [*((argv, True) for argv in OF_GIN), *((argv, False) for argv in COMMANDS)]
 )
 def test_a_run_chooses_no_code(argv: list[str], in_gin: bool, module: str, place: Path, capsys) -> None:
     naming(place, module, in_gin)

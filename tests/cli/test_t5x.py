@@ -370,7 +370,7 @@ def test_inference_of_a_decoder_only_model_with_inputs_is_refused(tmp_path):
         "DROPOUT_RATE = 0.0\nMIXTURE_OR_TASK_NAME = 'a'\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 8}\n"
     )
     overrides = ["CHECKPOINT_PATH=/c", "INFER_OUTPUT_DIR=/o"]
-    with pytest.raises(InputError, match="line 5 sets TASK_FEATURE_LENGTHS .*: limba infer reads a prompt as text"):
+    with pytest.raises(InputError, match="line 5 sets TASK_FEATURE_LENGTHS .*: limba generate reads a prompt as text"):
         translate([str(file)], overrides, [])
     found = translate([str(file)], [*overrides, "TASK_FEATURE_LENGTHS={'targets': 8}"], []).translation.bindings
     assert found["config.ModelConfig.prefix_attention"][0] == "causal" and found["MAX_TOKENS"][0] == 8
@@ -478,7 +478,7 @@ def test_the_command_trains_and_evaluates(tmp_path):
          "--gin.config.GenerationConfig.max_tokens=8"],
         ["evaluate", f"--gin_file={FOLDER / 'wmt_eval.gin'}", searched, *small("wmt_eval", tmp_path), short,
          f"--gin.CHECKPOINT_PATH={run}", f"--gin.EVAL_OUTPUT_DIR={out}", "--num_examples=2", "--import=t5"],
-        ["infer", f"--gin_file={FOLDER / 'wmt_infer.gin'}", searched, *small("wmt_infer", tmp_path), short,
+        ["generate", f"--gin_file={FOLDER / 'wmt_infer.gin'}", searched, *small("wmt_infer", tmp_path), short,
          f"--gin.CHECKPOINT_PATH={run}", f"--gin.INFER_OUTPUT_DIR={out}", f"--input={texts}",
          f"--output={tmp_path / 'out.jsonl'}", "--import=t5"],
     ]  # fmt: skip

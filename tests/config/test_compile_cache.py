@@ -44,7 +44,7 @@ def mode(folder: Path) -> int:
 def test_the_folder_is_the_user_s_alone(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "limba" / "compiled"
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
-    folder.chmod(0o755)  # as earlier versions made it
+    folder.chmod(0o755)  # others may enter it
     assert place(tmp_path) == (str(folder), "") and mode(folder) == 0o700
 
 

@@ -94,7 +94,7 @@ def test_a_field_that_is_left_out_has_its_default() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"format": 2}, "has format 2, and this version of Limba reads formats up to 1; install a newer version."),
+        ({"format": 3}, "has format 3, and this version of Limba reads formats up to 2; install a newer version."),
         ({"format": None}, "is not a Limba configuration: it needs 'format', and 'run' or 'model'."),
         ({"run": None, "model": None}, "is not a Limba configuration: it needs 'format', and 'run' or 'model'."),
         ({"run": []}, "RunConfig is []; give its fields."),
@@ -126,6 +126,20 @@ def test_a_text_that_cannot_be_read_ends_with_a_sentence(change: dict, sentence:
     assert str(caught.value).removeprefix("run/config.json").lstrip(": ") == sentence
 
 
+def test_a_run_of_version_0_2_is_read() -> None:
+    """Its fields that are gone are left out where the run goes on as it began; in today's format they are unknown."""
+    document = json.loads(to_text(CONFIGS["T5"]))
+    document["run"]["data"]["segments"] = "vocabulary"
+    with pytest.raises(InputError, match="DataConfig has no field 'segments'; remove it."):
+        from_text(json.dumps(document), "config.json")
+    document["format"] = 1
+    assert from_text(json.dumps(document), "config.json") == CONFIGS["T5"]
+    assert from_text(json.dumps({"format": 1, "model": json.loads(to_text(tiny.MODEL))["model"]}), "a") == tiny.MODEL
+    document["run"]["data"]["segments"] = "bytes"
+    with pytest.raises(InputError, match=r"config.json: DataConfig.segments is 'bytes', .* with version 0\.2\."):
+        from_text(json.dumps(document), "config.json")
+
+
 def test_a_torn_text_is_said() -> None:
     with pytest.raises(InputError, match=r"run/config.json is not JSON \(.*\); restore it from a copy\."):
         from_text(to_text(tiny.MODEL)[:50], "run/config.json")
@@ -137,7 +151,6 @@ def test_a_run_that_was_copied_finds_its_own_vocabulary(tmp_path: Path) -> None:
     there = moved(run, str(tmp_path))
     assert (there.model_dir, there.data.vocabulary) == (str(tmp_path), f"{tmp_path}/vocabulary.model")
     (tmp_path / "vocabulary.model").write_bytes(b"")
-    assert moved(run, f"{tmp_path}/best").data.vocabulary == f"{tmp_path}/vocabulary.model"
     own = dataclasses.replace(run, data=dataclasses.replace(data, vocabulary="/shared/vocabulary.model"))
     assert moved(own, str(tmp_path)).data.vocabulary == "/shared/vocabulary.model"
 

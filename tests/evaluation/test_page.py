@@ -81,7 +81,7 @@ def test_a_growing_file_is_read_on_and_a_resumed_run_replaces_what_it_repeats(tm
     # Killed while it wrote a line; started again from step 200.
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"kind": "train", "st\n')
-    append(run, train_record(201), train_record(205))
+    append(run, {"kind": "start", "step": 200}, train_record(201), train_record(205))
     assert read.update() and read.train.steps.tolist()[-3:] == [200, 201, 205]
     assert read.history.tables["validation"].steps[-1] == 200
     assert read.history.num_damaged == 1 and "1 line of metrics.jsonl" in read.problems[0]
@@ -118,7 +118,7 @@ def test_the_page_has_every_section_that_the_run_has_recorded(tmp_path: Path) ->
     assert loaded.addresses == [] and loaded.scripts == 3
     (old,) = opened(recorded(tmp_path))
     kept = [note for note in old.history.notes if "environment" not in note]
-    old.history.notes[:] = kept  # as earlier versions recorded it
+    old.history.notes[:] = kept  # the record of the start is damaged
     assert ">Samples by step" not in page_of([old]) and ">Padding" not in page_of([old])
 
 

@@ -3,10 +3,12 @@
 import numpy as np
 import orbax.checkpoint as ocp
 
+from limba.config import plain
 from limba.export.from_huggingface import network_gin
 from limba.formats import huggingface_files as files
 from limba.formats.huggingface import rows
 from limba.formats.names import stack_layers, unflatten
+from limba.storage import manifest
 
 
 def arrays_of(config, seed=0):
@@ -26,10 +28,12 @@ def write_run(directory, config, steps=(5,)):
     """A run directory as ours is on disk; returns the arrays of each step."""
     directory.mkdir(parents=True)
     (directory / "config.gin").write_text(network_gin(config))
+    (directory / plain.FILE).write_text(plain.to_text(config))
     written = {}
     for step in steps:
         written[step] = arrays_of(config, step)
         tree = {"step": np.int32(step), "params": unflatten(stack_layers(written[step]))}
         with ocp.PyTreeCheckpointer() as checkpointer:
             checkpointer.save(directory / "checkpoints" / str(step) / "state", tree)
+        manifest.write(directory / "checkpoints" / str(step), step=step)
     return written

@@ -32,7 +32,7 @@ def test_the_run_says_what_the_command_leaves_out() -> None:
     assert _about(dataclasses.replace(source(OWN), run=None), Choices(), None) == CardConfig()
 
 
-def test_a_run_of_an_earlier_version_has_an_empty_card() -> None:
+def test_a_run_whose_config_names_no_card_has_an_empty_one() -> None:
     run = source(CardConfig()).run
     assert run is not None
     saved = json.loads(plain.to_text(run))

@@ -14,7 +14,7 @@ import transformers
 from etils import epath
 
 from limba.cli import flags, program
-from limba.cli.use import huggingface, infer
+from limba.cli.use import generate, huggingface
 from limba.cli.use.model import find
 from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
@@ -268,7 +268,7 @@ def test_a_tokenizer_json_and_its_end_of_sequence_go_along(corpus, tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(texts[:20]))
     read_back = [f"--checkpoint={folder}", f"--gin.VOCABULARY={folder / 'tokenizer.json'}"]
     places = [f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}"]
-    infer.run([f"--gin_file={run / 'config.gin'}", *read_back, *places])
+    generate.run([f"--gin_file={run / 'config.gin'}", *read_back, *places])
     written = (tmp_path / "out.txt").read_text().splitlines()
     assert set(written) <= {"short", "long"}, "it has learnt what to write, and to end it"
     assert f"vocabulary in {tmp_path / 'back'}/tokenizer.json" in import_folder(str(folder), tmp_path / "back")

@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub import constants
 
 from limba.cli import flags
-from limba.cli.gin import upgrade
 from limba.config import InputError, RunConfig
 from limba.export import at_end
 from limba.export.card import HubDestination
@@ -20,7 +19,7 @@ from tests.http_server import FileServer, status
 from tests.hub_server import hub
 from tests.waiting import wait_until
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "run_aa13acc" / "run"
+GOLDEN = Path(__file__).parents[1] / "golden" / "run_06a95cb" / "run"
 
 
 @pytest.fixture
@@ -106,7 +105,6 @@ def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch
     monkeypatch.setattr(at_end, "SECONDS", 0.2)
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
-    upgrade(run)
     checkpoints = run / "checkpoints"
     shutil.move(checkpoints / "10", tmp_path / "10")
     config = run_config(run)

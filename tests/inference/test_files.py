@@ -107,12 +107,14 @@ def test_lines_without_a_digest_are_written_again(tmp_path):
         processed(str(tmp_path / "in.jsonl"), path)
 
 
-def test_an_output_of_an_earlier_version_is_resumed(tmp_path):
+def test_an_output_that_was_killed_in_its_first_window_is_begun_again(tmp_path):
     path, source = str(tmp_path / "out.jsonl"), str(tmp_path / "in.jsonl")
     written(source, ROWS)
-    processed(source, path, 6)
-    (tmp_path / "out.jsonl.about.json").write_text(json.dumps({**ABOUT, "input": source}))
     assert processed(source, path) == 11
+    whole = content(path)
+    (tmp_path / "out.jsonl").write_text('{"inputs": "of no text"}\n{"inp')
+    (tmp_path / "out.jsonl.about.json").write_text(json.dumps({**ABOUT, "input": source}))
+    assert processed(source, path) == 11 and content(path) == whole
     for junk in ("", "[]", "{", '{"done": 5}', '{"done": ["a", 5], "step": 3}'):
         (tmp_path / "out.jsonl.about.json").write_text(junk)
         with pytest.raises(InputError, match=r"exists, and no .*out.jsonl.about.json says what it was made with"):

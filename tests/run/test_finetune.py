@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from limba.cli import flags
-from limba.cli.use import evaluate, infer, lines, score
+from limba.cli.use import evaluate, generate, lines, score
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
@@ -190,7 +190,7 @@ def test_text_in_order_resumed_and_scored(
     source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
     command = [f"--gin_file={runs[1] / 'config.gin'}", f"--input={source}", f"--output={output}", "--field=text"]
     sampled = ["--gin.config.GenerationConfig.sample=True", "--gin.config.GenerationConfig.num_samples=2"]
-    infer.run([*command, *sampled])
+    generate.run([*command, *sampled])
     whole, text = output.read_text(), source.read_text()
     records = [json.loads(line) for line in whole.splitlines()]
     assert [(r["id"], r["text"]) for r in records] == list(enumerate(texts))
@@ -200,14 +200,14 @@ def test_text_in_order_resumed_and_scored(
     for path in tmp_path.glob("out.jsonl*"):
         path.unlink()
     source.write_text("".join(text.splitlines(keepends=True)[:18]))
-    infer.run([*command, *sampled])
+    generate.run([*command, *sampled])
     source.write_text(text)
     output.write_text(output.read_text() + rows[18][:7])  # as a kill would leave it
-    infer.run([*command, *sampled])
+    generate.run([*command, *sampled])
     resumed = [json.loads(line) for line in output.read_text().splitlines()]
     assert [r["prediction"] for r in resumed] == [r["prediction"] for r in records]
     with pytest.raises(InputError, match="another generation"):
-        infer.run(command)
+        generate.run(command)
     scored = tmp_path / "scored.jsonl"
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"inputs": "a cat", "targets": "A CAT"}\n{"inputs": "a cat", "targets": "A"}\n')

@@ -208,7 +208,7 @@ def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path
         return ["--gin_file=gin/demo.gin", *(f"--gin.{name}={value}" for name, value in values.items())]
 
     for processes, devices in ((2, 2), (1, 4)):
-        outputs = finish(start(["-m", "launch.train", *arguments(tmp_path / str(processes))], processes, devices))
+        outputs = finish(start(["-m", "limba", "train", *arguments(tmp_path / str(processes))], processes, devices))
         assert sum("is dropped: its loss" in line for line in outputs[0][0].splitlines()) == 1
     two, one = (read_lines(tmp_path / name / FILE) for name in ("2", "1"))
     assert [entry["batch"] for entry in two] == [entry["batch"] for entry in one]
@@ -218,7 +218,7 @@ def test_two_processes_drop_the_same_batch_as_one(poisoned: Path, tmp_path: Path
     shutil.copytree(tmp_path / "2", again)
     for step in (60, LAST):
         shutil.rmtree(again / "checkpoints" / str(step))
-    outputs = finish(start(["-m", "launch.train", *arguments(again)], 2, 2))
+    outputs = finish(start(["-m", "limba", "train", *arguments(again)], 2, 2))
     assert "is dropped" not in outputs[0][0]
     figures = [
         {each["step"]: each["loss"] for each in read_metrics(str(path)) if each["kind"] == "train"}

@@ -15,7 +15,7 @@ from tests.sharding.processes import ROOT, variables
 from tests.waiting import wait_until
 
 SAVES = "SIGINT: the run saves after this step and ends; a second one ends it at once."
-# launch.train for several runs, one after the other.
+# limba train for several runs, one after the other.
 SEVERAL = """
 import json, sys
 from limba.config import environment
@@ -94,7 +94,7 @@ def test_two_processes_of_one_device_have_the_dropout_of_one(arguments: list[str
     for processes in (1, 2):
         run = [*arguments, "--gin.config.MeshConfig.fsdp=1", "--gin.LEARNING_RATE=0.001"]
         run += [f"--gin.MODEL_DIR={tmp_path}/{processes}"]
-        finish(start(["-m", "launch.train", *run, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=100"], processes, 1))
+        finish(start(["-m", "limba", "train", *run, "--gin.TRAIN_STEPS=4", "--gin.EVAL_PERIOD=100"], processes, 1))
         found.append(list(losses(tmp_path / str(processes)).values()))
     assert len(found[0]) == 4
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
@@ -108,7 +108,7 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     def part(directory: Path, steps: int) -> list[str]:
         return [*arguments, f"--gin.MODEL_DIR={directory}", f"--gin.TRAIN_STEPS={steps}"]
 
-    outputs = finish(start(["-m", "launch.train", *part(two, 3)], 2, 2))
+    outputs = finish(start(["-m", "limba", "train", *part(two, 3)], 2, 2))
     assert "step 3/3" in outputs[0][0] and "step" not in outputs[1][0]  # only the first process prints
     shutil.copytree(two, alone)
     finish(start(["-c", SEVERAL, json.dumps([part(one, 8), part(parts, 3)])], 1, 4))
@@ -120,7 +120,7 @@ def test_two_processes_train_like_one(arguments: list[str], tmp_path: Path) -> N
     assert "config.RunConfig" in (parts / "config.gin").read_text()
     assert list((parts / "tensorboard").glob("events.out.tfevents.*"))
 
-    program = ["-m", "launch.train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
+    program = ["-m", "limba", "train", *part(two, 100_000), "--gin.EVAL_PERIOD=100000"]
     started = start(program, 2, 2)
     wait_for_steps(two, 8, started)
     started[1].send_signal(signal.SIGTERM)

@@ -31,7 +31,6 @@ from limba.data.objectives import causal_lm, tokenize_documents
 from limba.data.sources import TfdsSource
 from limba.data.tasks import resolve_task
 from limba.evaluation.validation import loss_evaluation
-from limba.export.from_huggingface import network_gin
 from limba.inference.load import load
 from limba.model import Network
 from limba.run import train
@@ -145,7 +144,6 @@ def test_a_run_from_tfds_learns_resumes_and_writes(
     train(stopped)
     assert losses(stopped) == expected  # bit for bit
 
-    (Path(config.model_dir) / "config.gin").write_text(network_gin(config.model))
     named = f"--vocabulary={config.data.vocabulary}"
 
     def written(model: str) -> str:

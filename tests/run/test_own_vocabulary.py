@@ -77,7 +77,7 @@ def test_a_run_of_the_hubs_tokenizer_is_used_without_the_hub(vocabulary: Path, t
         assert ended.returncode == 0, (name, ended.stdout[-2000:], ended.stderr[-3000:])
     assert list((tmp_path / "out").rglob("tokenizer.json"))
 
-    # A run that an earlier version began keeps no copy: one sentence.
+    # The run's copy is lost: one sentence.
     next(Path(moved).glob("vocabulary-*")).unlink()
     for offline in ("0", "1"):
         ended = limba({**environment, "HF_HUB_OFFLINE": offline}, *commands["generate"])

@@ -77,11 +77,11 @@ def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: l
         wait_until(lambda: process.poll() is not None or max(losses(run), default=0) >= step)
         assert process.poll() is None
 
-    (first,) = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 1, 2)
+    (first,) = start(["-m", "limba", "train", *flags, "--gin.TRAIN_STEPS=100000"], 1, 2)
     reading = threading.Thread(target=first.communicate)  # else it stands still when the pipe is full, at 64 KiB
     reading.start()
     wait_for_step(7, first)
-    second = start(["-m", "launch.train", *flags, "--gin.TRAIN_STEPS=100000"], 2, 1)
+    second = start(["-m", "limba", "train", *flags, "--gin.TRAIN_STEPS=100000"], 2, 1)
     sentence = f"Another process trains in {run} now (process {first.pid} on "
     for process in second:
         _, errors = process.communicate(timeout=300)
@@ -91,7 +91,7 @@ def test_a_second_start_ends_and_a_killed_run_is_taken_over_at_once(arguments: l
     os.kill(first.pid, signal.SIGKILL)
     reading.join()
     last = max(losses(run))
-    (third,) = start(["-m", "launch.train", *flags, f"--gin.TRAIN_STEPS={last + 2}"], 1, 2)
+    (third,) = start(["-m", "limba", "train", *flags, f"--gin.TRAIN_STEPS={last + 2}"], 1, 2)
     out = "\n".join(third.communicate(timeout=400))
     assert third.returncode == 0, out
     assert f"{run} was left by process {first.pid} on " in out and "waiting" not in out

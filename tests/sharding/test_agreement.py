@@ -150,7 +150,7 @@ def test_what_is_absent_and_who_it_is_are_said() -> None:
 
 def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = agreement.code()
-    tracked = {f"{name} with content" for name in ("limba/run.py", "gin/demo.gin", "launch/train.py", "tasks/ro.py")}
+    tracked = {f"{name} with content" for name in ("limba/run.py", "gin/demo.gin", "launch/pretrain.sh", "tasks/ro.py")}
     assert tracked <= set(found)
     assert not [name for name in found if "__pycache__" in name]
     module = tmp_path / "mine_of_the_user.py"

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from limba.cli import task_modules
-from limba.cli.gin import old_names
-from limba.cli.gin.resolve import CLASSES, MODEL, RUN, Node, Tree
+from limba.cli.gin.resolve import MODEL, RUN, Node, Tree
 from limba.cli.gin.statements import (
-    OWN_FILE,
     REQUIRED,
     Binding,
     Reference,
@@ -32,7 +29,7 @@ from limba.cli.gin.statements import (
 )
 from limba.cli.gin.text import text_of
 from limba.cli.program import names_said
-from limba.config import InputError, ModelConfig, RunConfig, plain
+from limba.config import InputError, ModelConfig, RunConfig
 
 
 class GinRun(NamedTuple):
@@ -164,35 +161,6 @@ def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
     return model_of(source)
 
 
-def upgrade(model_dir: str | os.PathLike[str]) -> RunConfig | ModelConfig | None:
-    """Writes MODEL_DIR/config.json from the config.gin of an earlier version, or of an imported model.
-
-    Does nothing if config.json exists, if config.gin does not, or if config.gin belongs to T5X. Returns the
-    configuration if the directory cannot be written, else None. Imports no task modules. Raises InputError for a
-    config.gin that cannot be used.
-    """
-    from etils import epath
-
-    from limba.storage import files
-
-    folder = epath.Path(model_dir)
-    folder = folder if "://" in str(model_dir) else folder.expanduser().resolve()
-    if (folder / plain.FILE).exists() or not (folder / OWN_FILE).exists():
-        return None
-    source = Source()
-    read_text(source, files.read_text(folder / OWN_FILE), str(folder / OWN_FILE))
-    owners = {binding.owner for binding in source.bindings}
-    if not owners & set(CLASSES):
-        return None
-    is_run = RUN in owners
-    config = plain.as_begun(plain.moved(run_of(source).config, str(folder)), None) if is_run else model_of(source)
-    try:
-        files.write_whole(folder / plain.FILE, plain.to_text(config))
-    except Exception:  # noqa: BLE001  a bucket's client has errors of its own
-        return config
-    return None
-
-
 def _check_imports(source: Source, place: str, allowed: Sequence[str], directory: str | None = None) -> None:
     from limba.inference.source import check_imports
 
@@ -200,8 +168,6 @@ def _check_imports(source: Source, place: str, allowed: Sequence[str], directory
 
 
 def _checked_run(source: Source, flag: str, written_as: Mapping[str, str] | None = None) -> GinRun:
-    if source.old:
-        print(old_names.sentence(source.old), file=sys.stderr)
     for module, place in source.modules:
         task_modules.check(module, f"{place} imports")
     run = run_of(source, flag, written_as)

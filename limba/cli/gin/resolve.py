@@ -13,7 +13,6 @@ from typing import Any
 
 from limba import config, toolbox
 from limba.cli.arguments import did_you_mean
-from limba.cli.gin import old_names
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, plain
 from limba.config.optimizer import fields_of, foreign_fields
@@ -74,8 +73,7 @@ class Tree:
         if (scope, owner) not in self.nodes:
             node = self.nodes[scope, owner] = Node(scope, owner, self._bindings_of(scope, owner))
             for name, binding in node.bindings.items():
-                value, node.places[name] = self._resolved(scope, binding.value, binding)
-                node.values[name] = old_names.value_of_today(f"{owner}.{name}", value)
+                node.values[name], node.places[name] = self._resolved(scope, binding.value, binding)
             if owner == OPTIMIZER:
                 self._leave_rules_behind(node)
         return self.nodes[scope, owner]

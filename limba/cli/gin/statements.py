@@ -20,9 +20,8 @@ from typing import Any
 from gin import config_parser
 
 from limba.cli.arguments import did_you_mean
-from limba.cli.gin import old_names
 from limba.cli.task_modules import ROOT
-from limba.config import InputError, kinds
+from limba.config import InputError, kinds, plain
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
 MOST_FILES, MOST_LETTERS = 100, 2_000_000  # of one run; a file counts each time it is included
@@ -93,32 +92,26 @@ class Source:
 
     bindings: list[Binding] = field(default_factory=list)
     modules: list[tuple[str, str]] = field(default_factory=list)  # (dotted name, place) of imported task modules
-    old: list[tuple[str, str]] = field(default_factory=list)  # (old name, place) in files and flags of a person
     size: Size = field(default_factory=Size)
 
     def add(self, statement: config_parser.BindingStatement, place: str, is_own: bool = False) -> None:
-        """Appends a binding under its current name; `is_own`: from a run's own config.gin."""
+        """Appends a binding; `is_own`: of a run's own config.gin, which version 0.2 may have written."""
         owner, field_name = statement.selector, statement.arg_name
-        name = f"{owner}.{field_name}" if field_name else owner
-        if name in old_names.NAMES:
-            if not is_own:
-                self.old.append((name, place))
-            name = old_names.NAMES[name]
-            owner, _, field_name = name.rpartition(".") if field_name else (name, "", "")
-        value = old_names.value_of_today(name, statement.value)
+        if is_own and plain.is_gone(f"{owner.removeprefix('config.')}.{field_name}", statement.value, place):
+            return
         comment = statement.location.line_content.partition("#")[2].strip()
-        self.bindings.append(Binding(statement.scope, owner, field_name, value, place, comment, is_own))
+        self.bindings.append(Binding(statement.scope, owner, field_name, statement.value, place, comment, is_own))
 
 
 class _Delegate(config_parser.ParserDelegate):
-    """Keeps references and macros as names; macros get their current names."""
+    """Keeps references and macros as names."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         scope, _, name = scoped_configurable_name.rpartition("/")
         return Reference(scope, name, evaluate)
 
     def macro(self, macro_name: str) -> Macro:
-        return Macro(old_names.NAMES.get(macro_name, macro_name))
+        return Macro(macro_name)
 
 
 def leaves(value: Any) -> Iterator[Any]:

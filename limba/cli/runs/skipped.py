@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from limba.cli import task_modules
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said
-from limba.cli.use.model import NAMES, add_import_flag, upgrade_once
+from limba.cli.use.model import NAMES, add_import_flag, find_plugins
 from limba.config import InputError, RunConfig, environment
 from limba.config.errors import reason_of
 
@@ -48,10 +48,11 @@ def run(argv: Iterable[str]) -> None:
     if not path.exists():
         raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
     with names_said(NAMES):
-        config = upgrade_once(str(directory)) or source.read_config(directory)
+        config = source.read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
     source.check_imports(config.data.task_modules, given.model, given.imports, str(directory))
+    find_plugins()
     for module in config.data.task_modules:
         task_modules.check(module, f"{given.model} imports")  # also finds the modules that Limba ships
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))

@@ -13,7 +13,7 @@ from limba.cli.gin.statements import OWN_FILE
 from limba.cli.program import names_said
 from limba.cli.train import train
 from limba.cli.use import model
-from limba.config import InputError, environment, plain
+from limba.config import InputError, environment
 from limba.sharding import preemption
 
 if TYPE_CHECKING:
@@ -130,11 +130,8 @@ def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], 
 
     run, file = source.run, source.directory / OWN_FILE
     assert run is not None
-    config_file = source.directory / plain.FILE
-    begun = read_text(config_file) if config_file.exists() else None
     if file.exists():
-        found = read_changed(read_text(file), str(file), given.gin, given.imports, before, fixed)
-        return found._replace(config=plain.as_begun(found.config, begun))
+        return read_changed(read_text(file), str(file), given.gin, given.imports, before, fixed)
     if given.gin:
         raise InputError(
             f"--gin.{given.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"

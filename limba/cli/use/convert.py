@@ -24,7 +24,7 @@ folders are kept. A folder whose proof fails is renamed step_<N>.failed."""
 
 def run(argv: Sequence[str]) -> None:
     """Converts what the flags name; raises InputError."""
-    if argv[:1] in (["export"], ["import"]):  # as `python -m convert.huggingface` has them
+    if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
         huggingface.run(argv)
         return
     form, parser = Parser("convert", ABOUT, add_help=False), Parser("convert", ABOUT)

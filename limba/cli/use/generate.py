@@ -43,8 +43,8 @@ NAMES = {f"GenerationConfig.{field}": flag for field, flag in FLAGS.items()}
 SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  # a language model's text
 
 
-def _parser(command: str) -> Parser:
-    parser = Parser(command, ABOUT)
+def _parser() -> Parser:
+    parser = Parser("generate", ABOUT)
     model.add_flags(parser)
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
     lines.add_flags(parser, "`prediction`, `score`, and of a T5 `input_tokens`, `cut_tokens`, `segments`")
@@ -97,11 +97,11 @@ def _check_together(given: argparse.Namespace) -> None:
         raise InputError(f"Both {FLAGS[draws[0]]} and --num_beams are given, and beams are not sampled; give one.")
 
 
-def run(argv: Sequence[str], command: str = "generate") -> None:
+def run(argv: Sequence[str]) -> None:
     """Generates the requested texts; raises InputError."""
-    given = _parser(command).parse(argv)
+    given = _parser().parse(argv)
     writes_file = given.output != "stdout"
-    reads_lines = bool(given.input or given.gin_file or writes_file or command == "infer") and not given.prompt
+    reads_lines = bool(given.input or given.gin_file or writes_file) and not given.prompt
     for flag, is_given in (("--input", given.input), ("--output", writes_file)):
         if given.prompt and is_given:
             raise InputError(f"Both --prompt and {flag} are given; give one.")

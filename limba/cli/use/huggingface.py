@@ -14,20 +14,20 @@ from limba.config import CardConfig, InputError, environment, kinds
 
 EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
 
-    python -m convert.huggingface export MODEL_DIR [OUT_DIR] [--steps=all] [--dtype=bfloat16]
-    python -m convert.huggingface export MODEL_DIR --push=user/name --dry-run
+    limba convert export MODEL_DIR [OUT_DIR] [--steps=all] [--dtype=bfloat16]
+    limba convert export MODEL_DIR --push=user/name --dry-run
 
 OUT_DIR (default MODEL_DIR/huggingface) gets one folder step_<N> for each checkpoint. Finished folders are kept. A
 folder whose proof fails is renamed step_<N>.failed."""
 IMPORT = """Makes a Limba checkpoint at step 0 from a Hugging Face folder or a model of the hub.
 
-    python -m convert.huggingface import DIR OUT
-    python -m convert.huggingface import user/name[@revision] OUT
+    limba convert import DIR OUT
+    limba convert import user/name[@revision] OUT
 
 It reads model.safetensors, flax_model.msgpack and pytorch_model.bin, of which it runs nothing. A private model needs
 HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
 CARD = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
-USAGE = "usage: python -m convert.huggingface export|import ...; add --help to either for details."
+USAGE = "usage: limba convert export|import ...; add --help to either for details."
 
 
 def add_export_flags(parser: Parser) -> None:
@@ -119,13 +119,13 @@ def run(argv: Sequence[str]) -> None:
     if command in ("-h", "--help"):
         print(USAGE)
     elif command == "export":
-        parser = Parser("export", EXPORT, "python -m convert.huggingface")
+        parser = Parser("export", EXPORT, "limba convert")
         parser.add_argument("model_dir", metavar="MODEL_DIR", help="a Limba or T5X run, or one of its checkpoints")
         parser.add_argument("out_dir", metavar="OUT_DIR", nargs="?")
         add_export_flags(parser)
         export(parser.parse(rest))
     elif command == "import":
-        parser = Parser("import", IMPORT, "python -m convert.huggingface")
+        parser = Parser("import", IMPORT, "limba convert")
         parser.add_argument("source", metavar="DIR|user/name", help="a Hugging Face folder, or a hub id")
         parser.add_argument("out", metavar="OUT", help="a new run directory; its checkpoint is OUT/checkpoints/0")
         given = parser.parse(rest)

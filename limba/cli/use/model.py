@@ -104,9 +104,8 @@ def load(
 def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), imports: Sequence[str] = ()) -> Source:
     """Like `limba.inference.source.find`, for models that are configured by a gin file too.
 
-    `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. A run of an earlier
-    version first gets its config.json. Files of the run are data: of the modules that they name only those of Limba, of
-    tasks/ and of `imports` are imported.
+    `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
+    the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
     """
     from limba.cli import task_modules
     from limba.cli.gin import read_model, read_own
@@ -120,10 +119,10 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     place = resolved(path)
     directory = place.parent.parent if limba_checkpoint.is_own(place) else place
     if not gin:
-        config = upgrade_once(str(directory))
         from_t5x = toolbox.find("T5X config")
         network, vocabulary = (from_t5x and place == directory and from_t5x.read(place)) or (None, None)
-        found = source.find(path, config or network, vocabulary, imports)
+        found = source.find(path, network, vocabulary, imports)
+        find_plugins()
         for module in found.run.data.task_modules if found.run else ():
             with contextlib.suppress(InputError):  # raised when the task is needed
                 source.check_imports([module], path, imports, str(directory))
@@ -139,27 +138,11 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
     return source.find(path, plain.moved(run, str(directory)), allowed=imports)
 
 
-def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
-    """Has the first process write config.json for a run of an earlier version; all processes call it.
-
-    Returns the configuration if the directory cannot be written, else None.
-    """
+def find_plugins() -> None:
+    """Has jax look for its plugins, before task modules may put the current folder on the module search path."""
     import jax
 
-    from limba.cli.gin import upgrade
-    from limba.sharding import multihost
-
-    config = failure = None
-    try:
-        if jax.process_index() == 0:
-            config = upgrade(directory)
-    except Exception as error:  # noqa: BLE001  raised below: the other processes must not wait for ever
-        failure = error
-    if multihost.any_process(failure is not None):  # all wait for the file
-        raise failure or InputError(f"{directory}/config.gin cannot be used; the first process says why.")
-    if multihost.any_process(config is not None) and config is None:
-        config = upgrade(directory)
-    return config
+    jax.process_index()
 
 
 def check_vocabulary(trained: TrainedModel) -> None:

@@ -1,6 +1,6 @@
 """The deal of a run: the tasks whose documents are counted, so that each epoch is dealt evenly to its shards.
 
-Version 1 dealt whole units; runs that began with it keep it. Version 2 deals documents (`even.py`).
+Counted documents are dealt one by one (`even.py`), others in whole units.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from limba.data.epochs.counts import Counts, count
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, has_exact_positions, parts_of
 
-VERSION = 2
+VERSION = 2  # of how counted documents are dealt; part of the format of data positions
 TRIED = 7  # documents with which a task's preprocessors are tried, without reading any
 
 
@@ -42,7 +42,7 @@ class Deal:
 
     @property
     def identity(self) -> dict[str, Any] | None:
-        """What a data position says of it; None for the first version."""
+        """What a data position says of it; None if nothing is counted."""
         marks = {"corpora": True} if self.marks_corpora else {}
         return {"version": VERSION, "tasks": sorted(self.counts), **marks} if self.counts or marks else None
 

@@ -134,12 +134,9 @@ class StagedStream:
             elif "tokens" in saved.about:
                 tokens = dict(zip([part.name for part in parts], saved.about["tokens"], strict=True))
             entry = {"begins": self._stage.begins, "task": self._stage.task.name, "tokens": tokens}
-            epochs = dict(zip(counted, saved.about.get("epochs", ()), strict=False))
-            if "trained" in saved.about:  # earlier versions have the epochs read
-                epochs = {name: saved.about["trained"].get(name, math.nan) for name in epochs}
-            entry |= {"epochs": epochs}
-            entry |= {"dealing": saved.about.get("dealing"), "read_again": bool(saved.first_epochs)}
-            entry |= {"files": saved.about.get("files"), "end_bytes": saved.about.get("end_bytes", {})}
+            entry |= {"epochs": {name: saved.about["trained"].get(name, math.nan) for name in counted}}
+            entry |= {"dealing": saved.about["dealing"], "read_again": bool(saved.first_epochs)}
+            entry |= {"files": saved.about["files"], "end_bytes": saved.about["end_bytes"]}
             self._ended[shard].append(entry)
             self._tokens[shard] = 0
         self._last = dict(positions)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
-import seqio
 import tensorflow as tf
 
 from limba.config import InputError
@@ -60,7 +59,6 @@ LETTERS = {
 }
 COMMAS = str.maketrans("ŞşŢţ", "ȘșȚț")  # cedilla to comma
 DOTTED_I = {"tr", "az"}  # their small i has the capital İ
-EARLIER_BYTES_PER_TOKEN = 2.5  # of all tasks that name none, before segments were counted in tokens
 WORD = re.compile(r"\w+")
 
 
@@ -141,7 +139,7 @@ def segments(text: str, num_bytes: int) -> Iterator[str]:
 def restore_diacritics(
     language: str = "ro",
     share: float = 1.0,
-    bytes_per_token: float | str | None = "auto",
+    bytes_per_token: float | None = None,
     capitals: bool = False,
     transliterate: str = "letters",
 ) -> Callable[..., tf.data.Dataset]:
@@ -151,7 +149,7 @@ def restore_diacritics(
     `stripper`: 'ascii' also strips letters of other languages, quotes and dashes from the inputs.
     Documents are cut at spaces into segments. With `bytes_per_token` None they have as many tokens of the task's
     vocabulary as the shorter length holds, so that nothing is truncated; with a number, at most that many bytes for
-    each token (1 for bytes). 'auto' is None, and 2.5 in runs that were begun so (`DataConfig.segments`).
+    each token (1 for bytes).
     Segments without a letter that can have a diacritic are skipped. Raises InputError for an unknown language.
     """
     strip = stripper(language, transliterate)
@@ -174,13 +172,12 @@ def _restore(
     output_features: Mapping[str, Any] | None = None,
     *,
     pairs: Callable[..., np.ndarray],
-    bytes_per_token: float | str | None,
+    bytes_per_token: float | None,
 ) -> tf.data.Dataset:
     """The preprocessor of `restore_diacritics`, whose choices are the last two arguments."""
     limit = min(sequence_length.values()) - 1 if sequence_length else 512
-    ratio = None if isinstance(bytes_per_token, str) else bytes_per_token
-    vocabulary = output_features["targets"].vocabulary if ratio is None and output_features else None
-    pairs = functools.partial(pairs, limit=limit, ratio=ratio, vocabulary=vocabulary)
+    vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
+    pairs = functools.partial(pairs, limit=limit, ratio=bytes_per_token, vocabulary=vocabulary)
 
     def rows_of(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
         rows = tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
@@ -194,19 +191,6 @@ def _restore(
 
 _restore.long_inputs = "segments"  # pyright: ignore[reportFunctionMemberAccess]
 _restore.is_one_text = True  # pyright: ignore[reportFunctionMemberAccess]  inputs and targets are the same text
-
-
-def with_segments(task: seqio.Task, segments: str) -> seqio.Task:
-    """Returns the task as runs with `DataConfig.segments` have it: for 'bytes', 'auto' bytes per token are 2.5."""
-    steps = [
-        functools.partial(step, bytes_per_token=EARLIER_BYTES_PER_TOKEN)
-        if segments == "bytes"
-        and getattr(step, "func", None) is _restore
-        and step.keywords["bytes_per_token"] == "auto"
-        else step
-        for step in task.preprocessors
-    ]
-    return task if steps == list(task.preprocessors) else task.replace(preprocessors=steps)
 
 
 def _segments(

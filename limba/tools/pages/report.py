@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
-from limba.cli.use.model import NAMES, add_gin_flags, run_of_gin_files, upgrade_once
+from limba.cli.use.model import add_gin_flags, run_of_gin_files
 from limba.config import InputError, RunConfig, environment, plain
 from limba.tools.pages import serving
 
@@ -105,19 +104,12 @@ def _config(name: str, directory: epath.Path) -> RunConfig:
     if not directory.is_dir():
         raise InputError(f"{name} is not a folder; name the MODEL_DIR of a run.")
     file = directory / plain.FILE
-    if file.exists():
-        config = plain.from_text(read_text(file), str(file))
-        config = plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
-    elif (directory / "config.gin").exists():  # a run of an earlier version
-        with environment.quiet_imports():
-            from limba.inference import source
-        with names_said(NAMES):
-            config = upgrade_once(str(directory)) or source.read_config(directory)
-    else:
+    if not file.exists():
         raise InputError(
-            f"{directory} has no config.json and no Limba config.gin: it holds no run, or one that has not begun; name"
-            " the MODEL_DIR of a run."
+            f"{directory} has no config.json: it holds no run, or one that has not begun; name the MODEL_DIR of a run."
         )
+    config = plain.from_text(read_text(file), str(file))
+    config = plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
     if not isinstance(config, RunConfig):
         raise InputError(f"{name} is an imported model, not a run; name the MODEL_DIR of a run.")
     return config

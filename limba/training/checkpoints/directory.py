@@ -26,7 +26,6 @@ from limba.formats import limba_checkpoint
 from limba.sharding.exchange import gather_texts, own_part
 from limba.sharding.multihost import gather_bytes
 from limba.sharding.tree import named_leaves
-from limba.storage import manifest
 from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes, resolved
 from limba.training.checkpoints import arrays, step_files
@@ -286,7 +285,6 @@ class Checkpoints:
         """Says what the check of a checkpoint could not find."""
         if jax.process_index() != 0:
             return
-        limba_checkpoint.note_without_manifest(path)
         if self._config.verify == "sizes":
             logger.warning(
                 "CheckpointConfig.verify is 'sizes': the files of %s have their sizes, and a changed byte in them"
@@ -386,8 +384,6 @@ def check_together(path: epath.Path, how: str = "checksums") -> None:
         raise StorageError(f"{path} cannot be read ({failures[0]}); mend that, and try again.")
     if damaged := list(dict.fromkeys(sentence for _, sentences in answers for sentence in sentences)):
         raise InputError(limba_checkpoint.damage_sentence(path, damaged))
-    if own == 0:
-        limba_checkpoint.note_without_manifest(path)
 
 
 def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
@@ -396,7 +392,6 @@ def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
         "task": data.mixture_or_task_name,
         "seed": data.seed,
         "num_data_shards": data.num_data_shards,
-        "manifest": manifest.FORMAT,  # without its manifest, this checkpoint is not whole
         "positions": {str(shard): base64.b64encode(position).decode() for shard, position in positions.items()},
     }
 

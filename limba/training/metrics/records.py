@@ -89,7 +89,6 @@ def read_metrics(model_dir: str) -> list[dict]:
 
 
 def files_of(directory: epath.Path) -> list[epath.Path]:
-    """Returns metrics.jsonl, after the files of each start that earlier versions wrote in buckets."""
-    found = sorted(directory.glob("metrics*.jsonl"))
-    tail = directory / (METRICS + places.TAIL)
-    return [*found, tail] if "://" in str(directory) and tail.exists() else found
+    """Returns metrics.jsonl and, in a bucket, the newest lines, which are not joined to it yet; those that exist."""
+    names = [METRICS, METRICS + places.TAIL] if "://" in str(directory) else [METRICS]
+    return [directory / name for name in names if (directory / name).exists()]

@@ -1,11 +1,8 @@
 """Text without diacritics in many languages: ASCII, the same when stripped again, in segments that a model can hold."""
 
-import dataclasses
-import json
-import shutil
 import sys
 import unicodedata
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import seqio
@@ -13,11 +10,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limba.config import DataConfig, InputError, ModelConfig, RunConfig, plain
+from limba.config import InputError
 from limba.data.objectives import diacritics, restore_diacritics, transliteration
-from limba.training.start import as_begun
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SENTENCES = {
     "de": ("Größe, Übermaß und „schöne“ Äcker – Straße", 'Grosse, Ubermass und "schone" Acker - Strasse'),
     "nb": ("Blåbærsyltetøy på Ålesund. Ærlig, ÆRLIG «Øl»", 'Blabaersyltetoy pa Alesund. Aerlig, AERLIG "Ol"'),
@@ -86,8 +81,8 @@ def test_segments_hold_as_many_bytes_as_the_vocabulary_spells(vocabulary: str) -
     assert max(longest) <= 63 and sum(longest) / len(longest) > 0.75 * 63
 
 
-def test_nothing_is_truncated_and_earlier_runs_keep_their_segments(vocabulary: str) -> None:
-    """By the vocabulary's own tokens every segment fits; with DataConfig.segments 'bytes' they are as they were."""
+def test_nothing_is_truncated(vocabulary: str) -> None:
+    """By the vocabulary's own tokens every segment fits; by a number of bytes a token it may not."""
     pieces = seqio.SentencePieceVocabulary(str(vocabulary))
     texts = [
         "Țară, „știință” și înțelepciune: " * 30 + "ș" * 90,
@@ -97,43 +92,18 @@ def test_nothing_is_truncated_and_earlier_runs_keep_their_segments(vocabulary: s
     feature = seqio.Feature(pieces, dtype=tf.int32)
     features = {"inputs": feature, "targets": feature}
 
-    def rows(task: seqio.Task) -> list[dict]:
+    def rows(step: Callable[..., tf.data.Dataset]) -> list[dict]:
         documents = tf.data.Dataset.from_tensor_slices({"text": texts})
-        step = task.preprocessors[0]
         return list(step(documents, sequence_length=lengths, output_features=features).as_numpy_iterator())
 
     from tasks import ro_diacritics  # noqa: F401
 
-    task = seqio.TaskRegistry.get("ro_diacritics")
-    now, before = rows(diacritics.with_segments(task, "vocabulary")), rows(diacritics.with_segments(task, "bytes"))
+    now = rows(seqio.TaskRegistry.get("ro_diacritics").preprocessors[0])
+    before = rows(restore_diacritics("ro", bytes_per_token=2.5))
     sizes = [max(len(pieces.encode(row[name].decode())) for name in lengths) for row in now]
     assert max(sizes) <= 29 and max(len(pieces.encode(row["targets"].decode())) for row in before) > 29
     words = [word for row in now for word in row["targets"].decode().split()]
     assert "".join(words) == "".join("".join(diacritics.normalized(text, "ro").split()) for text in texts)
-    earlier = restore_diacritics("ro", bytes_per_token=2.5)
-    documents = tf.data.Dataset.from_tensor_slices({"text": texts})
-    assert before == list(earlier(documents, lengths, features).as_numpy_iterator())
-    in_bytes = seqio.TaskRegistry.get("ro_diacritics_bytes")
-    assert diacritics.with_segments(in_bytes, "bytes") is in_bytes, "a task that names its bytes keeps them"
-
-
-def test_a_config_of_an_earlier_version_keeps_its_segments(tmp_path) -> None:
-    run = RunConfig(
-        ModelConfig(384, 32, 2, 16, 64, 2, 2), DataConfig("ro_diacritics", {"inputs": 64, "targets": 64}, 8), "m", 9
-    )
-    text = plain.to_text(run)
-    document = json.loads(text)
-    del document["run"]["data"]["segments"]
-    assert plain.from_text(text, "new").data.segments == "vocabulary"
-    assert plain.from_text(json.dumps(document), "old").data.segments == "bytes"
-    here = dataclasses.replace(run, model_dir=str(tmp_path))
-    assert as_begun(here).data.segments == "vocabulary", "nothing was begun"
-    shutil.copytree(GOLDEN / "run_aa13acc" / "run" / "checkpoints", tmp_path / "checkpoints")
-    assert as_begun(here).data.segments == "bytes", "a run that has no config.json is of an earlier version"
-    (tmp_path / "config.json").write_text(json.dumps(document))
-    assert as_begun(here).data.segments == "bytes"
-    (tmp_path / "config.json").write_text(text)
-    assert as_begun(here).data.segments == "vocabulary"
 
 
 @pytest.mark.parametrize("language", ["de", "nb", "pl", "vi", "tr", "ro"])

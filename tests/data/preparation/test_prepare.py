@@ -126,7 +126,7 @@ def _killed_when(command, is_time):
 def test_killed_and_run_again_gives_each_document_once(large_corpus, tmp_path):
     output = tmp_path / "out"
     flags = [f"--files={large_corpus}", f"--output={output}", "--num_shards=16", "--workers=1"]
-    command = [sys.executable, "-m", "launch.prepare", *flags]
+    command = [sys.executable, "-m", "limba", "prepare", *flags]
     _killed_when(command, lambda: len(list(output.glob("unfinished/*.arrow"))) >= 5)
     assert not list(output.glob("*.array_record"))
     read_before = {path.name: path.stat().st_mtime_ns for path in output.glob("unfinished/*.arrow")}
@@ -198,10 +198,6 @@ def test_one_folder_has_one_setting(corpus, vocabulary, tmp_path):
     by_title = TaskRecipe(None, None, str(titled), "title", "byte", 1.0)
     with pytest.raises(InputError, match="prepared with column 'text' and this is 'title'"):
         prepare(by_title, few, str(tmp_path / "titled"))
-    before = json.loads((tmp_path / "titled" / SETTINGS_FILE).read_text())
-    del before["column"], before["validation_percent"]  # as folders of before have it
-    (tmp_path / "titled" / SETTINGS_FILE).write_text(json.dumps(before))
-    assert prepare(by_title, few, str(tmp_path / "titled")).was_finished
     ids = Settings(num_shards=1, tokenize=True)
     prepare(recipe_of(corpus, vocabulary), ids, str(tmp_path / "ids"))
     with pytest.raises(InputError, match="prepared with vocabulary 'sentencepiece"):

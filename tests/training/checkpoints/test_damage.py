@@ -1,6 +1,5 @@
 """Whatever happens to one file of the newest checkpoint: it is named in one line, and the one before is resumed."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import CheckpointConfig, DataConfig, InputError, StorageError
-from limba.formats.limba_checkpoint import COMMITTED, LimbaCheckpoint, check_whole, checkpoints_of
+from limba.formats.limba_checkpoint import COMMITTED, LimbaCheckpoint, checkpoints_of
 from limba.storage import manifest
 from limba.training.checkpoints import arrays, directory
 from limba.training.checkpoints.directory import Checkpoints, Restored
@@ -83,7 +82,7 @@ def test_one_file_is_damaged_and_the_step_before_is_resumed(
     checkpoints = run / "checkpoints"
     for name in files_of(checkpoints / "20"):
         if str(name) == COMMITTED:
-            continue  # only earlier versions read it
+            continue  # Orbax's mark holds nothing of the run
         harm(checkpoints / "20" / name)
         caplog.clear()
         states.assert_is(restore(run), 10)
@@ -159,38 +158,6 @@ def test_if_none_is_whole_nothing_is_renamed(run: Path) -> None:
         with pytest.raises(InputError, match=r"the checkpoints \[10, 20\] .*\(step 20: state/_METADATA is missing"):
             restore(run)
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["10", "20"]
-
-
-def without_manifest(run: Path) -> None:
-    """Makes the checkpoints those of an earlier version."""
-    for step in (run / "checkpoints").iterdir():
-        (step / manifest.FILE).unlink()
-        data = json.loads((step / "data" / "metadata").read_text())
-        del data["manifest"], data["notes"]
-        (step / "data" / "metadata").write_text(json.dumps(data))
-
-
-def test_checkpoints_of_earlier_versions_are_read_and_that_is_said(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    without_manifest(run)
-    restored = restore(run)
-    assert int(restored.state.step) == 20 and restored.notes == {}
-    (record,) = caplog.records
-    assert "20 has no manifest.json, as it was saved by an earlier version" in record.message
-    caplog.clear()
-    check_whole(checkpoints_of(run)[20])
-    assert len(caplog.records) == 1
-    # What breaks the reading of one is damage, whatever it raises.
-    for name in ("state/manifest.ocdbt", "data/metadata", "state/d", "state/ocdbt.process_0"):
-        copy = Path(shutil.copytree(run, run.parent / name.replace("/", "-")))
-        place = copy / "checkpoints" / "20" / name
-        if place.is_dir():
-            shutil.rmtree(place)
-        else:
-            junk(place)
-        caplog.clear()
-        assert int(restore(copy).state.step) == 10
-        assert caplog.records[0].message.startswith("The checkpoint at step 20 cannot be read (")
-        assert (copy / "checkpoints" / "20.broken").is_dir()
 
 
 @pytest.mark.parametrize(

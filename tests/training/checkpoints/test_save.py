@@ -110,7 +110,7 @@ def test_the_first_snapshot_is_made_in_the_memory_that_was_reserved(tmp_path: Pa
         states.assert_is(checkpoints.restore_latest(states.abstract()), 6)
 
 
-def test_orbax_and_earlier_versions_read_what_is_saved(tmp_path: Path) -> None:
+def test_orbax_reads_what_is_saved(tmp_path: Path) -> None:
     states.save(tmp_path, 5)
     handlers = {"state": ocp.StandardCheckpointHandler(), "data": ocp.JsonCheckpointHandler()}
     options = ocp.CheckpointManagerOptions(read_only=True)

@@ -302,12 +302,7 @@ def _about(task: seqio.Task, source: UnitSource, settings: Settings, units: Sequ
 
 def _different(existing: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
     """Returns the first entry that differs."""
-    # Earlier versions did not write these two. They wrote rows of several columns as one text, so such a one differs.
-    unknown = {"validation_percent"} if isinstance(about["column"], Mapping) else {"validation_percent", "column"}
-    return next(
-        (name for name in about if existing.get(name) != about[name] and (name in existing or name not in unknown)),
-        None,
-    )
+    return next((name for name in about if existing.get(name) != about[name]), None)
 
 
 def _compare(existing: Mapping[str, Any], about: Mapping[str, Any], output: str, another: str) -> None:

@@ -153,7 +153,7 @@ NOTED: Mapping[str, str] = {
     "hub_always_push": "a failed upload is repeated",
     "label_names": "the targets are the labels",
     "past_index": "has no counterpart",
-    "max_predict_samples": "limba infer writes the texts of a whole file",
+    "max_predict_samples": "limba generate writes the texts of a whole file",
     "eval_on_start": "the first evaluation is after eval_steps",
     "train_sampling_strategy": "the corpus is shuffled anew in each epoch",
     "activation_checkpointing_kwargs": "has no counterpart: REMAT chooses",

@@ -60,7 +60,7 @@ def set_pairs(translation: Any) -> None:
             )
     if values.get("test_file") is not None:
         translation.notes.append(
-            f"test_file {values['test_file']!r}: is not read while training; limba infer MODEL_DIR --input=FILE"
+            f"test_file {values['test_file']!r}: is not read while training; limba generate MODEL_DIR --input=FILE"
             " writes its texts."
         )
     translation.notes += [f"{key}: {meaning}." for key, meaning in ONLY.items() if key in values]

@@ -113,7 +113,7 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
     _model(translation)
     set_corpus(translation)
     _optimizer(translation)
-    _clipping(translation, output)
+    _clipping(translation)
     num_devices = _num_devices()
     _batches(translation, num_devices)
     if translation.has_pairs:
@@ -127,7 +127,7 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
     _reports(translation)
     _hub(translation, output)
     if values.get("do_predict"):
-        translation.notes.append(f"do_predict: after the run, limba infer {output} --input=FILE writes the texts.")
+        translation.notes.append(f"do_predict: after the run, limba generate {output} --input=FILE writes the texts.")
     return translation
 
 
@@ -228,19 +228,13 @@ def _optimizer(translation: Translation) -> None:
         translation.set("LEARNING_RATE_FACTORS", factors, key)
 
 
-def _clipping(translation: Translation, output: str) -> None:
-    """Clips gradients at 1.0, as the PyTorch scripts do by default; the Flax script, with Adafactor, does not.
-
-    A run that an earlier version began without clipping continues without it.
-    """
+def _clipping(translation: Translation) -> None:
+    """Clips gradients at 1.0, as the PyTorch scripts do by default; the Flax script, with Adafactor, does not."""
     name = "config.OptimizerConfig.clip_global_norm"
-    before = Path(os.path.expanduser(output)) / "from_json.gin"
     is_flax = translation.bindings.get("config.OptimizerConfig.name", ("",))[0] == "adafactor"
     if translation.values.get("max_grad_norm") == 0:  # torch's trainers then clip nothing
         del translation.bindings[name]
     elif name not in translation.bindings and not is_flax:
-        if (before.parent / "checkpoints").exists() and before.exists() and name not in before.read_text():
-            return
         translation.bindings[name] = (1.0, "max_grad_norm, as in the PyTorch scripts")
 
 

@@ -65,7 +65,9 @@ def _lengths(t: Translation, found: Found, is_decoder: bool) -> None:
         raise refuse(found, "give lengths such as {'inputs': 512, 'targets': 114}")
     if is_decoder and "inputs" in lengths:
         if t.skeleton == SCRIPTS["infer"]:
-            raise refuse(found, "limba infer reads a prompt as text to continue, not as inputs; use eval.gin for these")
+            raise refuse(
+                found, "limba generate reads a prompt as text to continue, not as inputs; use eval.gin for these"
+            )
         if "targets" not in lengths:
             raise refuse(found, "a decoder-only row has inputs and targets; give the length of both")
         row = {"targets": lengths["inputs"] + lengths["targets"], "prefix": lengths["inputs"]}

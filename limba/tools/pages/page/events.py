@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from limba.evaluation.thinning import evenly
-from limba.formats.limba_checkpoint import steps_in
 from limba.tools.pages.page.runs import Run
 
 START, RESTART, SAVE, SPIKE, FAULT, SKIPPED, END = KINDS = (
@@ -46,9 +45,6 @@ def _events(run: Run) -> Iterator[Event]:
     for entry in skipped:
         said = f"batch {entry['batch']:,} was not trained on: {entry.get('reason')}"
         yield Event(entry["batch"], "", SKIPPED, said + _named(documents.get(entry["batch"], ())))
-    if not any(note["kind"] == "saved" for note in notes):  # a run of an earlier version: what it has kept
-        for step in steps_in(run.directory / "checkpoints"):
-            yield Event(step, "", SAVE, f"step {step:,} saved")
     for path in run.directory.glob("non_finite_step_*.npz"):
         with contextlib.suppress(ValueError):
             step = int(path.name.split("_")[3])

@@ -25,7 +25,6 @@ FREE = {
     *(
         "DataConfig.num_epochs",
         "DataConfig.validation_split",
-        "DataConfig.segments",
         "ModelConfig.remat",
         "ModelConfig.scan_layers",
     ),

@@ -1,1 +1,0 @@
-"""`convert.sh` and entry points. The conversion is in `limba/export`."""

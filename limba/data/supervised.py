@@ -1,9 +1,0 @@
-"""Moved to `limba.data.objectives`; importable from here until version 0.3."""
-
-import warnings
-
-from limba.data.objectives.supervised import *  # noqa: F403
-
-warnings.warn(
-    "limba.data.supervised has moved; import from limba.data.objectives instead.", DeprecationWarning, stacklevel=2
-)
