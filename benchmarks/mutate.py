@@ -1,0 +1,200 @@
+"""Breaks the numeric modules one place at a time, and counts the faults that the tests find.
+
+    python -m benchmarks.mutate --seed=1
+    python -m benchmarks.mutate --seed=1 --modules=schedule,optimizer --least=90
+
+The modules, their tests and the faults that are no faults are listed in benchmarks/mutate.toml. A fault is a changed
+comparison, sign, constant or operand, a removed statement, or two swapped arguments. Each is tried in a copy of the
+checkout; the tests but the slow ones must pass there before, and at least one must fail then.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from limba.cli import program
+from limba.cli.arguments import Parser
+from limba.config import InputError
+
+ROOT = Path(__file__).parent.parent
+LIST = ROOT / "benchmarks" / "mutate.toml"
+SECONDS = 900  # a fault may make a loop endless: that is noticed too
+OTHER = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And},
+}
+
+
+class Fault(NamedTuple):
+    """A part of a file's text and what stands there instead."""
+
+    kind: str  # comparison, sign, constant, operand, statement or argument
+    node: ast.expr | ast.stmt
+    instead: str
+
+
+def faults(text: str) -> list[Fault]:
+    """Returns all faults of a file that the operators can make; none in annotations, docstrings and errors' sentences.
+
+    >>> [fault.instead for fault in faults("x = a < b")]
+    ['(a <= b)']
+    >>> [fault.instead for fault in faults("y = f(a, b) - 2")]
+    ['(f(a, b) + 2)', '(f(b, a))', '(3)']
+    """
+    return [fault for node in _code(ast.parse(text)) for fault in _of(node)]
+
+
+def _code(node: ast.AST) -> Iterator[ast.AST]:
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.Raise | ast.JoinedStr | ast.Assert):
+                yield child
+                yield from _code(child)
+
+
+def _of(node: ast.AST) -> Iterator[Fault]:
+    def changed(**fields: object) -> str:
+        other = copy.copy(node)
+        for name, value in fields.items():
+            setattr(other, name, value)
+        return f"({ast.unparse(other)})"
+
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        yield Fault("comparison", node, changed(ops=[OTHER[type(node.ops[0])]()]))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        yield Fault("sign" if isinstance(node.op, ast.USub) else "comparison", node, f"({ast.unparse(node.operand)})")
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        yield Fault("sign", node, changed(op=OTHER[type(node.op)]()))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
+        yield Fault("operand", node, changed(op=OTHER[type(node.op)]()))
+        yield Fault("operand", node, f"({ast.unparse(node.left)})")
+    elif isinstance(node, ast.BoolOp):
+        yield Fault("operand", node, changed(op=OTHER[type(node.op)]()))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        other = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield Fault("constant", node, f"({other!r})")
+    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield Fault("statement", node, "pass")
+    elif isinstance(node, ast.Call) and len(node.args) > 1:
+        yield Fault("argument", node, changed(args=[node.args[1], node.args[0], *node.args[2:]]))
+
+
+def broken(text: str, fault: Fault) -> str:
+    """Returns the text with the fault in it.
+
+    >>> [broken("x = a * -b", fault) for fault in faults("x = a * -b")]
+    ['x = (a / -b)', 'x = (a)', 'x = a * (b)']
+    """
+    lines = text.encode().splitlines(keepends=True)  # ast counts bytes
+    node = fault.node
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    first, last = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+    content = text.encode()
+    return (content[:first] + fault.instead.encode() + content[last:]).decode()
+
+
+def chosen(found: Sequence[Fault], number: int, chance: random.Random) -> list[Fault]:
+    """Returns so many faults, of each kind in turn."""
+    by_kind: dict[str, list[Fault]] = {}
+    for fault in chance.sample(found, len(found)):
+        by_kind.setdefault(fault.kind, []).append(fault)
+    turns = itertools.zip_longest(*(by_kind[kind] for kind in sorted(by_kind)))
+    return [fault for fault in itertools.chain.from_iterable(turns) if fault is not None][:number]
+
+
+@contextlib.contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the checkout's files, with its environment and its compiled programs."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).is_file():
+                (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, Path(folder) / name)
+        yield Path(folder)
+
+
+def is_passed(place: Path, tests: Sequence[str]) -> bool:
+    """True if the tests pass; an endless loop does not."""
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    quick = ["-m", "not slow and not night and not long"]
+    kept = os.environ.get("LIMBA_TEST_CACHE", str(ROOT / ".pytest_cache" / "compiled"))
+    variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": str(place)}
+    try:
+        ended = subprocess.run(
+            [*command, *quick, *tests], cwd=place, env=variables, timeout=SECONDS, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False
+    return ended.returncode == 0
+
+
+def survivors(place: Path, module: str, tests: Sequence[str], number: int, seed: int) -> tuple[int, list[str]]:
+    """Returns how many faults of a module were tried, and those that no test found, as "FILE:LINE: was -> is"."""
+    path = place / module
+    text = path.read_text()
+    if not is_passed(place, tests):
+        raise InputError(f"The tests of {module} fail without a fault ({' '.join(tests)}); see to that first.")
+    tried, alive = chosen(faults(text), number, random.Random(f"{seed} {module}")), []
+    for fault in tried:
+        was = ast.get_source_segment(text, fault.node) or ""
+        path.write_text(broken(text, fault))
+        if is_passed(place, tests):
+            alive.append(f"{module}:{fault.node.lineno}: {' '.join(was.split())} -> {fault.instead}")
+    path.write_text(text)
+    return len(tried), alive
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("-m benchmarks.mutate", __doc__ or "", "python")
+    parser.add_argument("--seed", type=int, default=0, help="which faults are drawn; default: %(default)s")
+    parser.add_argument("--number", type=int, default=12, help="faults a module; default: %(default)s")
+    parser.add_argument("--modules", default="", help="parts of their names, with commas; default: all")
+    parser.add_argument("--least", type=float, default=0.0, help="percent that must be found, else it ends with 1")
+    args = parser.parse(argv)
+    listed = tomllib.loads(LIST.read_text())
+    modules = {
+        module: tests.split()
+        for module, tests in listed["modules"].items()
+        if any(part in module for part in args.modules.split(","))
+    }
+    if not modules or args.number < 1:
+        raise InputError(f"--modules={args.modules} --number={args.number}: nothing is tried; {LIST} has the modules.")
+    total, found, alive = 0, 0, []
+    with copied() as place:
+        for module, tests in modules.items():
+            number, missed = survivors(place, module, tests, args.number, args.seed)
+            missed = [each for each in missed if re.sub(r":\d+:", ":", each, count=1) not in listed["equivalent"]]
+            total, found, alive = total + number, found + number - len(missed), [*alive, *missed]
+            print(f"{number - len(missed):4d} of {number:2d} found  {module}", flush=True)
+    share = 100 * found / max(total, 1)
+    print(f"{found:4d} of {total:2d} found, {share:.0f} %; seed {args.seed}", *alive, sep="\n")
+    return 0 if share >= args.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(program.exit_code(main, sys.argv[1:]))
