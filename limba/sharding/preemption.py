@@ -146,7 +146,7 @@ def _several_processes() -> bool:
 def _end(sentence: str, status: int) -> None:
     """Tells the other processes, if there are any, and ends this one."""
     if _several_processes():
-        from limba.sharding.liveness import others
+        from limba.sharding.watchdog import others
 
         others().tell(sentence, status)
     end_now(sentence, status)

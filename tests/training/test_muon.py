@@ -9,7 +9,7 @@ from optax import contrib
 from limba.config import MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.preflight.compiled.program import costs_of_program
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.training.optimizer import make_optimizer
 from limba.training.state import state_shardings, trained_shardings
 from limba.training.updates.muon import orthogonalized, orthogonalized_by_shares, sized

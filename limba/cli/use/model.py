@@ -146,7 +146,7 @@ def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
     import jax
 
     from limba.cli.gin import upgrade
-    from limba.sharding import multihost
+    from limba.sharding import agreement
 
     config = failure = None
     try:
@@ -154,9 +154,9 @@ def upgrade_once(directory: str) -> RunConfig | ModelConfig | None:
             config = upgrade(directory)
     except Exception as error:  # noqa: BLE001  raised below: the other processes must not wait for ever
         failure = error
-    if multihost.any_process(failure is not None):  # all wait for the file
+    if agreement.any_process(failure is not None):  # all wait for the file
         raise failure or InputError(f"{directory}/config.gin cannot be used; the first process says why.")
-    if multihost.any_process(config is not None) and config is None:
+    if agreement.any_process(config is not None) and config is None:
         config = upgrade(directory)
     return config
 
@@ -175,9 +175,9 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
     with environment.quiet_imports():
         from limba.inference import source
         from limba.inference.load import load
-        from limba.sharding import multihost
+        from limba.sharding import joining
         from limba.training.auto_mesh import mesh_of_run
-    multihost.join_hosts()
+    joining.join_hosts()
     if given.model and given.checkpoint:
         raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
     path = given.checkpoint or given.model
