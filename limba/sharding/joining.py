@@ -59,8 +59,9 @@ def join_hosts(run: RunConfig | None = None) -> None:
         if place is None:
             return
         _join(run, place)
+    if run is not None:
+        others().model_dir = run.model_dir
     if jax.process_count() > 1:
-        others().model_dir = run.model_dir if run is not None else others().model_dir
         _say_joined(run is not None)
 
 
@@ -223,6 +224,8 @@ def _answering(roll: _Roll, bind: str, place: Membership) -> Iterator[None]:
         def do_GET(self) -> None:
             try:
                 index, count, token, host = self.path.split("/")[1:]
+                if not 0 <= int(index) < int(count):
+                    raise ValueError(index)
                 words = roll.hear(int(index), int(count), token, unquote(host))
             except ValueError:  # something else on the network
                 self.send_error(404)
