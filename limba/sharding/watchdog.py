@@ -113,12 +113,12 @@ class Others:
             words = json.dumps([own, socket.gethostname(), status, sentence])
             _try(lambda: service().key_value_set(f"limba/ended/{own}", words))
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = LAST_SECONDS) -> None:
         """Says that this process ends now. The first one, in which jax's service ends too, waits for the others."""
         own, number = own_part()
         if number > 1:
             _try(lambda: service().key_value_set(f"limba/left/{own}", "", True))
-            end = time.monotonic() + LAST_SECONDS
+            end = time.monotonic() + seconds
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 while own == 0 and time.monotonic() < end:
                     left = {int(key.rpartition("/")[2]) for key, _ in service().key_value_dir_get("limba/left/")}
