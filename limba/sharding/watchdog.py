@@ -107,7 +107,8 @@ class Others:
         self._looking.start()
 
     def tell(self, sentence: str, status: int) -> None:
-        """Leaves the last words of this process to the others."""
+        """Leaves the last words of this process, which ends now, to the others."""
+        self._failed = status  # their words do not count any more
         own, number = own_part()
         if number > 1:
             words = json.dumps([own, socket.gethostname(), status, sentence])
@@ -128,7 +129,6 @@ class Others:
 
     def fail(self, sentence: str, status: int) -> None:
         """Tells the others that this process ends with an error; it then ends within LAST_SECONDS."""
-        self._failed = status
         self.tell(sentence, status)
         ending = threading.Timer(LAST_SECONDS, os._exit, [status])
         ending.daemon = True
