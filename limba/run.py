@@ -23,9 +23,7 @@ from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
 from limba.inference.gaps import sampler
 from limba.model import Network
-from limba.sharding import multihost
-from limba.sharding.agreement import check_alike, facts_of_run, together
-from limba.sharding.compiling import compiled_together
+from limba.sharding.agreement import check_alike, compiled_together, entered_by_first, facts_of_run, together
 from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
@@ -71,7 +69,7 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
         check_num_shards(placement.shards_of_this_process(batch_sharding(mesh), config.data), config)
     check_shared(config.model_dir)
     # This run, with all its processes, is the only one in model_dir until it ends.
-    with multihost.entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
+    with entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with at_end.uploading(config):
             seconds = config.checkpoint.save_timeout_seconds  # for which the directory may be gone
             result = _train(config, gin_text, mesh, lambda: mine.check(seconds) if mine else None)

@@ -30,6 +30,7 @@ STOPPED_STEPS = 80  # of the run that is stopped alone
 STACKS = "recorded"  # the function of kill.RECORDING that stands still
 KILLED = {-9}
 RESTART = {AGAIN}
+LOST = {AGAIN, -signal.SIGABRT}  # of the others; jax ends them with a message of its own
 INTERRUPTED = {75, 130}  # Ctrl-C ends the process like any program, or as one that is started again
 
 
@@ -42,7 +43,7 @@ class Fault:
     number: int
     targets: tuple[int, ...]
     in_save: bool = False
-    wanted: Mapping[int, set[int]] = field(default_factory=dict)  # the targets' exit codes; others end with RESTART
+    wanted: Mapping[int, set[int]] = field(default_factory=dict)  # the targets' exit codes
     says: str | None = ""
     within: float = 30.0
     kind: str = "once"  # twice, stopped, stuck
@@ -67,7 +68,7 @@ def _kills(processes: int) -> Iterator[Fault]:
                 targets,
                 in_save,
                 dict.fromkeys(targets, KILLED),
-                None if which == "all" else rf"[Pp]rocess {dead}\b",
+                None if which == "all" else "",
                 HOST_SECONDS[processes],
             )
         for which, targets in groups.items():
@@ -122,8 +123,7 @@ def faults(processes: int) -> list[Fault]:
                 f"SIGSTOP of process {last} of {processes} for 60 s, then SIGCONT",
                 signal.SIGSTOP,
                 (last,),
-                wanted={last: RESTART},
-                says=r"[Pp]rocess 1\b",
+                wanted={last: LOST},
                 within=HOST_SECONDS[processes],
                 kind="stopped",
             ),
@@ -211,8 +211,10 @@ class Chain:
         return self.bench.start(self.directory, self.setting, extra=extra, variables=variables)
 
     def _judge(self, fault: Fault, row: Row, start: Start, since: float, codes: Sequence[int | None]) -> None:
-        wanted = [fault.wanted.get(index, RESTART) for index in range(self.setting.processes)]
-        self.bench.judge(row, start, self.directory, codes, wanted, since, fault.says, fault.within)
+        number = self.setting.processes
+        loses = fault.number in (signal.SIGKILL, signal.SIGSTOP) and len(fault.targets) < number
+        wanted = [fault.wanted.get(index, LOST if loses else RESTART) for index in range(number)]
+        self.bench.judge(row, start, self.directory, codes, wanted, since, fault.says, fault.within, loses)
         self.promised = max(self.promised, start.promised())
         if fault.number == signal.SIGKILL and fault.in_save:
             torn = any("tmp" in path.name for path in self.directory.glob("checkpoints/*"))

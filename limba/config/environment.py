@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 from typing import NoReturn
@@ -135,20 +135,6 @@ def quiet_imports() -> Iterator[None]:
             for line in held:
                 if not CHATTER.match(line):
                     os.write(2, line)
-
-
-def divert_native_output(path: str, opener: Callable[[str, int], int] | None = None) -> None:
-    """Sends what libraries write to file descriptor 2 into a file; `sys.stderr` and the log stay on the console."""
-    old = sys.stderr
-    old.flush()
-    if old.fileno() == 2:
-        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding=old.encoding, errors="backslashreplace")
-        loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-        for log_handler in (each for logger in loggers for each in logger.handlers):
-            if isinstance(log_handler, logging.StreamHandler) and log_handler.stream is old:
-                log_handler.setStream(sys.stderr)
-    with open(path, "ab", opener=opener) as file:
-        os.dup2(file.fileno(), 2)
 
 
 def console() -> int | None:

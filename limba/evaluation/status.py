@@ -16,12 +16,12 @@ from etils import epath
 from limba.config import InputError, RunConfig, plain
 from limba.config.errors import reason_of
 from limba.formats.limba_checkpoint import steps_in
-from limba.sharding import progress
 from limba.storage import lease, manifest
 from limba.storage.files import free_bytes, read_text
 from limba.training.metrics.records import duration, read_metrics
 
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
+HOSTS_FILE = "hosts.json"  # limba/sharding/watchdog.py writes it
 RECENT = 5  # logged lines whose median counts
 SILENT = 3  # intervals after which a heartbeat is missed
 # A process is called slow if its data takes this share of a step, and this many times as long as for most.
@@ -68,7 +68,7 @@ class Status:
     def __init__(self, directory: epath.Path):
         self._directory = directory
         self._lease = Watched(f"{directory}/{lease.FILE}")
-        self._hosts = Watched(f"{directory}/{progress.FILE}")
+        self._hosts = Watched(f"{directory}/{HOSTS_FILE}")
         self.owner: lease.Owner | None = None  # who trains in the directory, as it was last seen
 
     def lines(self) -> list[str]:
@@ -190,7 +190,7 @@ def _processes(seen: Heartbeat, holder: Heartbeat) -> list[str]:
             return []  # of an earlier start
         rows = [_row(one, seen, seen.age, every) for one in each]
     except (ValueError, TypeError, KeyError, AttributeError):
-        return [f"processes    {progress.FILE} is damaged; it is written again within a minute"]
+        return [f"processes    {HOSTS_FILE} is damaged; it is written again within a minute"]
     return [f"processes    {len(rows)}, as process 0 has heard of them", *rows, *slow(each)]
 
 

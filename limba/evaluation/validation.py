@@ -22,7 +22,7 @@ from limba.data.validation import validation_batches
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import has_dummy_space, piece_bytes
 from limba.model import Batch, Network
-from limba.sharding.compiling import compiled_together
+from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
 from limba.training.losses import cross_entropy, weighted_sums

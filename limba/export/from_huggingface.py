@@ -20,7 +20,7 @@ from limba.config import DataConfig, InputError, ModelConfig, OptimizerConfig, p
 from limba.formats import huggingface
 from limba.inference.source import VOCABULARIES, local_folder, open_folder
 from limba.model import Network
-from limba.sharding.tree import leaf_name
+from limba.sharding.mesh import leaf_name
 from limba.storage import lease, manifest
 from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked

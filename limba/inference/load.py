@@ -25,8 +25,7 @@ from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.model import Network
-from limba.sharding.mesh import batch_sharding, make_mesh, parameter_shardings
-from limba.sharding.tree import leaf_name
+from limba.sharding.mesh import batch_sharding, leaf_name, make_mesh, parameter_shardings
 from limba.storage import folders, lease
 from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked

@@ -1,15 +1,20 @@
-"""The device mesh and the shardings over it: of parameters by their logical axes, of a batch, of the update."""
+"""The device mesh and what is divided over it: parameters by their logical axes, a batch, the update, random draws."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.random as extended
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from limba.config import MeshConfig
 
@@ -118,3 +123,69 @@ def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
         return NamedSharding(mesh, PartitionSpec(*spec))
 
     return jax.tree.map(one, logical_axes, shapes, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def leaf_name(path: tuple) -> str:
+    """Returns the name of the leaf at a path of `jax.tree.leaves_with_path`.
+
+    >>> [leaf_name(path) for path, _ in jax.tree.leaves_with_path({"encoder": {"scale": 1.0}, "count": (2, 3)})]
+    ['count/0', 'count/1', 'encoder/scale']
+    """
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Returns each leaf by its name, in the order of `jax.tree.leaves`.
+
+    >>> named_leaves({"encoder": {"scale": 1.0}, "count": (2, 3)})
+    {'count/0': 2, 'count/1': 3, 'encoder/scale': 1.0}
+    """
+    return {leaf_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def shard_key(key: Array, shard: Array, num_shards: int) -> Array:
+    """Returns a key that draws the rows of a shard, where `key` draws an array [B, …] of all shards' rows.
+
+    So each device draws its own rows only, and a run's dropout is the same on any number of devices. An array
+    [B / num_shards, …] that is drawn with it, or with what it is split or folded into, is part `shard` of the whole.
+    `shard` may be traced.
+
+    >>> key, shape = jax.random.key(3), (4, 5)
+    >>> parts = [jax.random.uniform(shard_key(key, jnp.uint32(shard), 2), (2, 5)) for shard in range(2)]
+    >>> bool((jnp.concatenate(parts) == jax.random.uniform(key, shape)).all())
+    True
+    """
+    data = jnp.append(jax.random.key_data(key), shard.astype(jnp.uint32))
+    return jax.random.wrap_key_data(data, impl=_kind(jax.random.key_impl(key), data.size, num_shards))
+
+
+@functools.cache
+def _kind(kind: Any, size: int, num_shards: int) -> Hashable:
+    """Returns the kind of a key whose data are those of a key of `kind`, and after them the shard."""
+
+    def followed(data: Array, change: Any) -> Array:
+        made = jax.random.key_data(change(jax.random.wrap_key_data(data[:-1], impl=kind)))
+        return jnp.concatenate([made, jnp.broadcast_to(data[-1], (*made.shape[:-1], 1))], axis=-1)
+
+    def bits(data: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+        number, shard = math.prod(shape), data[-1]
+        if kind == "threefry2x32" and bit_width == 32 and number * num_shards <= 2**32:
+            # A number depends only on its place in the array: those of other shards are not drawn.
+            places = shard * jnp.uint32(number)
+            for axis in range(len(shape)):
+                stride = jnp.uint32(math.prod(shape[axis + 1 :]))
+                places = places + stride * lax.broadcasted_iota(jnp.uint32, shape, axis)
+            first, second = extended.threefry2x32_p.bind(data[0], data[1], jnp.zeros_like(places), places)
+            return first ^ second
+        whole = (shape[0] * num_shards, *shape[1:])
+        drawn = jax.random.bits(jax.random.wrap_key_data(data[:-1], impl=kind), whole, f"uint{bit_width}")
+        return lax.dynamic_slice_in_dim(drawn, shard * shape[0], shape[0])
+
+    return extended.define_prng_impl(
+        key_shape=(size,),
+        seed=lambda seed: jnp.append(jax.random.key_data(jax.random.key(seed, impl=kind)), jnp.uint32(0)),
+        split=lambda data, shape: followed(data, lambda key: jax.random.split(key, shape)),
+        random_bits=bits,
+        fold_in=lambda data, number: followed(data, lambda key: jax.random.fold_in(key, number)),
+        name=f"{kind} of {num_shards} shards",
+    )

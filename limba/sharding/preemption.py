@@ -23,6 +23,7 @@ from limba.config.environment import end_now
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = 130  # the exit status after a SIGINT that ends at once, as shells have it
+ALIKE_SECONDS = 2.0  # in which the same signal reaches all processes; jax ends the others when the first one is gone
 APART_SECONDS = 0.5  # a SIGINT sooner after the first is the same one, sent on by a launcher
 
 
@@ -146,7 +147,8 @@ def _several_processes() -> bool:
 def _end(sentence: str, status: int) -> None:
     """Tells the other processes, if there are any, and ends this one."""
     if _several_processes():
-        from limba.sharding.liveness import others
+        from limba.sharding.watchdog import others
 
         others().tell(sentence, status)
+        others().wait(ALIKE_SECONDS)
     end_now(sentence, status)

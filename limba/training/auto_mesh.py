@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from limba.config import InputError, MeshConfig, RunConfig
 from limba.config.waiting import waiting
 from limba.model import Network
+from limba.sharding.agreement import gather
 from limba.sharding.mesh import batch_sharding, make_mesh
-from limba.sharding.multihost import gather
 from limba.storage.files import read_text, write_whole
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule

@@ -16,7 +16,7 @@ from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.errors import reason_of
-from limba.sharding.multihost import gather_bytes
+from limba.sharding.agreement import gather_bytes
 from limba.storage.files import read_text, resolved, try_to_write
 from limba.training.metrics.records import LEDGER
 

@@ -14,7 +14,7 @@ import optax
 from limba.config import ConfigError, OptimizerConfig, RunConfig
 from limba.config.optimizer import Parts
 from limba.model import Network
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings

@@ -12,8 +12,7 @@ import jax
 from limba.config import InputError, RestartError
 from limba.config.errors import SentenceError, reason_of
 from limba.data.streams import Rows
-from limba.sharding.agreement import together
-from limba.sharding.multihost import any_process
+from limba.sharding.agreement import any_process, together
 
 
 class RowReader:

@@ -12,8 +12,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from limba.model import Network
-from limba.sharding.mesh import is_pure_data_parallel, parameter_shardings, replicated, update_shardings
-from limba.sharding.tree import leaf_name, named_leaves
+from limba.sharding.mesh import (
+    is_pure_data_parallel,
+    leaf_name,
+    named_leaves,
+    parameter_shardings,
+    replicated,
+    update_shardings,
+)
 
 Tree = Any
 

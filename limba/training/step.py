@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 
 from limba.config import LossConfig
 from limba.model import Batch, Network
-from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel
-from limba.sharding.shard_keys import shard_key
+from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
 from limba.training.precision.loss_scale import scaled_gradients

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,19 +38,6 @@ def test_the_user_s_variables_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_script_says_whether_this_is_a_cloud_tpu() -> None:
     done = subprocess.run([sys.executable, environment.__file__], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0 if environment.is_tpu_vm() else 1, "", "")
-
-
-def test_native_output_goes_to_a_file_and_the_log_stays(tmp_path: Path) -> None:
-    program = (
-        "import logging, os, sys; from limba.config import environment\n"
-        "environment.set_logging()\n"
-        "for name in ('one', 'two'):\n"
-        "    environment.divert_native_output(f'{sys.argv[1]}/{name}'); os.write(2, b'native\\n')\n"
-        "logging.warning('logged'); print('printed', file=sys.stderr); environment.end_now('The\\n end.', 75)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (75, "logged\nprinted\nThe end.\n")
-    assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["native\n"] * 2
 
 
 def test_a_last_sentence_is_seen_while_imports_are_quiet() -> None:

@@ -22,7 +22,6 @@ from limba.config import ConfigError, DataConfig, InputError, OptimizerConfig, R
 from limba.config.optimizer import RULES, fields_of
 from tests import tiny
 
-
 ROOT = Path(__file__).parents[2]
 # What the commit before rules had fields of their own wrote for `gin/lm1b_default.gin` with
 # config.OptimizerConfig.name=adafactor and config.OptimizerConfig.muon_beta=0.5.

@@ -12,7 +12,7 @@ from limba.config import CheckpointConfig, DataConfig
 from limba.export import t5x as export
 from limba.formats import t5x
 from limba.formats.names import unflatten
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.state import TrainState

@@ -33,19 +33,19 @@ def run(argv):
     with preemption.listening():
         import numpy as np
         from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
-        from limba.sharding import liveness, multihost, watchdog
+        from limba.sharding import agreement, joining, watchdog
         config = RunConfig(
             ModelConfig(8, emb_dim=8, num_heads=8, head_dim=8, mlp_dim=8, num_encoder_layers=1, num_decoder_layers=1),
             DataConfig("any", {"inputs": 64}, batch_size=1), str(folder), train_steps=1,
         )
         if deed == "wrong before it joins" and task == "2":
             raise InputError("This node has another file.")
-        multihost.join_hosts(config)
+        joining.join_hosts(config)
         import jax
         index = jax.process_index()
-        with liveness.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
+        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
             for step in range(1, 100_000):
-                multihost.gather(np.array([step]))
+                agreement.gather(np.array([step]))
                 watchdog.beat(step, jax.numpy.zeros(()))
                 if step == 2:
                     (folder / f"begun-{start}-{index}").write_text(os.environ["SLURM_JOB_END_TIME"])

@@ -16,7 +16,8 @@ import json, sys
 import jax
 import numpy as np
 from limba.cli.program import exit_code
-from limba.sharding.multihost import gather, join_hosts
+from limba.sharding.agreement import gather
+from limba.sharding.joining import join_hosts
 
 def run(_):
     join_hosts()

@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-# Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which the last process
-# does something else, and what: "sleep", "fail".
+# Arguments: directory, seconds until a process counts as lost, seconds of a step, the step at which a process does
+# something else, and what: "sleep", "fail", with its number (default: the last).
 PROGRAM = """
 import atexit, sys, threading, time
 
 def check_threads():
     for thread in threading.enumerate():
-        if thread.name == "liveness":
-            print("The thread that beats is alive while Python ends.", file=sys.stderr)
+        if thread.name == "others":
+            print("The thread that looks is alive while Python ends.", file=sys.stderr)
 
 atexit.register(check_threads)  # called last
 from limba.cli import program
@@ -33,7 +33,7 @@ def run(argv):
         import jax
         import numpy as np
         from limba.config import DataConfig, InputError, ModelConfig, RestartError, RunConfig
-        from limba.sharding import liveness, multihost, watchdog
+        from limba.sharding import agreement, joining, watchdog
         sizes = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
         config = RunConfig(
             ModelConfig(8, **dict.fromkeys(sizes, 8)),
@@ -43,15 +43,16 @@ def run(argv):
             host_timeout_seconds=float(host_seconds),
             step_timeout_seconds=float(step_seconds),
         )
-        multihost.join_hosts(config)
-        last = jax.process_index() == jax.process_count() - 1
-        with liveness.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
+        joining.join_hosts(config)
+        odd, *number = odd.split()
+        is_odd = jax.process_index() == int(number[0] if number else jax.process_count() - 1)
+        with watchdog.ending_together(), watchdog.watching(config), preemption.stop_requests() as stop_requested:
             for step in range(1, 100_000):
-                if step == int(odd_step) and last:
+                if step == int(odd_step) and is_odd:
                     if odd == "fail":
                         raise InputError("This file is missing.")
                     time.sleep(1_000)
-                sum_of_all = multihost.gather(np.array([step]))
+                sum_of_all = agreement.gather(np.array([step]))
                 watchdog.beat(step, jax.numpy.zeros(()))
                 if step == 2:  # signals end a process at once until it has called stop_requested
                     print("begun", flush=True)
@@ -68,6 +69,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def answers(address: str, seconds: float) -> bool:
+    """Returns whether HOST:PORT accepts a connection within the seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=seconds):
+            return True
+    except OSError:
+        return False
 
 
 def variables(count: int, **more: str) -> list[dict[str, str]]:

@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from limba.config import (
     DataConfig,
@@ -30,6 +29,7 @@ from limba.config import (
     StorageError,
 )
 from limba.sharding import agreement
+from tests.sharding.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVEN = re.compile(r"^\[(?!Gloo).*", re.MULTILINE)  # the line of a process, beside those of its libraries
@@ -42,32 +42,6 @@ RUN = RunConfig(
 )
 
 
-class Service:
-    """The service of jax.distributed as far as the comparison needs it, for threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.counts: dict[str, int] = {}
-        self.changed = threading.Condition()
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        with self.changed:
-            assert key not in self.values, "the service does not overwrite"
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, milliseconds / 1000):
-                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: timed out with key {key}")
-            return self.values[key]
-
-    def key_value_increment(self, key: str, by: int) -> int:
-        with self.changed:
-            self.counts[key] = self.counts.get(key, 0) + by
-            return self.counts[key]
-
-
 class Processes(threading.local):
     """The state of jax.distributed: each thread is a process."""
 
@@ -78,26 +52,34 @@ class Processes(threading.local):
 
 @pytest.fixture
 def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable:
-    """Returns a function that calls `work(process)` in that many threads, and returns what each gives or raises."""
+    """Returns a function that calls `work(process)` in that many threads, and returns what each gives or raises.
+
+    They are joined by jax's own service, each with a client of its own.
+    """
     state = Processes()
     monkeypatch.setattr(agreement.distributed, "global_state", state)
 
     def run(num: int, work: Callable[[int], object]) -> list[object]:
-        service, found = Service(), [None] * num
+        address, found = f"127.0.0.1:{free_port()}", [None] * num
+        service = _jax.get_distributed_runtime_service(address, num)
 
         def one(process: int) -> None:
-            state.client, state.num_processes, state.process_id = service, num, process
+            client = _jax.get_distributed_runtime_client(address, process, init_timeout=60)
+            client.connect()
+            state.client, state.num_processes, state.process_id = client, num, process
             try:
                 found[process] = work(process)
             except Exception as error:  # noqa: BLE001  compared by the test
                 found[process] = error
+            client.shutdown()
 
         threads = [threading.Thread(target=one, args=(process,)) for process in range(num)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive(), "nothing hangs"
+        service.shutdown()
         return found
 
     return run
@@ -150,8 +132,7 @@ def test_what_is_absent_and_who_it_is_are_said() -> None:
 
 def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = agreement.code()
-    tracked = {f"{name} with content" for name in ("limba/run.py", "gin/demo.gin", "launch/pretrain.sh", "tasks/ro.py")}
-    assert tracked <= set(found)
+    assert {f"{name} with content" for name in ("limba/run.py", "tasks/ro.py")} <= set(found)
     assert not [name for name in found if "__pycache__" in name]
     module = tmp_path / "mine_of_the_user.py"
     module.write_text("x = 1\n")
@@ -162,7 +143,7 @@ def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(agreement.differing(agreement.code(["mine_of_the_user"]), before)) == [
         "the module mine_of_the_user with content"
     ]
-    # An installed package has no git, and nothing beside it.
+    # An installed package has nothing beside it.
     shutil.copytree(ROOT / "limba" / "sharding", tmp_path / "limba" / "sharding")
     monkeypatch.setattr(agreement, "__file__", str(tmp_path / "limba" / "sharding" / "agreement.py"))
     installed = agreement._own_code.__wrapped__()
@@ -171,11 +152,8 @@ def test_code_is_compared_file_by_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert installed["limba/sharding/mesh.py"] == agreement.code()["limba/sharding/mesh.py with content"]
 
 
-def test_all_the_facts_of_a_run_take_under_a_second() -> None:
-    agreement._own_code.cache_clear()
-    began = time.process_time()
+def test_the_facts_of_a_run_are_its_fields_versions_and_code() -> None:
     facts = agreement.facts_of_run(RUN, ("tests.tiny",))
-    assert time.process_time() - began < 1
     assert {"RunConfig.model_dir", "Python", "jax", "jaxlib", "Limba"} <= set(facts)
 
 
@@ -213,8 +191,7 @@ def test_an_error_of_one_ends_all_with_its_exit_status(in_processes: Callable) -
         assert type(first) is type(other) is kind and part in str(first) and str(first) == str(other)
 
 
-def test_one_that_does_not_come_is_named(in_processes: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "GRACE_SECONDS", 2.0)
+def test_one_that_does_not_come_is_named(in_processes: Callable) -> None:
     failed = ValueError("own")
 
     def work(process: int) -> None:
@@ -225,7 +202,9 @@ def test_one_that_does_not_come_is_named(in_processes: Callable, monkeypatch: py
                 raise failed
 
     first, own, _ = in_processes(3, work)
-    assert isinstance(first, RestartError) and "Process 2 has not answered in time" in str(first)
+    assert isinstance(first, RestartError) and str(first).startswith(
+        "Process 2 gave no answer within 0 s: it has ended"
+    )
     assert own is failed  # its own error says more than that another is missing
 
     def without_first(process: int) -> None:
@@ -233,7 +212,41 @@ def test_one_that_does_not_come_is_named(in_processes: Callable, monkeypatch: py
             agreement.of_first("x", 0.1)
 
     _, other = in_processes(2, without_first)
-    assert isinstance(other, RestartError) and "Process 0 has not answered in time" in str(other)
+    assert isinstance(other, RestartError) and str(other).startswith(
+        "Process 0 gave no answer within 0 s: it has ended"
+    )
+
+
+def test_one_that_comes_late_is_told_so(in_processes: Callable) -> None:
+    waited = threading.Barrier(2)
+
+    def work(process: int) -> None:
+        if process:
+            waited.wait(60)
+        try:
+            agreement.gather_texts("late", str(process), 0.2)
+        finally:
+            if not process:
+                waited.wait(60)
+
+    first, late = in_processes(2, work)
+    assert isinstance(first, TimeoutError) and str(first) == "process 1 gave no answer within 0 s"
+    assert isinstance(late, TimeoutError) and str(late) == "this process gave no answer within 0 s"
+
+
+def test_what_is_gathered_is_not_kept(in_processes: Callable) -> None:
+    """A run of weeks gathers the data positions at each of its saves."""
+
+    def work(process: int) -> tuple[dict[int, bytes], int]:
+        for number in range(3):
+            parts = agreement.gather_bytes({process: bytes([number, 255])})
+        agreement.gather_texts("done", "")
+        return parts, len(
+            [key for key, _ in agreement.service().key_value_dir_get("limba/bytes/") if "call" not in key]
+        )
+
+    expected = {0: b"\x02\xff", 1: b"\x02\xff"}
+    assert in_processes(2, work) == [(expected, 2)] * 2
 
 
 def test_the_first_process_says(in_processes: Callable) -> None:
@@ -249,7 +262,7 @@ from limba.config import environment
 environment.set_variables()
 from limba.cli import program
 from limba.cli.flags import parse_args
-from limba.sharding import multihost
+from limba.sharding import joining
 with environment.quiet_imports():
     from limba.run import train
     from limba.training import checks
@@ -257,7 +270,7 @@ def run(arguments):
     given = parse_args(arguments)
     with program.names_said(given.names):
         train(given.config, given.text)
-multihost.join_hosts()
+joining.join_hosts()
 checks.SEEN_SECONDS = 2.0
 codes = []
 for place, arguments in json.loads(sys.argv[1]):

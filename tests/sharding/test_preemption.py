@@ -135,13 +135,3 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
     assert [lines[:-1] for _, lines in ends] == [
         [said] if number == signal.SIGINT and index in indices else [] for index in (0, 1)
     ]
-
-
-@pytest.mark.night
-def test_a_process_that_fails_tells_the_others_why(tmp_path: Path) -> None:
-    """They would wait for it for ever: it is alive until it has told them."""
-    with Processes(tmp_path, 2, odd_step=5, odd="fail") as processes:
-        first, last = (processes.end(index) for index in (0, 1))
-    assert last == (2, ["This file is missing."])
-    assert first[0] == 2 and len(first[1]) == 1
-    assert "Process 1 of 2 (host" in first[1][0] and "has ended: This file is missing; start all 2" in first[1][0]

@@ -25,7 +25,7 @@ from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, unstack_layers
 from limba.inference.source import Source, open_folder
 from limba.model import Network
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer

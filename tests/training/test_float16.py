@@ -9,7 +9,7 @@ import pytest
 
 from limba.config import CheckpointConfig, DataConfig, LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
 from limba.training.precision import loss_scale

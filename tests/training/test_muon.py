@@ -8,7 +8,7 @@ from optax import contrib
 
 from limba.config import MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 from limba.tools.preflight.compiled.program import costs_of_program
 from limba.training.optimizer import make_optimizer
 from limba.training.state import state_shardings, trained_shardings

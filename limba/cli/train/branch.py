@@ -64,9 +64,9 @@ def run(argv: Sequence[str]) -> None:
     with preemption.listening():
         with environment.quiet_imports():
             import limba.run  # noqa: F401  imports JAX and TensorFlow
-        from limba.sharding import joining, liveness
+        from limba.sharding import joining, watchdog
 
-        with liveness.ending_together(), names_said(NAMES):
+        with watchdog.ending_together(), names_said(NAMES):
             joining.join_hosts()
             described = _begun(given)
         train.to_end(described)
@@ -75,8 +75,7 @@ def run(argv: Sequence[str]) -> None:
 def _begun(given: argparse.Namespace) -> GinRun:
     """Returns the run of the branch, whose directory then has a checkpoint; all processes call it."""
     from limba.formats.limba_checkpoint import checkpoints_of
-    from limba.sharding import multihost
-    from limba.sharding.agreement import is_first, of_first, together
+    from limba.sharding.agreement import entered_by_first, is_first, of_first, together
     from limba.storage.files import resolved
     from limba.training.checkpoints import branches
 
@@ -102,7 +101,7 @@ def _begun(given: argparse.Namespace) -> GinRun:
     with names_said(described.names):
         branches.check_data(described.config, branch)
         texts = {"config.gin": described.text} if described.text else {}
-        with multihost.entered_by_first(branches.begun(branch, described.config, texts)):
+        with entered_by_first(branches.begun(branch, described.config, texts)):
             pass
     return described
 

@@ -30,9 +30,9 @@ def run(argv: Sequence[str]) -> None:
 def to_end(given: GinRun) -> None:
     """Joins the processes and trains a run; raises RestartError if it was asked to stop, and what `run` raises."""
     from limba.run import train
-    from limba.sharding import joining, liveness
+    from limba.sharding import joining, watchdog
 
-    with liveness.ending_together(), names_said(given.names):
+    with watchdog.ending_together(), names_said(given.names):
         joining.join_hosts(given.config)
         say_what_is_wrong(given)
         result = train(given.config, given.text)

@@ -53,7 +53,7 @@ def process(
     import jax
 
     from limba.inference import files
-    from limba.sharding import multihost
+    from limba.sharding import agreement
 
     writes, source = jax.process_index() == 0, given.input or "stdin"
     about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
@@ -62,7 +62,7 @@ def process(
     window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
     shows = writes and not (is_live and sys.stdout.isatty())
     with (
-        multihost.entered_by_first(files.alone(given.output)) as check,
+        agreement.entered_by_first(files.alone(given.output)) as check,
         files.Output(given.output, {**about, **more_about}, writes) as output,
     ):
         total = files.num_lines(source) if shows else None

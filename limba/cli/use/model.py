@@ -159,9 +159,9 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
     with environment.quiet_imports():
         from limba.inference import source
         from limba.inference.load import load
-        from limba.sharding import multihost
+        from limba.sharding import joining
         from limba.training.auto_mesh import mesh_of_run
-    multihost.join_hosts()
+    joining.join_hosts()
     if given.model and given.checkpoint:
         raise InputError(f"Both MODEL ({given.model}) and --checkpoint ({given.checkpoint}) are given; give one.")
     path = given.checkpoint or given.model

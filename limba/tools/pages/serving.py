@@ -215,7 +215,7 @@ def listening(make: Callable[[int], ServerT], host: str, port: int | None, name:
 def _why(error: OSError, port: int) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"cannot be had ({reason_of(error)})"
-    from limba.sharding.roll_call import listener
+    from limba.sharding.joining import listener
 
     return f"is in use by {listener(port)}"
 

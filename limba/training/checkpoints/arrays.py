@@ -28,7 +28,7 @@ from orbax.checkpoint import type_handlers
 from limba.config import InputError
 from limba.formats.limba_checkpoint import AVERAGE
 from limba.formats.t5x import key_value_store, orbax_leaves
-from limba.sharding.tree import leaf_name, named_leaves
+from limba.sharding.mesh import leaf_name, named_leaves
 
 Index = tuple[slice, ...]
 logger = logging.getLogger(__name__)

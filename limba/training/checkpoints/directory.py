@@ -23,9 +23,8 @@ from etils import epath
 from limba.config import CheckpointConfig, ConfigError, DataConfig, InputError, StorageError
 from limba.config.waiting import waiting
 from limba.formats import limba_checkpoint
-from limba.sharding.exchange import gather_texts, own_part
-from limba.sharding.multihost import gather_bytes
-from limba.sharding.tree import named_leaves
+from limba.sharding.agreement import gather_bytes, gather_texts, own_part
+from limba.sharding.mesh import named_leaves
 from limba.storage.failures import is_passing, limited, short_reason, twice
 from limba.storage.files import free_bytes, resolved
 from limba.training.checkpoints import arrays, step_files

@@ -16,7 +16,7 @@ from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
 from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
-from limba.sharding.tree import leaf_name, named_leaves
+from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
 from limba.training.state import TrainState

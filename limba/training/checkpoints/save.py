@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from limba.config import StorageError
-from limba.sharding.exchange import forget_texts, gather_texts
+from limba.sharding.agreement import forget_texts, gather_texts
 from limba.storage.failures import limited, short_reason
 from limba.storage.files import free_bytes
 from limba.training.checkpoints import step_files

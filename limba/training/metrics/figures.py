@@ -21,7 +21,7 @@ from etils import epath
 from limba.config import NonFiniteError, RunConfig
 from limba.config.errors import reason_of
 from limba.model.kernels.choose import unfit
-from limba.sharding.progress import progress
+from limba.sharding.watchdog import progress
 from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics

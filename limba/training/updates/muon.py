@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float
 
 from limba.config.optimizer import Muon
-from limba.sharding.tree import named_leaves
+from limba.sharding.mesh import named_leaves
 
 Tree = Any
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al.)

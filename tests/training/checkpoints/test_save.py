@@ -373,8 +373,8 @@ TOGETHER = """
 import logging, sys, time
 logging.basicConfig(format="%(message)s", level=logging.WARNING)
 logging.getLogger("absl").setLevel(logging.ERROR)
-from limba.sharding import multihost
-multihost.join_hosts()
+from limba.sharding import joining
+joining.join_hosts()
 import jax, numpy as np
 from pathlib import Path
 from limba.config import CheckpointConfig, StorageError

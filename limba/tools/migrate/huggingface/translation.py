@@ -91,9 +91,9 @@ def _num_devices() -> int:
     """Returns the devices of all hosts: the scripts' batch sizes are per device."""
     import jax
 
-    from limba.sharding import multihost
+    from limba.sharding import joining
 
-    multihost.join_hosts()
+    joining.join_hosts()
     return jax.device_count()
 
 

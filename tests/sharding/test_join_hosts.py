@@ -1,4 +1,4 @@
-"""What several processes gather, decide and write together, with two real ones."""
+"""What several processes gather, decide and compile together, with two real ones."""
 
 import json
 import os
@@ -11,38 +11,28 @@ import jax
 import pytest
 
 from limba.config import InputError, RestartError
-from limba.sharding import roll_call
-from limba.sharding.liveness import answers
-from limba.sharding.multihost import join_hosts
-from tests.sharding.processes import free_port, variables
+from limba.sharding import joining
+from limba.sharding.joining import join_hosts
+from tests.sharding.processes import answers, free_port, variables
 
 ROOT = Path(__file__).parent.parent.parent
 SECOND = {"COORDINATOR_ADDRESS": "127.0.0.1:1", "NUM_PROCESSES": "2", "PROCESS_ID": "1"}
 PROGRAM = """
 import json, sys
-from pathlib import Path
 import numpy as np, jax
 from limba.config import InputError
-from limba.sharding.compiling import compiled_together
-from limba.sharding.multihost import any_process, entered_by_first, gather, gather_bytes, join_hosts, write_once
+from limba.sharding.agreement import any_process, compiled_together, entered_by_first, gather, gather_bytes
+from limba.sharding.joining import join_hosts
 from limba.storage.lease import held
-read = []
-jax.monitoring.register_event_listener(lambda event, **_: read.append(event.endswith("/cache_hits")))
 join_hosts()
 join_hosts()
 mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
 rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
 numbers = jax.make_array_from_callback((2,), rows, lambda place: np.array([3.0, 4.0])[place])
-kept = Path(jax.config.jax_compilation_cache_dir)
-before, found = sum(read), len(list(kept.glob('*')))
 total = float(compiled_together(jax.jit(lambda x: (x * x).sum()), "the sum", 60.0)(numbers))
-compiling = [total, sum(read) - before, len(list(kept.glob('*'))) - found]
-jax.config.update("jax_compilation_cache_dir", f"{kept}{jax.process_index()}")  # as on hosts with folders of their own
-assert float(compiled_together(jax.jit(lambda x: (x + x).sum()), "another", 60.0)(numbers)) == 14.0
-index, path = jax.process_index(), Path(sys.argv[1])
+index = jax.process_index()
 parts = {2 * index: b"", 2 * index + 1: b"long" * (index + 1), **({9: b"\\0end\\0"} if index else {})}
 gathered = gather_bytes(parts)
-write_once(lambda: path.write_text(str(index)))
 said = []
 with entered_by_first(held(sys.argv[2], "trains in")) as mine:
     said.append(mine is None)
@@ -57,17 +47,17 @@ try:
 except InputError as error:
     said.append(str(error))
 print(json.dumps([
-    compiling,
+    total,
     said,
     gather(np.array([index, 7])).tolist(),
     [any_process(index == 1), any_process(False)],
     {number: part.decode() for number, part in gathered.items()},
-    path.read_text(),
 ]))
 """
 
 
-def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
+def test_two_processes_gather_decide_and_compile_together(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), str(tmp_path / "run")],
@@ -76,12 +66,11 @@ def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
         )
-        for given in variables(2, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
+        for given in variables(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
     printed = [json.loads(output.splitlines()[-1]) for output in outputs]
-    # The first process compiles, and keeps one program; the other reads it.
-    assert [compiling[:2] for compiling, *_ in printed] == [[25.0, 0], [25.0, 1]] and printed[0][0][2] == 1
+    assert [total for total, *_ in printed] == [25.0] * 2
     said = [each for _, each, *_ in printed]
     assert [mine_is_none for mine_is_none, *_ in said] == [False, True] and said[0][1:] == said[1][1:]
     assert said[1][1].startswith(f"Another process trains in {tmp_path}/run now (process {started[0].pid} on ")
@@ -90,7 +79,6 @@ def test_two_processes_gather_decide_and_write_together(tmp_path: Path) -> None:
         [[0, 7], [1, 7]],
         [True, False],
         {"0": "", "1": "long", "2": "", "3": "longlong", "9": "\0end\0"},
-        "0",
     ]
     assert [each[2:] for each in printed] == [expected] * 2
 
@@ -122,7 +110,7 @@ def set_variables(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("bind", ["", "127.0.0.1", "127.0.0.1:%d"])
 def test_a_port_in_use_is_named(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll_call, "PORT_SECONDS", 0.3)
+    monkeypatch.setattr(joining, "PORT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         first = {"COORDINATOR_ADDRESS": f"somewhere:{port}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
@@ -156,7 +144,7 @@ def test_a_process_that_does_not_join_is_named() -> None:
     port = int(given["COORDINATOR_ADDRESS"].rpartition(":")[2])
     given["COORDINATOR_ADDRESS"] = f"127.0.0.2:{port}"
     program = (
-        "import sys; from limba.cli.program import exit_code; from limba.sharding.multihost import join_hosts\n"
+        "import sys; from limba.cli.program import exit_code; from limba.sharding.joining import join_hosts\n"
         "sys.exit(exit_code(lambda _: join_hosts(), []))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], env=given, cwd=ROOT, stderr=subprocess.PIPE, text=True)
