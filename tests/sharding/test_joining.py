@@ -1,9 +1,7 @@
 """Processes report to the first one over real sockets; what does not fit ends all of them with one sentence."""
 
-import json
 import socket
 import threading
-import time
 
 import pytest
 
@@ -11,6 +9,7 @@ from limba.config import InputError, RestartError
 from limba.sharding import joining
 from limba.sharding.clusters import Membership
 from tests.sharding.processes import free_port
+from tests.waiting import wait_until
 
 
 def call(places: list[Membership], seconds: float = 60.0) -> list[BaseException | None]:
@@ -81,30 +80,32 @@ def test_another_number_of_processes_ends_all() -> None:
         assert isinstance(end, InputError) and "Process 2 (host" in str(end) and "is one of 8 processes" in str(end)
 
 
+def send(place: Membership, data: bytes) -> None:
+    """Sends to the first process as soon as it listens."""
+
+    def is_sent() -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", place.port), timeout=60) as connection:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)  # until it has read all
+            return True
+        except ConnectionResetError:
+            return True
+        except OSError:
+            return False
+
+    wait_until(is_sent)
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"\xff\xfe\n", b"x" * 9_000])
 def test_what_is_no_process_of_a_run_is_left_alone(sent: bytes) -> None:
     given = places(0, 1)
-    scanned = threading.Event()
-
-    def scan() -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and not scanned.is_set():
-            try:
-                with socket.create_connection(("127.0.0.1", given[0].port), timeout=1) as connection:
-                    connection.sendall(sent)
-                    scanned.set()
-                    time.sleep(0.3)
-            except OSError:
-                time.sleep(0.01)
-
-    thread = threading.Thread(target=scan)
-    thread.start()
     first = threading.Thread(target=call, args=[[given[0]]])
     first.start()
-    assert scanned.wait(10)
+    send(given[0], sent)
     assert call([given[1]]) == [None]
-    first.join(10)
-    thread.join(10)
+    first.join(60)
     assert not first.is_alive()
 
 
@@ -112,16 +113,7 @@ def test_a_process_that_has_left_may_come_again() -> None:
     given = places(0, 1, 2)
     first = threading.Thread(target=call, args=[[given[0]]])
     first.start()
-    hello = json.dumps({"process": 1, "of": 3, "host": "killed"}).encode() + b"\n"
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection(("127.0.0.1", given[0].port), timeout=1) as connection:
-                connection.sendall(hello)
-                time.sleep(0.3)
-            break
-        except OSError:
-            time.sleep(0.01)
+    send(given[0], b"GET /1/3/0123/killed HTTP/1.1\r\n\r\n")
     assert call(given[1:]) == [None, None]
-    first.join(10)
+    first.join(60)
     assert not first.is_alive()
