@@ -51,7 +51,6 @@ BY_THE_CLOCK = {
     "tests/export/test_push.py": "a save that comes after the first look at the folder",
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
     "tests/sharding/test_preemption.py": "a step that does not end",
-    "tests/sharding/test_roll_call.py": "a stranger who looks at a port, as often as it takes",
     "tests/storage/test_lease.py": "a holder that is silent for longer than its heartbeat",
     "tests/storage/test_reaching.py": "a network that swallows everything",
     "tests/training/checkpoints/test_save.py": "a limit that has to pass",
