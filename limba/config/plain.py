@@ -32,7 +32,7 @@ def to_text(config: RunConfig | ModelConfig) -> str:
     Addresses are without their credentials.
 
     >>> to_text(ModelConfig(256, 32, 2, 16, 64, 2, 2)).split("\\n")[:4]
-    ['{', ' "format": 1,', ' "model": {', '  "vocab_size": 256,']
+    ['{', ' "format": 2,', ' "model": {', '  "vocab_size": 256,']
     """
     (kind,) = (kind for kind, owner in KINDS.items() if isinstance(config, owner))
     return json.dumps({"format": FORMAT, kind: _plain(config)}, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
