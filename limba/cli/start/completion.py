@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
     given = parser.parse(argv)
     if given.shell not in SHELLS:
         raise InputError(f"The shell is {given.shell}; give bash, zsh or fish, as in limba completion bash.")
-    print(shellcode(["limba"], use_defaults=False, shell=given.shell))
+    print(shellcode(["limba"], False, given.shell))  # False: nothing where nothing fits
 
 
 class Finder(CompletionFinder):
