@@ -4,7 +4,7 @@ Floor 0: imports the standard library only.
 """
 
 from limba.config.card import CardConfig
-from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
+from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import (
     ConfigError,
     InputError,
@@ -21,7 +21,6 @@ from limba.config.run import CheckpointConfig, EvaluationConfig, GuardConfig, Ru
 
 __all__ = [
     "OBJECTIVES",
-    "SEQUENCE_OBJECTIVES",
     "CardConfig",
     "CheckpointConfig",
     "ConfigError",

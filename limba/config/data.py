@@ -8,12 +8,37 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import one_of, positive, require
 
-OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
-SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
+
+class Objective(NamedTuple):
+    """What the rows of an objective are, and its module of `limba/data/objectives/`.
+
+    The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
+    lengths to those of its rows. Nothing else has to know of it.
+    """
+
+    module: str
+    has_inputs: bool = True  # which an encoder reads, and a decoder-only model as a prefix
+    for_decoder: bool = False  # a decoder-only model can learn it
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether a decoder-only model reads a part of each row without predicting it."""
+        return self.for_decoder and self.has_inputs
+
+
+OBJECTIVES = {
+    "span_corruption": Objective("spans"),
+    "whole_word_span_corruption": Objective("whole_words"),
+    "ul2": Objective("denoisers"),
+    "prefix_lm": Objective("language_modeling", for_decoder=True),
+    "lm_adaptation": Objective("language_modeling", for_decoder=True),
+    "causal_lm": Objective("language_modeling", has_inputs=False, for_decoder=True),
+}
 SEGMENTS = ("vocabulary", "bytes")
 READ_FAILURES = ("stop", "skip")
 CHANGED_CORPUS = ("refuse", "new_epoch")
@@ -97,7 +122,7 @@ class DataConfig:
         )
         positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
-            one_of(self, "objective", OBJECTIVES)
+            one_of(self, "objective", tuple(OBJECTIVES))
         density, span = self.noise_density, self.mean_noise_span_length
         require(
             (density is None or LEAST_DENSITY <= density < 1) and (span is None or span >= 1),
@@ -107,10 +132,11 @@ class DataConfig:
         )
         if self.sequence_length is not None and self.objective is not None:
             require(
-                self.objective in SEQUENCE_OBJECTIVES,
+                OBJECTIVES[self.objective].for_decoder,
                 "DataConfig.objective",
                 f"is {self.objective!r} and DataConfig.task_feature_lengths {dict(lengths)}, without inputs; choose one"
-                f" of {', '.join(SEQUENCE_OBJECTIVES)}, or give {{'inputs': 512}}.",
+                f" of {', '.join(name for name, each in OBJECTIVES.items() if each.for_decoder)}, or give"
+                " {'inputs': 512}.",
             )
         self._check_vocabulary()
         self._check_corpus()

@@ -12,7 +12,7 @@ from typing import Literal
 
 from limba.config import kinds
 from limba.config.card import CardConfig
-from limba.config.data import DataConfig
+from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import above_zero, one_of, positive, require
 from limba.config.generation import GenerationConfig
 from limba.config.mesh import MeshConfig
@@ -255,10 +255,10 @@ class RunConfig:
         length, model = self.data.sequence_length, self.model
         if not model.is_decoder_only:
             require(
-                self.data.objective != "causal_lm",
+                self.data.objective is None or OBJECTIVES[self.data.objective].has_inputs,
                 "DataConfig.objective",
-                "is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
-                " prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
+                f"is {self.data.objective!r}, which gives no inputs, and the model has an encoder that reads them;"
+                " choose prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
             )
             require(
                 length is None,

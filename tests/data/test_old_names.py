@@ -32,7 +32,7 @@ MOVED = {
     ),
 }
 OBJECTIVES = (
-    "OBJECTIVES causal_lm derive_lengths lm_adaptation of_one_sequence prefix_lm span_corruption tokenize_documents ul2"
+    "causal_lm derive_lengths lm_adaptation of_one_sequence prefix_lm span_corruption tokenize_documents ul2"
     " whole_word_span_corruption with_objective"
 )
 SOURCES = (
