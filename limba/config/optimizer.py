@@ -139,7 +139,7 @@ class ScheduleConfig:
 RULES: dict[str, type[OptimizerConfig]] = {}  # of each optimizer, by its name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)  # a rule's own takes its fields
 class OptimizerConfig:
     """The optimizer: `OptimizerConfig(NAME, …)` is an object of the rule with that name, and takes its fields too.
 
@@ -161,7 +161,7 @@ class OptimizerConfig:
         if "name" in vars(cls):
             RULES[cls.name] = cls
 
-    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> Any:
+    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> OptimizerConfig:
         if cls is not OptimizerConfig:
             return object.__new__(cls)
         require(name in tuple(RULES), "OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")
