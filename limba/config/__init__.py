@@ -1,6 +1,6 @@
 """Every choice of a run, as frozen dataclasses that check themselves. Gin files and `config.json` fill these.
 
-Floor 0: imports the standard library only.
+Floor 0: imports the standard library only; `build` of an optimizer imports jax and optax.
 """
 
 from limba.config.card import CardConfig

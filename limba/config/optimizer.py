@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -204,7 +203,7 @@ def fields_of(kind: type) -> dict[str, Any]:
     <class 'int'>
     """
     rules = RULES.values() if kind is OptimizerConfig else ()
-    return {name: hint for each in (kind, *rules) for name, hint in typing.get_type_hints(each).items()}
+    return {name: hint for each in (kind, *rules) for name, hint in kinds.hints_of(each).items()}
 
 
 def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
