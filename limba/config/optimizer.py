@@ -337,7 +337,7 @@ class AdEMAMix(AdamW):
     """
 
     name: str = "ademamix"
-    ademamix_alpha: NonNegativeFloat = 5.0
+    ademamix_alpha: NonNegativeFloat = 5.0  # weight of the slow average after the warm-up
     beta3: OpenShare = 0.9999  # of the slow average
     ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
 
