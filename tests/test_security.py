@@ -31,6 +31,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/data/reader_processes.py": "the run that has imported them",
     "limba/config/lean_imports.py": "tables in it",
     "limba/tools/migrate/t5_names/finder.py": "tables in it",
+    "limba/data/objectives/choice.py": "the table of limba/config/data.py",
 }
 
 

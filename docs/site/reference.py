@@ -79,16 +79,21 @@ def config_page() -> str:
         "`config.CLASS.field = VALUE`,",
     ]
     lines += ["on the command line as `--gin.config.CLASS.field=VALUE`, and by the gin name where one is given."]
+    lines += ["`Positive` numbers are above 0, `NonNegative` ones 0 or more. A `Share` is from 0 to below 1, a"]
+    lines += ["`ClosedShare` from 0 to 1, an `OpenShare` above 0 and below 1."]
     for path in sorted((ROOT / CONFIG).glob("*.py")):
         comments = comments_of(path)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not (isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list)):
                 continue
             fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-            of_rule = [ast.unparse(base) for base in node.bases]  # an optimizer: its fields are OptimizerConfig's too
+            of_rule = [ast.unparse(base) for base in node.bases if ast.unparse(base) != "NamedTuple"]
             if not (node.name.endswith("Config") or of_rule) or not fields:
                 continue
             lines += ["", f"## {node.name}", "", ast.get_docstring(node) or "", ""]
+            if of_rule:  # an optimizer, which gin files call OptimizerConfig
+                lines += [f"Beside these fields it has those of {' and '.join(of_rule)}.", ""]
+                fields = [part for part in fields if ast.unparse(part.target) != "name"]
             lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
             before = node.lineno
             for part in fields:

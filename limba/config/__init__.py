@@ -1,10 +1,10 @@
 """Every choice of a run, as frozen dataclasses that check themselves. Gin files and `config.json` fill these.
 
-Floor 0: imports the standard library only.
+Floor 0: imports the standard library only; `build` of an optimizer imports jax and optax.
 """
 
 from limba.config.card import CardConfig
-from limba.config.data import OBJECTIVES, SEQUENCE_OBJECTIVES, DataConfig
+from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import (
     ConfigError,
     InputError,
@@ -21,7 +21,6 @@ from limba.config.run import CheckpointConfig, EvaluationConfig, GuardConfig, Ru
 
 __all__ = [
     "OBJECTIVES",
-    "SEQUENCE_OBJECTIVES",
     "CardConfig",
     "CheckpointConfig",
     "ConfigError",

@@ -8,12 +8,38 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import one_of, positive, require
+from limba.config.kinds import NonNegativeInt, PositiveFloat, PositiveInt
 
-OBJECTIVES = ("span_corruption", "whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm")
-SEQUENCE_OBJECTIVES = ("prefix_lm", "lm_adaptation", "causal_lm")  # those that a decoder-only model can learn
+
+class Objective(NamedTuple):
+    """What the rows of an objective are, and its module of `limba/data/objectives/`.
+
+    The module has a function with the objective's name, a preprocessor of seqio, and NAME_lengths, from the configured
+    lengths to those of its rows. Nothing else has to know of it.
+    """
+
+    module: str
+    has_inputs: bool = True  # which an encoder reads, and a decoder-only model as a prefix
+    for_decoder: bool = False  # a decoder-only model can learn it
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether a decoder-only model reads a part of each row without predicting it."""
+        return self.for_decoder and self.has_inputs
+
+
+OBJECTIVES = {
+    "span_corruption": Objective("spans"),
+    "whole_word_span_corruption": Objective("whole_words"),
+    "ul2": Objective("denoisers"),
+    "prefix_lm": Objective("language_modeling", for_decoder=True),
+    "lm_adaptation": Objective("language_modeling", for_decoder=True),
+    "causal_lm": Objective("language_modeling", has_inputs=False, for_decoder=True),
+}
 READ_FAILURES = ("stop", "skip")
 CHANGED_CORPUS = ("refuse", "new_epoch")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
@@ -34,11 +60,11 @@ class DataConfig:
 
     mixture_or_task_name: str  # name of a seqio task or mixture that the run imports
     task_feature_lengths: Mapping[str, int]  # tokens per example, such as {'inputs': 512}; what is missing is derived
-    batch_size: int  # examples per optimizer step, over all devices
+    batch_size: PositiveInt  # examples per optimizer step, over all devices
     vocabulary: str | None = None  # a SentencePiece model's path, 'byte', or None: the task's own
-    extra_ids: int = 100  # sentinels above the pieces of `vocabulary`; 0 with 'byte': the last bytes, as ByT5's
-    new_vocabulary_size: int | None = None  # ids, with sentinels, of the vocabulary to train if the file does not exist
-    new_vocabulary_bytes: int = 400_000_000  # maximum bytes of training text to train it on
+    extra_ids: NonNegativeInt = 100  # sentinels above `vocabulary`'s pieces; 0 with 'byte': the last bytes, as ByT5's
+    new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
+    new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
     new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; others are spelled in bytes
     objective: str | None = None  # one of OBJECTIVES; None: the task's own
     noise_density: float | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
@@ -48,32 +74,27 @@ class DataConfig:
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
     validation_percent: float = 1.0  # of data_files without a validation split; chosen by document hash
-    read_timeout_seconds: float = 60.0  # time limit of one request for part of a remote file
-    read_attempts: int = 6  # attempts of a request, with growing pauses
+    read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file
+    read_attempts: PositiveInt = 6  # attempts of a request, with growing pauses
     on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
     on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the files of now
     skip: str | None = None  # a skipped_batches.jsonl of another run, whose batches are passed over
     train_split: str = "train"  # split that is trained on
     validation_split: str = "validation"  # split that is evaluated
     shuffle: bool = True  # False: documents in the order of the files
-    shuffle_buffer: int = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
+    shuffle_buffer: NonNegativeInt = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
     cache_dir: str | None = None  # folder of task caches, written by seqio_cache_tasks
     seed: int = 0  # of the order of documents, and of masks
-    num_epochs: int | None = None  # passes over the corpora, after which the run ends; None: no limit
-    max_examples: int | None = None  # the first documents of each corpus that are read; None: all
+    num_epochs: PositiveInt | None = None  # passes over the corpora, after which the run ends; None: no limit
+    max_examples: PositiveInt | None = None  # the first documents of each corpus that are read; None: all
     stages: tuple[tuple[int, str], ...] = ()  # (step, task or mixture) whose text is read from that step on
     mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
     num_data_shards: int | None = None  # fixed during a run; None: gcd(batch_size, 16)
-    num_reader_processes: int = 1  # processes that read a host's shards; may change when a run resumes
+    num_reader_processes: PositiveInt = 1  # processes that read a host's shards; may change when a run resumes
     task_modules: tuple[str, ...] = ()  # modules that register the tasks, for those processes; set by the front end
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("seed", "new_vocabulary_bytes"), may_be_empty=("prefix",))
-        require(
-            isinstance(self.mixture_or_task_name, str) and bool(self.mixture_or_task_name),
-            "DataConfig.mixture_or_task_name",
-            f"is {self.mixture_or_task_name!r}; give the name of a registered task.",
-        )
         lengths = self.task_feature_lengths
         require(
             isinstance(lengths, Mapping)
@@ -93,9 +114,8 @@ class DataConfig:
             "DataConfig.task_feature_lengths",
             f"gives {dict(lengths)!r}, and 'prefix' is the inputs' part of 'targets'; give a smaller one.",
         )
-        positive(self, "batch_size", "new_vocabulary_bytes")
         if self.objective is not None:
-            one_of(self, "objective", OBJECTIVES)
+            one_of(self, "objective", tuple(OBJECTIVES))
         density, span = self.noise_density, self.mean_noise_span_length
         require(
             (density is None or LEAST_DENSITY <= density < 1) and (span is None or span >= 1),
@@ -105,17 +125,18 @@ class DataConfig:
         )
         if self.sequence_length is not None and self.objective is not None:
             require(
-                self.objective in SEQUENCE_OBJECTIVES,
+                OBJECTIVES[self.objective].for_decoder,
                 "DataConfig.objective",
                 f"is {self.objective!r} and DataConfig.task_feature_lengths {dict(lengths)}, without inputs; choose one"
-                f" of {', '.join(SEQUENCE_OBJECTIVES)}, or give {{'inputs': 512}}.",
+                f" of {', '.join(name for name, each in OBJECTIVES.items() if each.for_decoder)}, or give"
+                " {'inputs': 512}.",
             )
         self._check_vocabulary()
         self._check_corpus()
         self._check_stages()
         num_shards = math.gcd(self.batch_size, 16) if self.num_data_shards is None else self.num_data_shards
         object.__setattr__(self, "num_data_shards", num_shards)
-        positive(self, "num_data_shards", "num_reader_processes")
+        positive(self, "num_data_shards")
         require(
             self.batch_size % num_shards == 0,
             "DataConfig.batch_size",
@@ -125,7 +146,6 @@ class DataConfig:
 
     def _check_vocabulary(self) -> None:
         if self.new_vocabulary_size is not None:
-            positive(self, "new_vocabulary_size")
             require(
                 self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
                 "DataConfig.new_vocabulary_size",
@@ -138,22 +158,15 @@ class DataConfig:
             "DataConfig.new_vocabulary_coverage",
             f"is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
         )
-        require(self.extra_ids >= 0, "DataConfig.extra_ids", f"is {self.extra_ids}; give 0 or more.")
 
     def _check_corpus(self) -> None:
-        require(isinstance(self.pack, bool), "DataConfig.pack", f"is {self.pack!r}; give True or False.")
-        require(
-            isinstance(self.shuffle_buffer, int) and self.shuffle_buffer >= 0,
-            "DataConfig.shuffle_buffer",
-            f"is {self.shuffle_buffer!r}; give a number of rows, or 0 for none.",
-        )
         require(
             self.cache_dir is None or self.data_files is None,
             "DataConfig.cache_dir",
             "is the cache of a task, and DataConfig.data_files names another corpus; leave out one of them.",
         )
         require(
-            isinstance(self.seed, int) and self.seed >= 0,
+            self.seed >= 0,
             "DataConfig.seed",
             f"is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
         )
@@ -172,27 +185,13 @@ class DataConfig:
             "DataConfig.data_files",
             f"is {self.data_files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
         )
-        for name in ("num_epochs", "max_examples"):
-            if getattr(self, name) is not None:
-                positive(self, name)
         require(
             self.mixture_temperature is None or self.mixture_temperature >= 1,
             "DataConfig.mixture_temperature",
             f"is {self.mixture_temperature!r}; give 1 (by size) or more, or None.",
         )
-        require(
-            isinstance(self.read_timeout_seconds, int | float) and 0 < self.read_timeout_seconds < math.inf,
-            "DataConfig.read_timeout_seconds",
-            f"is {self.read_timeout_seconds!r}; give a number above 0.",
-        )
-        positive(self, "read_attempts")
         one_of(self, "on_read_failure", READ_FAILURES)
         one_of(self, "on_changed_corpus", CHANGED_CORPUS)
-        require(
-            self.skip is None or (isinstance(self.skip, str) and bool(self.skip)),
-            "DataConfig.skip",
-            f"is {self.skip!r}; give the skipped_batches.jsonl of a run, or None.",
-        )
 
     def _check_stages(self) -> None:
         stages = tuple((step, name) for step, name in self.stages)

@@ -93,7 +93,7 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
     Traceback (most recent call last):
     limba.config.errors.ConfigError: MeshConfig.fsdp is 'two'; give a whole number.
     """
-    hints = _hints(type(owner))
+    hints = hints_of(type(owner))
     for entry in dataclasses.fields(owner):
         value, hint = getattr(owner, entry.name), hints[entry.name]
         if not fits(value, hint):
@@ -145,7 +145,8 @@ def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """Returns the type of each field of a configuration, without its limit."""
     return typing.get_type_hints(kind)
 
 

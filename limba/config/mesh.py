@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from limba.config import kinds
-from limba.config.errors import positive, require
+from limba.config.errors import require
+from limba.config.kinds import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -17,15 +18,14 @@ class MeshConfig:
     """
 
     data: int = -1  # groups of devices with their own rows; -1: all that are left
-    fsdp: int = 1  # devices that share parameters, and have their own rows
-    model: int = 1  # devices that share each matrix product
+    fsdp: PositiveInt = 1  # devices that share parameters, and have their own rows
+    model: PositiveInt = 1  # devices that share each matrix product
     shard_update: bool = True  # pure data parallelism: shard optimizer state and update across devices (ZeRO-style)
     auto: bool = False  # the smallest fsdp, then model, whose compiled step fits the devices' memory
     memory_gib: float | None = None  # memory per device, for auto; None: 95 % of the limit that the devices report
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        positive(self, "fsdp", "model")
         require(
             not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),
             "MeshConfig.auto",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from limba.config import kinds
-from limba.config.errors import above_zero, one_of, positive, require
+from limba.config.errors import one_of, positive, require
+from limba.config.kinds import PositiveFloat, Share
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -50,8 +51,8 @@ class ModelConfig:
     biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
     num_kv_heads: int | None = None  # decoder-only: heads of keys and values, each for several queries; None: num_heads
     prefix_attention: str = "full"  # decoder-only: how inputs before targets attend, in both directions or causal
-    layer_norm_epsilon: float = 1e-6  # added to the mean square
-    dropout_rate: float = 0.0  # share of activations set to 0 in training
+    layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
+    dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
     # T4): the sum over layers is then float32, and the loss is scaled.
     dtype: str = "bfloat16"
@@ -85,12 +86,6 @@ class ModelConfig:
             "ModelConfig.mlp_activations",
             f"has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
         )
-        require(
-            0.0 <= self.dropout_rate < 1.0,
-            "ModelConfig.dropout_rate",
-            f"is {self.dropout_rate!r}; give a number from 0 to below 1.",
-        )
-        above_zero(self, "layer_norm_epsilon")
         one_of(self, "dtype", DTYPES)
         one_of(self, "remat", REMAT_POLICIES)
         one_of(self, "attention", ATTENTIONS)

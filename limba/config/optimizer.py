@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -139,7 +138,7 @@ class ScheduleConfig:
 RULES: dict[str, type[OptimizerConfig]] = {}  # of each optimizer, by its name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)  # a rule's own takes its fields
 class OptimizerConfig:
     """The optimizer: `OptimizerConfig(NAME, …)` is an object of the rule with that name, and takes its fields too.
 
@@ -161,7 +160,7 @@ class OptimizerConfig:
         if "name" in vars(cls):
             RULES[cls.name] = cls
 
-    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> Any:
+    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> OptimizerConfig:
         if cls is not OptimizerConfig:
             return object.__new__(cls)
         require(name in tuple(RULES), "OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")
@@ -204,7 +203,7 @@ def fields_of(kind: type) -> dict[str, Any]:
     <class 'int'>
     """
     rules = RULES.values() if kind is OptimizerConfig else ()
-    return {name: hint for each in (kind, *rules) for name, hint in typing.get_type_hints(each).items()}
+    return {name: hint for each in (kind, *rules) for name, hint in kinds.hints_of(each).items()}
 
 
 def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
@@ -338,7 +337,7 @@ class AdEMAMix(AdamW):
     """
 
     name: str = "ademamix"
-    ademamix_alpha: NonNegativeFloat = 5.0
+    ademamix_alpha: NonNegativeFloat = 5.0  # weight of the slow average after the warm-up
     beta3: OpenShare = 0.9999  # of the slow average
     ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
 

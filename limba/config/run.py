@@ -12,9 +12,10 @@ from typing import Literal
 
 from limba.config import kinds
 from limba.config.card import CardConfig
-from limba.config.data import DataConfig
-from limba.config.errors import above_zero, one_of, positive, require
+from limba.config.data import OBJECTIVES, DataConfig
+from limba.config.errors import one_of, positive, require
 from limba.config.generation import GenerationConfig
+from limba.config.kinds import NonNegativeInt, OpenShare, PositiveFloat, PositiveInt
 from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig
@@ -32,29 +33,23 @@ class CheckpointConfig:
     """When the state and the data position are saved, and how many are kept."""
 
     every_steps: int | Literal["epoch"] = 10_000  # or at the end of each epoch
-    keep: int | None = 5  # number of newest checkpoints to keep; None: all
+    keep: PositiveInt | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
     best_mode: str = "max"  # or min
     # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
     # names and sizes, which finds files that are missing or cut, and not a changed byte.
     verify: str = "checksums"  # or sizes
     fallback_dir: str | None = None  # where a checkpoint is saved if model_dir cannot be written any more
-    save_timeout_seconds: float = 1800.0  # of one save, with all its attempts; also of one restore
+    save_timeout_seconds: PositiveFloat = 1800.0  # of one save, with all its attempts; also of one restore
 
     def __post_init__(self) -> None:
         kinds.check(self)
         if self.every_steps != "epoch":
             positive(self, "every_steps")
         one_of(self, "verify", VERIFIED)
-        above_zero(self, "save_timeout_seconds")
         if self.fallback_dir is not None:
             kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir", kinds.WRITABLE)
         one_of(self, "best_mode", ("max", "min"))
-        require(
-            self.keep is None or self.keep > 0,
-            "CheckpointConfig.keep",
-            f"is {self.keep!r}; give a number above 0, or None for all.",
-        )
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,12 @@ class EvaluationConfig:
     """
 
     every_steps: int | Literal["epoch"] = 1_000  # or at the end of each epoch
-    num_batches: int | None = 20  # maximum number of validation batches; None: the whole split
-    batch_size: int | None = None  # rows of a validation batch; None: DataConfig.batch_size
-    num_examples: int = 0  # validation examples to generate text for, for the task's metrics; 0: none
+    num_batches: PositiveInt | None = 20  # maximum number of validation batches; None: the whole split
+    batch_size: PositiveInt | None = None  # rows of a validation batch; None: DataConfig.batch_size
+    num_examples: NonNegativeInt = 0  # validation examples to generate text for, for the task's metrics; 0: none
     # Decay of the average of the weights that is evaluated in their place, such as 0.999; None: no average
-    average: float | None = None
-    patience: int | None = None  # evaluations without a better best_metric, after which the run ends; None: no limit
+    average: OpenShare | None = None
+    patience: PositiveInt | None = None  # evaluations without a better best_metric that end the run; None: no limit
     # texts that a decoder-only model continues, or whose gaps (<extra_id_0> …) a T5 fills, at each evaluation
     prompts: tuple[str, ...] = ()
     # how samples for `prompts` are drawn
@@ -84,21 +79,6 @@ class EvaluationConfig:
         object.__setattr__(self, "prompts", tuple(self.prompts))
         if self.every_steps != "epoch":
             positive(self, "every_steps")
-        for name in ("num_batches", "batch_size"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        require(
-            isinstance(self.num_examples, int) and self.num_examples >= 0,
-            "EvaluationConfig.num_examples",
-            f"is {self.num_examples!r}; give a whole number, 0 or more.",
-        )
-        if self.patience is not None:
-            positive(self, "patience")
-        require(
-            self.average is None or 0 < self.average < 1,
-            "EvaluationConfig.average",
-            f"is {self.average!r}; give a number above 0 and below 1, such as 0.999, or None for no average.",
-        )
 
 
 @dataclass(frozen=True)
@@ -111,25 +91,13 @@ class GuardConfig:
     """
 
     action: str = "warn"  # one of GUARD_ACTIONS
-    window: int = 200  # recent steps that a step is compared with
-    threshold: float = 8.0  # of the robust z-score: distance from the median, in median absolute deviations x 1.4826
-    batches_around: int = 1  # 'rewind' also passes over this many batches before and after
+    window: PositiveInt = 200  # recent steps that a step is compared with
+    threshold: PositiveFloat = 8.0  # of the robust z-score: distance from the median, in 1.4826 x its MAD
+    batches_around: NonNegativeInt = 1  # 'rewind' also passes over this many batches before and after
 
     def __post_init__(self) -> None:
         kinds.check(self)
         one_of(self, "action", GUARD_ACTIONS)
-        positive(self, "window")
-        require(
-            self.batches_around >= 0,
-            "GuardConfig.batches_around",
-            f"is {self.batches_around!r}; give a whole number, 0 or more.",
-        )
-        above_zero(self, "threshold")
-        require(
-            isinstance(self.batches_around, int) and self.batches_around >= 0,
-            "GuardConfig.batches_around",
-            f"is {self.batches_around!r}; give a whole number, 0 or more.",
-        )
 
 
 @dataclass(frozen=True)
@@ -146,7 +114,7 @@ class RunConfig:
     model: ModelConfig  # the network
     data: DataConfig  # the corpus and its rows
     model_dir: str  # directory, local or gs://, of checkpoints and logs
-    train_steps: int | None  # at most; None: up to the end of data.num_epochs
+    train_steps: PositiveInt | None  # at most; None: up to the end of data.num_epochs
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # optimizer and learning rate
     loss: LossConfig = field(default_factory=LossConfig)  # the training loss
     mesh: MeshConfig = field(default_factory=MeshConfig)  # how devices share the work
@@ -163,31 +131,21 @@ class RunConfig:
     hub_private: bool = False  # of a model that the hub does not have yet
     hub_strategy: str = "end"  # when: at the run's end, or also every_save
     reset_step: bool = False  # start at step 0 with a new optimizer state; read only the parameters
-    num_microbatches: int = 1  # parts of a batch, computed one after the other to save memory
+    num_microbatches: PositiveInt = 1  # parts of a batch, computed one after the other to save memory
     gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices sum gradients; see training/step.py
-    log_every_steps: int = 100  # steps between two lines of the log
+    log_every_steps: PositiveInt = 100  # steps between two lines of the log
     random_seed: int = 0  # of initial values and dropout
     random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
-    step_timeout_seconds: float | None = 3600.0  # a step that takes longer ends the process; None: no limit
-    host_timeout_seconds: float = 30.0  # after which a process that gives no sign of life counts as dead
+    step_timeout_seconds: PositiveFloat | None = 3600.0  # a step that takes longer ends the process; None: no limit
+    host_timeout_seconds: PositiveFloat = 30.0  # after which a process that gives no sign of life counts as dead
     report_to: str = "tensorboard"  # who else gets metrics.jsonl's figures: tensorboard, wandb, both with a comma, none
-    profile_steps: int = 0  # number of steps to trace into model_dir/profile, from a start's third step on
+    profile_steps: NonNegativeInt = 0  # number of steps to trace into model_dir/profile, from a start's third step on
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("random_seed",))
         one_of(self, "random_bits", RANDOM_BITS)
         one_of(self, "hub_strategy", HUB_STRATEGIES)
         one_of(self, "gradient_reduce_dtype", REDUCTIONS)
-        require(
-            isinstance(self.profile_steps, int) and self.profile_steps >= 0,
-            "RunConfig.profile_steps",
-            f"is {self.profile_steps!r}; give a whole number, 0 or more.",
-        )
-        require(
-            isinstance(self.model_dir, str) and bool(self.model_dir),
-            "RunConfig.model_dir",
-            f"is {self.model_dir!r}; give a directory or a gs:// path.",
-        )
         kinds.check_address(self.model_dir, "RunConfig.model_dir", kinds.WRITABLE)
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))
@@ -197,9 +155,6 @@ class RunConfig:
             f"is {self.report_to!r}; give {', '.join(REPORTS)}, several with commas, or none.",
         )
         self._resolve_exports()
-        positive(self, "num_microbatches", "log_every_steps")
-        if self.train_steps is not None:
-            positive(self, "train_steps")
         require(
             self.train_steps is not None or self.data.num_epochs is not None,
             "RunConfig.train_steps",
@@ -212,9 +167,6 @@ class RunConfig:
                 f"is 'epoch', and DataConfig.stages {self.data.stages!r}, which have epochs of their own; give a number"
                 " of steps.",
             )
-        above_zero(self, "host_timeout_seconds")
-        if self.step_timeout_seconds is not None:
-            above_zero(self, "step_timeout_seconds")
         self._check_sides()
         require(
             self.loss.logits != "chunked" or "logits" not in self.model.biases,
@@ -255,10 +207,10 @@ class RunConfig:
         length, model = self.data.sequence_length, self.model
         if not model.is_decoder_only:
             require(
-                self.data.objective != "causal_lm",
+                self.data.objective is None or OBJECTIVES[self.data.objective].has_inputs,
                 "DataConfig.objective",
-                "is 'causal_lm', which gives no inputs, and the model has an encoder that reads them; choose"
-                " prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
+                f"is {self.data.objective!r}, which gives no inputs, and the model has an encoder that reads them;"
+                " choose prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
             )
             require(
                 length is None,

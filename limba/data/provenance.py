@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError
 from limba.data.epochs.deal import WHOLE_UNITS, Deal
-from limba.data.objectives.choice import OBJECTIVE_LENGTHS
+from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
 from limba.data.objectives.token_blocks import Features
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
@@ -193,7 +193,7 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
                 raise
             raise _NotFollowedError from error  # a preprocessor that takes no further feature
         if DOCUMENT not in _spec(examples):
-            if any(_function(step) in OBJECTIVE_LENGTHS for step in part.preprocessors):
+            if any(map(objective_of, part.preprocessors)):
                 return examples
             raise _NotFollowedError
         return examples.map(
@@ -253,7 +253,7 @@ def _followed(
 
     if function is tokenize_documents:
         return tokenize
-    return objective if function in OBJECTIVE_LENGTHS else step
+    return objective if objective_of(step) else step
 
 
 def _marks(part: seqio.Task) -> Callable[[tf.Tensor], Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from limba.config import GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
+from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, ModelConfig, RunConfig
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
 from limba.config.waiting import waiting
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
-PREFIX_OBJECTIVES = ("prefix_lm", "lm_adaptation")  # whose rows have inputs
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +188,7 @@ class TrainedModel:
         if not model.is_decoder_only or model.prefix_attention != "full" or run is None:
             return False
         if run.data.objective is not None:
-            return run.data.objective in PREFIX_OBJECTIVES
+            return OBJECTIVES[run.data.objective].has_prefix
         try:
             task = self.task
         except InputError as error:

@@ -79,15 +79,25 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     assert train(config)["train"]["loss"] < figures["train"]["loss"] - 0.1
 
 
-def test_epochs_become_steps_and_choices_reach_the_objective(values: dict[str, Any], tmp_path: Path) -> None:
+def test_epochs_become_steps_and_choices_reach_the_objective(
+    values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     del values["max_steps"], values["learning_rate"]
     values |= {"num_train_epochs": 2, "mlm_probability": 0.3, "mean_noise_span_length": 5.0, "bf16": True}
-    values |= {"adafactor": True, "weight_decay": 0.001, "do_eval": False, "validation_split_percentage": 10}
+    values |= {
+        "adafactor": True,
+        "weight_decay": 0.001,
+        "adam_beta1": 0.9,
+        "adam_epsilon": 1e-8,
+        "do_eval": False,
+        "validation_split_percentage": 10,
+    }
     config = parse_args([argument(values, tmp_path)]).config
     assert config.data.num_epochs == 2 and 3 < config.train_steps < 1_000
     assert (config.data.noise_density, config.data.mean_noise_span_length) == (0.3, 5.0)
     assert config.optimizer.weight_decay == 0.0  # the Flax script's Adafactor does not take it
     assert config.optimizer.name == "adafactor" and config.model.dtype == "bfloat16"
+    assert "# adam_beta1, adam_epsilon: Adafactor has none, here and in the scripts." in capsys.readouterr().out
     assert config.optimizer.schedule.base_learning_rate == 5e-5 and config.random_seed == 42  # those scripts' own
     assert config.data.validation_percent == 10 and config.evaluation.every_steps > config.train_steps
     from limba.data.objectives import derive_lengths

@@ -102,7 +102,7 @@ def test_a_field_that_is_left_out_has_its_default() -> None:
         ({"qqq": 5}, "RunConfig has no field 'qqq'; remove it."),
         ({"train_steps": "5"}, "RunConfig.train_steps is '5'; give a whole number or None."),
         ({"train_steps": True}, "RunConfig.train_steps is True; give a whole number or None."),
-        ({"train_steps": -1}, "RunConfig.train_steps is -1; give a whole number above 0."),
+        ({"train_steps": -1}, "RunConfig.train_steps is -1; give a whole number above 0, or None."),
         ({"mesh": 3}, "MeshConfig is 3; give its fields."),
         ({"mesh": {"fsdp": 1.5}}, "MeshConfig.fsdp is 1.5; give a whole number."),
         ({"model": {"vocab_size": 128}}, "ModelConfig.emb_dim is missing; add it."),

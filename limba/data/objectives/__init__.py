@@ -3,7 +3,7 @@
 Part of `data/`: imports `config/`, never jax.
 """
 
-from limba.data.objectives.choice import OBJECTIVES, derive_lengths, of_one_sequence, with_objective
+from limba.data.objectives.choice import derive_lengths, of_one_sequence, with_objective
 from limba.data.objectives.denoisers import ul2
 from limba.data.objectives.diacritics import restore_diacritics
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation, prefix_lm
@@ -14,7 +14,6 @@ from limba.data.objectives.tokenization import tokenize_documents
 from limba.data.objectives.whole_words import whole_word_span_corruption
 
 __all__ = [
-    "OBJECTIVES",
     "SUPERVISED",
     "add_prefix",
     "causal_lm",

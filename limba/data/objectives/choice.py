@@ -7,62 +7,32 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import seqio
-import tensorflow as tf
 
-from limba.config import ConfigError
-from limba.data.objectives.denoisers import ul2, ul2_lengths
-from limba.data.objectives.language_modeling import (
-    as_one_sequence,
-    causal_lm,
-    causal_lm_lengths,
-    lm_adaptation,
-    lm_adaptation_lengths,
-    prefix_lm,
-    prefix_lm_lengths,
-)
-from limba.data.objectives.spans import span_corruption, span_corruption_lengths
+from limba.config import OBJECTIVES, ConfigError
+from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.objectives.token_blocks import check_targets
 from limba.data.objectives.tokenization import tokenize_documents
-from limba.data.objectives.whole_words import whole_word_lengths, whole_word_span_corruption
 
 logger = logging.getLogger(__name__)
 
 
-def _span_corruption_lengths(
-    lengths: Mapping[str, int], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
-) -> dict[str, int]:
-    inputs = lengths["inputs"]
-    return {"inputs": inputs, "targets": span_corruption_lengths(inputs, noise_density, mean_noise_span_length)[1]}
+def function_of(objective: str, ending: str = "") -> Callable[..., Any]:
+    """Returns the preprocessor of an objective; with the ending "_lengths" the function to its rows' lengths."""
+    module = importlib.import_module(f"{__package__}.{OBJECTIVES[objective].module}")
+    return getattr(module, objective + ending)
 
 
-# The values of DataConfig.objective, and for each a function from the configured lengths and its choices to the
-# lengths that it needs.
-OBJECTIVES: dict[str, Callable[..., tf.data.Dataset]] = {
-    "span_corruption": span_corruption,
-    "whole_word_span_corruption": whole_word_span_corruption,
-    "ul2": ul2,
-    "prefix_lm": prefix_lm,
-    "lm_adaptation": lm_adaptation,
-    "causal_lm": causal_lm,
-}
-OBJECTIVE_LENGTHS: dict[Callable[..., tf.data.Dataset], Callable[..., dict[str, int]]] = {
-    span_corruption: _span_corruption_lengths,
-    whole_word_span_corruption: whole_word_lengths,
-    ul2: ul2_lengths,
-    prefix_lm: prefix_lm_lengths,
-    lm_adaptation: lm_adaptation_lengths,
-    causal_lm: causal_lm_lengths,
-}
-
-# Those that a decoder-only model can learn.
-SEQUENCE_FUNCTIONS = (causal_lm, prefix_lm, lm_adaptation)
+def objective_of(step: Any) -> str | None:
+    """Returns the name of the objective that a preprocessor is; None if it is another step."""
+    return next((name for name in OBJECTIVES if _function(step) is function_of(name)), None)
 
 
 def _function(step: Any) -> Any:
@@ -72,7 +42,7 @@ def _function(step: Any) -> Any:
 def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     """Returns the task with its objective replaced by the named one, with that one's default choices.
 
-    For causal language modeling documents also end with the end-of-sequence id. Raises ConfigError for an
+    For one without inputs, causal LM, documents also end with the end-of-sequence id. Raises ConfigError for an
     unknown name, and for a task without exactly one objective of `limba.data.objectives`.
     """
     if name not in OBJECTIVES:
@@ -80,7 +50,7 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
         hint = f"did you mean {near[0]}? It" if near else "it"
         raise ConfigError("DataConfig.objective", f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}.")
     steps = list(task.preprocessors)
-    places = [place for place, step in enumerate(steps) if _function(step) in OBJECTIVE_LENGTHS]
+    places = [place for place, step in enumerate(steps) if objective_of(step)]
     if len(places) != 1:
         raise ConfigError(
             "DataConfig.objective",
@@ -88,8 +58,8 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
             " could replace; register the task with tokenize_documents and span_corruption, or leave"
             " DataConfig.objective None.",
         )
-    steps[places[0]] = OBJECTIVES[name]
-    if name == "causal_lm":
+    steps[places[0]] = function_of(name)
+    if not OBJECTIVES[name].has_inputs:  # its rows have no end of sequence of their own
         steps = [
             functools.partial(step, append_eos=True) if _function(step) is tokenize_documents else step
             for step in steps
@@ -105,8 +75,7 @@ def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
     given = {name: value for name, value in choices.items() if value is not None}
     steps = list(task.preprocessors)
     for place, step in enumerate(steps if given else ()):
-        function = _function(step)
-        if function in OBJECTIVE_LENGTHS and set(given) <= set(inspect.signature(function).parameters):
+        if objective_of(step) and set(given) <= set(inspect.signature(_function(step)).parameters):
             steps[place] = functools.partial(step, **given)
             return task.replace(preprocessors=steps)
     if given:
@@ -121,16 +90,16 @@ def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
 
 def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
     """Returns the task for a decoder-only model; ConfigError for an objective that needs an encoder."""
-    steps = []
+    steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
     for step in task.preprocessors:
-        function = _function(step)
-        if function in OBJECTIVE_LENGTHS and function not in SEQUENCE_FUNCTIONS:
+        objective = objective_of(step)
+        if objective and objective not in names:
             raise ConfigError(
                 "DataConfig.task_feature_lengths",
-                f"gives only targets, and the objective of task {task.name} is {function.__name__}, whose inputs an"
-                " encoder reads; set DataConfig.objective to causal_lm, prefix_lm or lm_adaptation.",
+                f"gives only targets, and the objective of task {task.name} is {objective}, whose inputs an encoder"
+                f" reads; set DataConfig.objective to one of {', '.join(names)}.",
             )
-        if function is tokenize_documents:
+        if _function(step) is tokenize_documents:
             step = functools.partial(step, append_eos=True)
         steps.append(as_one_sequence(step, packed))
     return task.replace(preprocessors=steps)
@@ -141,9 +110,10 @@ def reads_prefix(task: seqio.Task | seqio.Mixture) -> bool:
 
     So it is for pairs, prefix LM and LM adaptation, and not for causal LM.
     """
-    functions = (prefix_lm, lm_adaptation)
     return all(
-        is_supervised(part) or any(_function(step) in functions for step in part.preprocessors) for part in _tasks(task)
+        is_supervised(part)
+        or any(OBJECTIVES[name].has_prefix for name in map(objective_of, part.preprocessors) if name)
+        for part in _tasks(task)
     )
 
 
@@ -192,8 +162,8 @@ def _tasks(task: seqio.Task | seqio.Mixture) -> list[seqio.Task]:
 
 def _lengths_needed(task: seqio.Task, lengths: Mapping[str, int]) -> dict[str, int] | None:
     for step in task.preprocessors:
-        needed = OBJECTIVE_LENGTHS.get(_function(step))
-        if needed is not None:
+        if name := objective_of(step):
+            needed = function_of(name, "_lengths")
             choices = step.keywords if isinstance(step, functools.partial) else {}
             known = inspect.signature(needed).parameters
             return needed(lengths, **{name: value for name, value in choices.items() if name in known})

@@ -38,12 +38,12 @@ def num_noise(length: int, noise_density: float, mean_noise_span_length: float) 
     return noise, max(spans, 1)
 
 
-def span_corruption_lengths(
+def raw_and_targets(
     inputs_length: int, noise_density: float = 0.15, mean_noise_span_length: float = 3.0
 ) -> tuple[int, int]:
     """Returns (raw tokens, targets length) that fill inputs of `inputs_length`; both sides include their end.
 
-    >>> span_corruption_lengths(512)
+    >>> raw_and_targets(512)
     (568, 114)
 
     Raises ConfigError if no such row exists.
@@ -61,8 +61,16 @@ def span_corruption_lengths(
     return found
 
 
+def span_corruption_lengths(
+    lengths: Mapping[str, int], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
+) -> dict[str, int]:
+    """Returns {"inputs", "targets"}, without padding (512 and 114)."""
+    targets = raw_and_targets(lengths["inputs"], noise_density, mean_noise_span_length)[1]
+    return {"inputs": lengths["inputs"], "targets": targets}
+
+
 def _fitting_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int] | None:
-    """Returns `span_corruption_lengths`; None if there is no such row."""
+    """Returns `raw_and_targets`; None if there is no such row."""
 
     def lengths(raw: int) -> tuple[int, int]:
         noise = round(raw * noise_density)
@@ -133,7 +141,7 @@ def span_corruption(
 
     Raises ConfigError if the lengths do not fit or the vocabulary has too few sentinels.
     """
-    raw, targets_length = span_corruption_lengths(sequence_length["inputs"], noise_density, mean_noise_span_length)
+    raw, targets_length = raw_and_targets(sequence_length["inputs"], noise_density, mean_noise_span_length)
     check_targets("span corruption", sequence_length, targets_length)
     vocabulary = output_features["targets"].vocabulary
     noise, spans = num_noise(raw, noise_density, mean_noise_span_length)

@@ -13,7 +13,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives.spans import span_corruption_lengths
+from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
 
@@ -23,7 +23,7 @@ ROWS_PER_BLOCK = 32
 LONGEST_WORD = 16  # pieces; longer runs without a marker (addresses, scripts without spaces) count as several words
 
 
-def whole_word_lengths(
+def whole_word_span_corruption_lengths(
     lengths: Mapping[str, int], noise_density: float = 0.15, mean_noise_span_length: float = 3.0
 ) -> dict[str, int]:
     """Returns {"inputs", "targets"}, the targets a sixteenth longer than span corruption's (512 and 121).
@@ -31,10 +31,10 @@ def whole_word_lengths(
     A row ends when either side is full, and rows differ in their amount of noise: with a sixteenth more, inputs and
     targets together have the least padding.
 
-    >>> whole_word_lengths({"inputs": 512})
+    >>> whole_word_span_corruption_lengths({"inputs": 512})
     {'inputs': 512, 'targets': 121}
     """
-    targets = span_corruption_lengths(lengths["inputs"], noise_density, mean_noise_span_length)[1]
+    targets = raw_and_targets(lengths["inputs"], noise_density, mean_noise_span_length)[1]
     return {"inputs": lengths["inputs"], "targets": targets + targets // 16}
 
 
@@ -72,7 +72,7 @@ def corrupt_words(
 
     `choices` are the density and the mean span.
     """
-    needed = whole_word_lengths(sequence_length, *choices)
+    needed = whole_word_span_corruption_lengths(sequence_length, *choices)
     check_targets("whole-word span corruption", sequence_length, needed["targets"])
     vocabulary = output_features["targets"].vocabulary
     sentinels = num_sentinels(vocabulary)
@@ -83,7 +83,7 @@ def corrupt_words(
         )
     limits = (needed["inputs"] - append_eos, sequence_length.get("targets", needed["targets"]) - append_eos, sentinels)
     end = vocabulary.eos_id if append_eos else None
-    window = span_corruption_lengths(needed["inputs"], *choices)[0]
+    window = raw_and_targets(needed["inputs"], *choices)[0]
     begins = begins or begins_word(vocabulary).__getitem__
     rows_of = _block_function(begins, *choices, window, limits, vocabulary.vocab_size - 1, end)
     return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)

@@ -3,6 +3,10 @@
 import functools
 import hashlib
 import json
+import re
+import sys
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +14,15 @@ import seqio
 import tensorflow as tf
 
 from limba.config import OBJECTIVES as NAMES
-from limba.config import InputError
-from limba.data.objectives import OBJECTIVES, denoisers, tokenize_documents, whole_words
+from limba.config import ConfigError, DataConfig, InputError
+from limba.config.data import Objective
+from limba.data.objectives import choice, denoisers, span_corruption, tokenize_documents, whole_words
+from limba.data.objectives.choice import function_of
 from limba.data.vocabulary.load import SPACE, load_vocabulary
+from tests.data import test_provenance
 from tests.data.objectives.test_objectives import features
 
+ROOT = Path(__file__).parents[3]
 BYTES = seqio.ByteVocabulary(200)
 TOP = BYTES.vocab_size - 1
 MODES = denoisers.mode_ids(BYTES)
@@ -23,7 +31,7 @@ MODES = denoisers.mode_ids(BYTES)
 def made(objective, tokens, lengths, map_seed=1, vocabulary=BYTES, **choices) -> tf.data.Dataset:
     vectors = tf.data.Dataset.from_tensors({"targets": tf.constant(tokens, tf.int32)})
     with seqio.map_seed_manager(map_seed):
-        return OBJECTIVES[objective](vectors, lengths, features(vocabulary), **choices)
+        return function_of(objective)(vectors, lengths, features(vocabulary), **choices)
 
 
 def text(num_tokens: int) -> np.ndarray:
@@ -68,8 +76,50 @@ def test_joining_gives_the_text_back(objective, num_tokens):
     assert all(len(row[name]) <= lengths[name] and np.trim_zeros(row[name], "b").all() for row in rows for name in row)
 
 
-def test_all_objectives_can_be_chosen():
-    assert tuple(OBJECTIVES) == NAMES
+def test_every_objective_is_tested_and_documented():
+    """A new one needs a recorded digest, a case of provenance, a line of the page, and its name where gin explains."""
+    assert set(RECORDED) == set(NAMES), "record the digest of its rows"
+    assert set(NAMES) <= {name.split()[0] for name in test_provenance.OBJECTIVES}
+    table = (ROOT / "docs/objectives.md").read_text().partition("| `OBJECTIVE` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(NAMES)
+    comment = re.search(r"^OBJECTIVE = None  # .*; (.*)$", (ROOT / "gin/runs/pretrain.gin").read_text(), re.MULTILINE)
+    assert comment and comment[1].split(", ") == [name for name, each in NAMES.items() if each.has_inputs]
+
+
+def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_path):
+    """The tokens of a row the other way round, for both kinds of networks: known to all that asks for objectives."""
+    module = types.ModuleType("limba.data.objectives.made_up")
+
+    def backwards(dataset, sequence_length, output_features):
+        rows = dataset.unbatch().batch(sequence_length["inputs"] - 1, drop_remainder=True)
+        ends = lambda row: tf.concat([row, [1]], 0)
+        return rows.map(lambda row: {"inputs": ends(row["targets"]), "targets": ends(row["targets"][::-1])})
+
+    module.backwards = backwards
+    module.backwards_lengths = lambda lengths: {"inputs": lengths["inputs"], "targets": lengths["inputs"]}
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError, match="DataConfig.objective is 'backwards'; choose one of span_corruption"):
+        DataConfig("demo", {"inputs": 16}, 4, objective="backwards")
+    monkeypatch.setitem(NAMES, "backwards", Objective("made_up", for_decoder=True))
+    (row, *_) = made("backwards", text(60), {"inputs": 16}).as_numpy_iterator()
+    assert row["targets"].tolist() == [*row["inputs"][-2::-1], 1]
+    task = seqio.Task(
+        "backwards",
+        seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: None, ["train"]),
+        {name: seqio.Feature(BYTES) for name in ("inputs", "targets")},
+        [tokenize_documents, span_corruption],
+    )
+    chosen = choice.with_objective(task, "backwards")
+    assert chosen.preprocessors == (tokenize_documents, backwards) or [*chosen.preprocessors][-1] is backwards
+    assert choice.derive_lengths(chosen, {"inputs": 16}) == {"inputs": 16, "targets": 16}
+    assert choice.reads_prefix(chosen) and not choice.reads_prefix(task)
+    assert choice.of_one_sequence(chosen, packed=False).preprocessors
+    assert DataConfig("demo", {"targets": 16}, 4, objective="backwards").sequence_length == 16
+    monkeypatch.setitem(NAMES, "backwards", Objective("made_up"))
+    with pytest.raises(ConfigError, match="without inputs; choose one of prefix_lm, lm_adaptation, causal_lm"):
+        DataConfig("demo", {"targets": 16}, 4, objective="backwards")
+    with pytest.raises(ConfigError, match="is backwards, whose inputs an encoder reads; set DataConfig.objective to"):
+        choice.of_one_sequence(chosen, packed=False)
 
 
 @pytest.mark.parametrize("denoiser", denoisers.UL2, ids=str)

@@ -81,7 +81,7 @@ def test_noise_is_counted_as_in_t5s_graph():
 def test_lengths_are_t5s():
     for case in GOLDEN["random_spans_helper"]:
         choices = (case["inputs_length"], case["noise_density"], case["mean_noise_span_length"])
-        assert span_corruption.span_corruption_lengths(*choices) == (case["tokens_length"], case["targets_length"])
+        assert span_corruption.raw_and_targets(*choices) == (case["tokens_length"], case["targets_length"])
 
 
 def test_stream_is_t5s():
@@ -101,12 +101,12 @@ def test_stream_is_t5s():
     ("inputs", "raw", "targets"), [(512, 568, 114), (256, 284, 58), (128, 141, 29), (1024, 1137, 229)]
 )
 def test_published_lengths(inputs, raw, targets):
-    assert span_corruption.span_corruption_lengths(inputs) == (raw, targets)
+    assert span_corruption.raw_and_targets(inputs) == (raw, targets)
 
 
 def test_graph_gives_the_derived_lengths_for_all_inputs():
     for inputs in range(16, 2049):
-        raw, targets = span_corruption.span_corruption_lengths(inputs)
+        raw, targets = span_corruption.raw_and_targets(inputs)
         noise, spans = span_corruption.num_noise(raw, 0.15, 3.0)
         assert raw - noise + spans + 1 <= inputs
         assert noise + spans + 1 == targets
@@ -138,11 +138,11 @@ def test_lengths_that_cannot_be_are_refused():
     with pytest.raises(InputError, match=r"'targets' 28.*needs 29"):
         corrupted(200, {"inputs": 128, "targets": 28})
     with pytest.raises(InputError, match="too short"):
-        span_corruption.span_corruption_lengths(4)
+        span_corruption.raw_and_targets(4)
     with pytest.raises(InputError, match="sentinels"):
         corrupted(200, {"inputs": 4096, "targets": 1000})
     with pytest.raises(InputError, match="density"):
-        span_corruption.span_corruption_lengths(128, noise_density=0.0)
+        span_corruption.raw_and_targets(128, noise_density=0.0)
 
 
 def task(*steps: object) -> seqio.Task:

@@ -105,12 +105,12 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
 
 def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:
     """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
-    from limba.data.objectives.spans import span_corruption_lengths
+    from limba.data.objectives.spans import raw_and_targets
     from limba.data.vocabulary.load import encoder, load_vocabulary
 
     encode = encoder(load_vocabulary(choices["VOCABULARY"]))
     density, span = choices.get("NOISE_DENSITY", 0.15), choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
-    raw = span_corruption_lengths(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
+    raw = raw_and_targets(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
 
     def tokens(documents: Sequence[bytes]) -> int:
         return sum(len(encode(text)) for text in documents)

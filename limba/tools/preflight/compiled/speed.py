@@ -146,8 +146,8 @@ def sides_of(config: RunConfig) -> tuple[int, int]:
         return 0, config.data.sequence_length
     if "targets" in given:
         return given["inputs"], given["targets"]
-    from limba.data.objectives.spans import span_corruption_lengths
+    from limba.data.objectives.spans import raw_and_targets
 
     choices = {"noise_density": config.data.noise_density, "mean_noise_span_length": config.data.mean_noise_span_length}
     chosen = {name: value for name, value in choices.items() if value is not None}
-    return given["inputs"], span_corruption_lengths(given["inputs"], **chosen)[1]
+    return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]
