@@ -97,7 +97,7 @@ def ours(config: RunConfig, script: str) -> dict[str, Any]:
         "factors": schedule.factors.split(" * "),
         "rate": schedule.base_learning_rate,
         "warmup": schedule.warmup_steps,
-        "decay": optimizer.decay_rate,
+        "decay": getattr(optimizer, "decay_rate", None),
         "offset": optimizer.step_offset,
     }
     return found | {
