@@ -1,6 +1,5 @@
 """A mistake costs a second: exit code 2 and one sentence that says what, where, and what to do."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from limba.cli import flags, main
 from limba.cli.gin.resolve import CLASSES
 from limba.cli.gin.statements import read
 from limba.config import InputError, environment
+from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.names import OURS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,5 +207,5 @@ def test_bad_commands(argv: list[str], parts: list[str], capsys, monkeypatch: py
 def test_each_name_of_t5x_leads_to_a_name_of_ours() -> None:
     """No message advises a class, field or macro that Limba lacks."""
     macros = {binding.name for binding in read(["gin/runs/finetune.gin"]).bindings if not binding.field}
-    fields = {f"{name}.{entry.name}" for name, each in CLASSES.items() for entry in dataclasses.fields(each)}
+    fields = {f"{name}.{field}" for name, each in CLASSES.items() for field in fields_of(each)}
     assert set(OURS.values()) <= {*CLASSES, *fields, *macros}

@@ -187,7 +187,7 @@ def test_language_models_are_as_published(name: str) -> None:
 def test_every_class_of_the_configuration_can_be_bound() -> None:
     run, _ = build("demo.gin")
     every = {value for value in vars(config).values() if dataclasses.is_dataclass(value)}
-    assert classes_in(run) == every
+    assert classes_in(run) == every - {config.OptimizerConfig} | {type(run.optimizer)}  # the class of its rule
 
 
 def test_command_line_counts_more_than_files() -> None:
