@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ STEPS = {1: LONG_STEPS, 2: 240, 4: 200}  # of the undisturbed runs, by the numbe
 STOPPED_SECONDS = 60.0
 AGAIN_SECONDS = 0.6  # from the first Ctrl-C to the second; less counts as one
 STOPPED_STEPS = 80  # of the run that is stopped alone
-READERS = ("--gin.config.DataConfig.num_reader_processes=2",)
 GONE_SECONDS = 15.0  # of MODEL_DIR
 STACKS = "recorded"  # the function of kill.RECORDING that stands still
 KILLED = {-9}
@@ -286,17 +284,6 @@ def _other_number(bench: Bench, name: str) -> Row:
     return bench.resume(row, directory, setting, promised, processes=1, steps=promised + 3 * MORE_STEPS)
 
 
-def _killed_reader(bench: Bench, name: str) -> Row:
-    def kill_one(start: Start, _: Path) -> None:
-        pid = start.processes[0].pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        readers = [child for child in children if b"limba.data.reader" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        os.kill(int(readers[1]), signal.SIGKILL)
-
-    row = Row(name, "kill -9 of one of two reader processes")
-    return _disturbed(bench, row, kill_one, r"has ended \(-9\): it is started again", READERS)
-
-
 def _moved_model_dir(bench: Bench, name: str) -> Row:
     def move(_: Start, directory: Path) -> None:
         away = directory.with_name("away")
@@ -308,13 +295,11 @@ def _moved_model_dir(bench: Bench, name: str) -> Row:
     return _disturbed(bench, row, move, "is gone|tried again")
 
 
-def _disturbed(
-    bench: Bench, row: Row, does: Callable[[Start, Path], None], says: str | None, extra: Sequence[str] = ()
-) -> Row:
+def _disturbed(bench: Bench, row: Row, does: Callable[[Start, Path], None], says: str | None) -> Row:
     """Returns the row of a run that goes on to its end by itself."""
     setting = Setting(1, LONG_STEPS)
     directory = bench.trained(setting, "disturbed")
-    with bench.start(directory, setting, steps=STOPPED_STEPS, extra=extra) as start:
+    with bench.start(directory, setting, steps=STOPPED_STEPS) as start:
         start.trains(3)
         since = time.monotonic()
         does(start, directory)
@@ -324,7 +309,6 @@ def _disturbed(
 
 
 ALONE = {
-    "kill-reader": _killed_reader,
     "model-dir-moved": _moved_model_dir,
     "ctrl-c-early": _interrupted_early,
     "stopped-60-s-of-1": _stopped_alone,
