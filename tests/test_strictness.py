@@ -48,7 +48,6 @@ BY_THE_CLOCK = {
     "tests/data/preparation/test_executors.py": "tasks are killed at random moments",
     "tests/data/sources/test_network.py": "a library that never returns, and one whose own patience is two minutes",
     "tests/data/test_reader_processes.py": "a step that takes time",
-    "tests/export/test_push.py": "a save that comes after the first look at the folder",
     "tests/launch/test_supervise.py": "while a command is stopped nothing may happen",
     "tests/sharding/test_preemption.py": "a step that does not end",
     "tests/storage/test_lease.py": "a holder that is silent for longer than its heartbeat",

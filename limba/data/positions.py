@@ -315,7 +315,8 @@ def opened(position: bytes, shard: int) -> Saved:
             if strange:
                 raise ValueError(f"it holds {strange[0]!r}")
             contents = {name: archive.read(name) for name in archive.namelist()}  # compares checksums
-        about = {"format": 1, **json.loads(contents[ABOUT_FILE])}  # the first format did not say it
+        # The first format did not say which it was; version 0.2.0 wrote this one without what is trained, and its pace.
+        about = {"format": 1, "trained": {}, "pace": {}, **json.loads(contents[ABOUT_FILE])}
         if about["format"] == FORMAT and not isinstance(about["num_batches"], int):
             raise ValueError("its number of batches is missing")
         rows: Rows = {}

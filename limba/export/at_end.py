@@ -209,8 +209,10 @@ def uploading(config: RunConfig) -> Iterator[None]:
     if not config.hub_model_id or config.hub_strategy != "every_save" or not is_first():
         yield
         return
-    over = threading.Event()
-    thread = threading.Thread(target=_upload, args=(config, over), daemon=True, name="upload")
+    over, before = threading.Event(), None  # before: what an earlier start has saved
+    with contextlib.suppress(Exception):  # the run goes on whatever fails
+        before = _newest(config)
+    thread = threading.Thread(target=_upload, args=(config, over, before), daemon=True, name="upload")
     thread.start()
     try:
         yield
@@ -224,10 +226,9 @@ def uploading(config: RunConfig) -> Iterator[None]:
         over.set()
 
 
-def _upload(config: RunConfig, over: threading.Event) -> None:
+def _upload(config: RunConfig, over: threading.Event, done: int | None) -> None:
     assert config.hub_model_id is not None
     place = HubDestination(config.hub_model_id, config.hub_private)
-    done = _newest(config)  # what an earlier start has saved
     while not over.wait(SECONDS):
         try:
             step = _newest(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,7 +109,6 @@ def test_each_save_is_uploaded_beside_the_training(server, tmp_path, monkeypatch
     shutil.move(checkpoints / "10", tmp_path / "10")
     config = run_config(run)
     with at_end.uploading(config):
-        time.sleep(1)  # what is there when it first looks is not uploaded
         shutil.move(tmp_path / "10", checkpoints / "10")  # a save has ended
         wait_until((tmp_path / "served" / "me" / "saves" / "main" / "model.safetensors").exists)
     assert "step 10: the model is in http" in capsys.readouterr().out

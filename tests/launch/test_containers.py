@@ -59,7 +59,7 @@ def test_sky_s_task_is_yaml_of_its_known_fields_and_its_shell_is_sound() -> None
     task = yaml.safe_load((ROOT / "launch" / "sky.yaml").read_text())
     assert set(task) == {"name", "workdir", "resources", "envs", "secrets", "setup", "run"}
     resources = task["resources"]
-    assert resources["use_spot"] is True and resources["job_recovery"]["recover_on_exit_codes"] == [75]
+    assert resources["use_spot"] is True and resources["job_recovery"]["recover_on_exit_codes"] == [75, 134]
     assert resources["accelerator_args"] == {"runtime_version": IMAGES["v2"]}  # v4's, too
     assert (ROOT / task["envs"]["GIN_FILE"]).exists()
     variables = "".join(f"export {name}=x\n" for name in [*task["envs"], *task["secrets"]])

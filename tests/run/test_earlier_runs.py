@@ -1,7 +1,8 @@
 """A run directory that version 0.2 wrote resumes here, with the losses of a run that was never stopped.
 
-tests/golden/run_06a95cb/run was stopped by SIGKILL behind step 10 of 24, by the code of commit 06a95cb; `whole` has the
-losses of the same run without interruption.
+tests/golden/run_COMMIT/run was stopped by SIGKILL behind step 10 of 24, by the code of that commit; `whole` has the
+losses of the same run without interruption. 0a475fc is version 0.2.0; 06a95cb the last one that wrote config.json in
+format 1.
 """
 
 import json
@@ -17,7 +18,8 @@ from limba.config.plain import from_text
 from limba.training.metrics.logging import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
-GOLDEN = ROOT / "tests" / "golden" / "run_06a95cb"
+GOLDEN = ROOT / "tests" / "golden"
+CORPUS = GOLDEN / "run_06a95cb" / "corpus.jsonl"
 
 
 def losses(directory: Path) -> dict[int, float]:
@@ -25,8 +27,11 @@ def losses(directory: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_run_of_version_0_2_resumes(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
+@pytest.mark.parametrize("commit", ["0a475fc", "06a95cb"])
+def test_a_run_of_version_0_2_resumes(commit: str, tmp_path: Path) -> None:
+    golden = GOLDEN / f"run_{commit}"
+    shutil.copytree(golden, tmp_path, dirs_exist_ok=True)
+    shutil.copy(CORPUS, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environment.pop("XLA_FLAGS", None)  # the run had one device
     command = [sys.executable, "-m", "limba", "train", "run/config.gin", "--gin.MODEL_DIR=run"]
@@ -38,7 +43,7 @@ def test_a_run_of_version_0_2_resumes(tmp_path: Path) -> None:
     assert list(found) == list(range(11, 25))
     # Equal to the last digit on the processor that recorded them; another one's code may sum in another order.
     assert found == pytest.approx({step: expected[step] for step in found}, abs=1e-6)
-    before, after = (GOLDEN / "run" / "config.json", tmp_path / "run" / "config.json")
+    before, after = (golden / "run" / "config.json", tmp_path / "run" / "config.json")
     assert (json.loads(before.read_text())["format"], json.loads(after.read_text())["format"]) == (1, 2)
     run = from_text(after.read_text(), "config.json")
     assert (run.model_dir, run.data.data_files) == (str(tmp_path / "run"), "corpus.jsonl")
