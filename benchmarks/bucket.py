@@ -80,9 +80,9 @@ def fill(server: BucketServer) -> None:
 def child(arguments: Sequence[str]) -> None:
     """Runs commands one after the other in this process; prints a JSON line about each."""
     from limba.cli.main import main
-    from limba.storage import clients
+    from limba.storage import servers
 
-    clients.settle()  # before gcsfs is imported, which else asks Google by gRPC what each bucket is
+    servers.settle()  # before gcsfs is imported, which else asks Google by gRPC what each bucket is
     from gcsfs import retry
 
     retry.asyncio = SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds * PAUSES))  # pyright: ignore

@@ -26,7 +26,7 @@ import fsspec
 import google_crc32c
 import pytest
 
-from limba.storage import clients
+from limba.storage import servers
 from tests.http_server import JSON, Handler
 
 PAGE = 3  # names in one page of a listing: the real one has up to 1,000
@@ -418,7 +418,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
         for name in ("TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING", "CLOUD_STORAGE_EMULATOR_ENDPOINT"):
             patch.setenv(name, server.address)
         patch.setitem(fsspec.config.conf, "gs", {})
-        clients.settle()
+        servers.settle()
         google.clear_instance_cache()
         try:
             yield server

@@ -26,7 +26,7 @@ from limba.config import (
 )
 from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
 from limba.config.secrets import without_credentials
-from limba.storage import failures, reaching
+from limba.storage import failures, servers
 
 NOT_A_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST)
 
@@ -55,8 +55,8 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         for argument in argv if argv[:1] != ["preflight"] else ():  # its page says it, beside all else
-            reaching.check(argument)
-            reaching.check_name(GIVEN.sub("", argument).strip("'\""))
+            servers.check(argument)
+            servers.check_name(GIVEN.sub("", argument).strip("'\""))
         result = program(argv)
         sys.stdout.flush()
     except UntrustedModuleError as error:

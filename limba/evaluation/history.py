@@ -14,7 +14,7 @@ from etils import epath
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.storage import places
+from limba.storage import files
 from limba.training.metrics.records import METRICS, files_of
 
 FIGURES = ("train", "validation", "text")  # kinds whose records are numbers
@@ -132,7 +132,7 @@ class History:
         # An object of a bucket may have grown by its tail since, so the bytes of all are one text.
         whole = b""
         for path in paths:
-            joint = b"\n" if whole and not whole.endswith(b"\n") and not path.name.endswith(places.TAIL) else b""
+            joint = b"\n" if whole and not whole.endswith(b"\n") and not path.name.endswith(files.TAIL) else b""
             whole += joint + path.read_bytes()
         yield from whole[self._offset :].splitlines(keepends=True)
 

@@ -29,7 +29,7 @@ from limba.data.reader_processes import LARGE_PAGES, NO_DEVICES
 from limba.export.card import HubDestination
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import is_first, of_first
-from limba.storage import folders
+from limba.storage import manifest
 from limba.training.checks import check_writable
 
 ATTEMPTS = 3
@@ -76,7 +76,7 @@ class FolderDestination:
             return str(folder)
         place = f"{self.name.rstrip('/')}/{folder.name}"
         # A folder that is there is replaced only by the same run's.
-        folders.upload(folder, place, replace=_source_of(folders.read_file(place, RECORD)) == _source_of(folder))
+        manifest.upload(folder, place, replace=_source_of(manifest.read_file(place, RECORD)) == _source_of(folder))
         return place
 
 

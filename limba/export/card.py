@@ -20,7 +20,7 @@ from limba.evaluation.report import plot_loss
 from limba.formats import byt5, decoder_only
 from limba.formats.huggingface import head_scale
 from limba.inference.source import Source
-from limba.storage import hub_names
+from limba.storage import servers
 from limba.training.metrics.logging import read_metrics
 
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
@@ -265,7 +265,7 @@ def check_target(target: str, dry_run: bool) -> None:
 
 
 def _check_token(otherwise: str) -> None:
-    if not hub_names.token():
+    if not servers.token():
         raise InputError(f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}.")
 
 
@@ -297,7 +297,7 @@ class HubDestination:
         except (HTTPError, OSError) as error:
             if _status(error) in REFUSALS:
                 raise InputError(
-                    f"The hub does not accept this upload (asked {hub_names.asked_as()}: HTTP {_status(error)}); set"
+                    f"The hub does not accept this upload (asked {servers.asked_as()}: HTTP {_status(error)}); set"
                     " HF_TOKEN to a token with write access."
                 ) from error
             logger.warning(
@@ -321,7 +321,7 @@ class HubDestination:
             if _status(error) in REFUSALS:
                 raise InputError(
                     f"the hub refuses the upload to {self.model_id} with HTTP {_status(error)}, asked"
-                    f" {hub_names.asked_as()}: check that its owner is right and that the token may write"
+                    f" {servers.asked_as()}: check that its owner is right and that the token may write"
                 ) from error
             raise OSError(f"the upload to {self.model_id} failed: {reason_of(error)}") from error
         return f"{hub.endpoint}/{target}"
@@ -361,4 +361,4 @@ def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
 
 
 def _hub() -> huggingface_hub.HfApi:
-    return huggingface_hub.HfApi(token=hub_names.token())
+    return huggingface_hub.HfApi(token=servers.token())

@@ -25,7 +25,7 @@ from limba.export import card, proof
 from limba.formats.huggingface import head_scale
 from limba.inference.load import write_folder
 from limba.inference.source import T5X, Source, VocabularyName, open_vocabulary, task_of
-from limba.storage import folders, lease
+from limba.storage import lease, manifest
 from limba.storage.files import write_whole
 
 FORMATS = ("pytorch", "flax")
@@ -244,19 +244,19 @@ def export_to_bucket(
 
     Needs the space of one folder in `scratch`, by default the machine's temporary directory. Folders that are there
     with the same choices are kept, and one made with other choices is replaced. Raises what `export` and
-    `folders.upload` raise.
+    `manifest.upload` raise.
     """
     address = address.rstrip("/")
     addresses = {step: f"{address}/step_{step}" for step in steps}
     choices = possible(source.model, choices)
     for step, target in addresses.items():
-        record = folders.read_file(target, RECORD) if folders.is_whole(target) else None
+        record = manifest.read_file(target, RECORD) if manifest.is_whole(target) else None
         if record is not None and is_made_of(_parsed(record), source.directory.name, choices, target):
             print(f"step {step:,}: done before, {target}", flush=True)
             continue
         with _scratch(scratch) as folder:
             made = export(source, folder, [step], choices)[step]
-            sent = folders.upload(made, target, replace=record is not None)
+            sent = manifest.upload(made, target, replace=record is not None)
         print(f"step {step:,}: {target}, {sent.files} files, {sent.bytes:,} bytes, complete", flush=True)
     return addresses
 
@@ -273,7 +273,7 @@ def upload_made(make: Callable[[Path], Path], address: str, scratch: str | None 
     with _scratch(scratch) as folder:
         made = make(folder)
         target = f"{address.rstrip('/')}/{made.name}"
-        folders.upload(made, target)
+        manifest.upload(made, target)
     return target
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.formats.huggingface import WEIGHTS
-from limba.storage import folders, hub_names
+from limba.storage import manifest, servers
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def is_id(text: str) -> bool:
     (True, True, False)
     """
     match = _ID.fullmatch(text)
-    return match is not None and (match["owner"] is not None or hub_names.is_known(match["name"], "model"))
+    return match is not None and (match["owner"] is not None or servers.is_known(match["name"], "model"))
 
 
 def download(text: str, weights: bool = True) -> Path:
@@ -50,10 +50,10 @@ def download(text: str, weights: bool = True) -> Path:
     match = _ID.fullmatch(text)
     if match is None:
         raise InputError(f"{text} is not a hub id; give user/name or user/name@revision.")
-    name, revision, token = hub_names.full_name(match["name"], "model"), match["revision"], hub_names.token()
+    name, revision, token = servers.full_name(match["name"], "model"), match["revision"], servers.token()
     try:
         try:
-            hub_names.check_hub()
+            servers.check_hub()
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
             names = [entry.rfilename for entry in about.siblings or ()]
             wanted: list[str] = wanted_files(text, names) if weights else [*_BESIDE]
@@ -69,13 +69,13 @@ def download(text: str, weights: bool = True) -> Path:
             )
     except errors.GatedRepoError as error:
         raise InputError(
-            f"The hub gives {name} only to those who accept its terms (asked {hub_names.asked_as()}); accept them on"
+            f"The hub gives {name} only to those who accept its terms (asked {servers.asked_as()}); accept them on"
             " its page, and set HF_TOKEN to your token."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
             f"{name} is not a local path, and the hub has no model of that name, or it is private (asked"
-            f" {hub_names.asked_as()}); check it, or set HF_TOKEN to a token that may read it."
+            f" {servers.asked_as()}); check it, or set HF_TOKEN to a token that may read it."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise InputError(
@@ -103,7 +103,7 @@ def from_bucket(address: str) -> Path | None:
         has_weights = any(form.fullmatch(name) for form in WEIGHTS for name in names)
         return wanted_files(address, names) if has_weights and "config.json" in names else []
 
-    return folders.download(address, wanted)
+    return manifest.download(address, wanted)
 
 
 def wanted_files(text: str, names: Iterable[str]) -> list[str]:

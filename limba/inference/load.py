@@ -26,7 +26,7 @@ from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding, leaf_name, make_mesh, parameter_shardings
-from limba.storage import folders, lease
+from limba.storage import lease, manifest
 from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
@@ -347,7 +347,7 @@ class TrainedModel:
             with tempfile.TemporaryDirectory(prefix="limba-export-") as local:
                 made = self.save(Path(local) / "model", format, dtype)
                 target = str(folder).rstrip("/") + (f"/{Path(made).name}" if format == "t5x" else "")
-                folders.upload(made, target)
+                manifest.upload(made, target)
             return target
         folder = Path(os.path.expanduser(folder))
         if format not in FORMATS:

@@ -1,26 +1,35 @@
-"""Paths, files that are written whole or not at all, and free space: local, or at any address that fsspec knows."""
+"""Paths, files that are written whole or not at all, files that grow, and free space; local, or where fsspec knows."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import json
 import logging
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fsspec
 from etils import epath
 
-from limba.config import InputError, kinds
+from limba.config import InputError, StorageError, kinds
 from limba.config.errors import reason_of
-from limba.storage import clients, reaching
+from limba.storage import servers
 
-clients.settle()
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # a file system has none, or not now
+TAIL = ".tail"  # of a growing file's name: what is not joined to it yet
+REQUEST_SECONDS = 60.0  # for one request about a growing file
+UPLOAD_BYTES_PER_SECOND = 1 << 18  # the slowest that is waited for
+# Objects that everybody may read come from caches, up to an hour old, unless they say no-store.
+ABOUT = {"cacheControl": "no-store", "contentType": "application/octet-stream"}
+
+servers.settle()
 logger = logging.getLogger(__name__)
 
 
@@ -31,7 +40,7 @@ def resolved(path: str) -> epath.Path:
     whose server cannot be reached.
     """
     kinds.check_address(path, "The path")
-    reaching.check(path)
+    servers.check(path)
     try:
         return epath.Path(path) if "://" in path else epath.Path(path).expanduser().resolve()
     except (ValueError, RuntimeError, OSError) as error:  # a NUL character, an unknown ~user, a circle of links
@@ -48,7 +57,7 @@ def read_text(path: epath.Path) -> str:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); check the path and its permissions.") from error
 
 
-def is_local(system: Any) -> bool:
+def is_local(system: fsspec.AbstractFileSystem) -> bool:
     """Returns whether a file system of fsspec is this machine's."""
     return "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol)
 
@@ -107,7 +116,7 @@ def try_to_write(path: str | os.PathLike[str], data: bytes | str) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Any]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Yields a file for bytes that replaces a local file at the end of the context, or vanishes after an error."""
     place = Path(path)
     make_folder(place.parent)
@@ -186,3 +195,144 @@ def free_bytes(path: str) -> int | None:
     while not os.path.exists(place):
         place = os.path.dirname(place)
     return shutil.disk_usage(place).free
+
+
+def try_lock(descriptor: int) -> str:
+    """Locks a file if nobody has; returns whose lock it is now: "ours", "another's", or "none" without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "another's"
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return "none"
+    return "ours"
+
+
+def fill(descriptor: int, content: bytes) -> None:
+    """Replaces what is in a file, in place, since that needs no space on a full disk."""
+    os.pwrite(descriptor, content, 0)
+    os.ftruncate(descriptor, len(content))
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # now other hosts see it
+
+
+class LocalFile:
+    """A local file that one process appends to."""
+
+    def __init__(self, path: str):
+        self.address = path
+        self._descriptor = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def __len__(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        """Adds the bytes to the end: all of them, or if that is an OSError none."""
+        before, rest = len(self), memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            os.ftruncate(self._descriptor, before)
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of a file system that is away: it must not hide why the run ends
+            os.close(self._descriptor)
+
+
+class GoogleObject:
+    """An object of Google's storage, which can be written over one generation of it only; "0" is that of no object."""
+
+    def __init__(self, system: Any, path: str, seconds: float = REQUEST_SECONDS):
+        self._system, self._seconds = system, seconds
+        self.bucket, self.name, _ = system.split_path(path)
+
+    def ask(self, method: str, of: str = "b/{}/o/{}", seconds: float = 0.0, **options: Any) -> Any:
+        """Returns the answer of Google's JSON API; FileExistsError if the object has another generation."""
+        names = [self.bucket, self.name][: of.count("{}")]
+        return self._system.call(method, of, *names, timeout=seconds or self._seconds, **options)
+
+    def write(self, data: bytes, generation: str | None = None) -> Mapping[str, str]:
+        """Writes the object whole, over one generation if that is given; returns what the store says of it."""
+        parts = b"".join(
+            b"--part\r\nContent-Type: application/json\r\n\r\n%s\r\n" % part
+            for part in (json.dumps({"name": self.name, **ABOUT}).encode(), data)
+        )
+        options: dict[str, Any] = {} if generation is None else {"ifGenerationMatch": generation}
+        options |= {"headers": {"Content-Type": "multipart/related; boundary=part"}, "uploadType": "multipart"}
+        seconds = self._seconds + len(data) / UPLOAD_BYTES_PER_SECOND
+        address = f"{self._system._location}/upload/storage/v1/b/{{}}/o"
+        return self.ask("POST", address, seconds, data=parts + b"--part--", json_out=True, **options)
+
+    def remove(self, **options: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):  # an earlier attempt's answer was lost
+            self.ask("DELETE", **options)
+
+
+class GrowingFile:
+    """A file at gs://… that one process appends to; InputError for another kind of address."""
+
+    def __init__(self, address: str):
+        if not address.startswith("gs://"):
+            raise InputError(f"{address} cannot grow: only Google's buckets (gs://) join objects; give another path.")
+        self.address = address
+        system, path = fsspec.core.url_to_fs(address)
+        self._whole, self._tail = GoogleObject(system, path), GoogleObject(system, path + TAIL)
+        self._size, self._generation = 0, ""  # the generation "" is not known yet, "0" is that of no object
+
+    def append(self, data: bytes) -> None:
+        """Adds the bytes to the end: all of them or, if it fails, none, and then the same call may be repeated.
+
+        Raises what the bucket's client raises, and StorageError if somebody else has written to the file.
+        """
+        if not data:
+            return
+        if not self._generation:
+            self._look()
+            self._join_left_tail()
+        if self._generation == "0":
+            self._settle(lambda: self._whole.write(data, self._generation), len(data))
+            return
+        self._tail.write(data)
+        self._settle(self._compose, len(data))
+        self._tail.remove()
+
+    def _settle(self, change: Callable[[], Mapping[str, str]], added: int) -> None:
+        """Makes a change that needs our generation. If its answer was lost, its repetition finds the next one."""
+        try:
+            found = change()
+        except FileExistsError:  # the precondition failed
+            before = self._size
+            self._look()
+            if self._size != before + added:
+                self._generation = ""
+                raise StorageError(
+                    f"{self.address} was changed by another process; start one run only in its directory."
+                ) from None
+            return
+        self._size, self._generation = int(found["size"]), found["generation"]
+
+    def _look(self) -> None:
+        found = {"size": "0", "generation": "0"}
+        with contextlib.suppress(FileNotFoundError):
+            found = self._whole.ask("GET", json_out=True)
+        self._size, self._generation = int(found["size"]), found["generation"]
+
+    def _join_left_tail(self) -> None:
+        """Joins what a process that was killed has uploaded and not joined, and removes it."""
+        try:
+            _, tail = self._tail.ask("GET", alt="media")
+        except FileNotFoundError:
+            return
+        if self._generation != "0":
+            headers = {"Range": f"bytes={max(0, self._size - len(tail))}-"}
+            if self._whole.ask("GET", alt="media", headers=headers)[1] != tail:
+                self._settle(self._compose, len(tail))
+        self._tail.remove()
+
+    def _compose(self) -> Mapping[str, str]:
+        content = {"sourceObjects": [{"name": each.name} for each in (self._whole, self._tail)], "destination": ABOUT}
+        generation = self._generation
+        return self._whole.ask("POST", "b/{}/o/{}/compose", json=content, json_out=True, ifGenerationMatch=generation)

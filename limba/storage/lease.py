@@ -7,6 +7,7 @@ machines watch the heartbeats, a number that changes: two of them are waited for
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
@@ -20,20 +21,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+import fsspec
 
 from limba.config import InputError, RestartError, StorageError
 from limba.config.errors import is_out_of_memory, reason_of
-from limba.storage.files import hold
-from limba.storage.places import LocalPlace, Place, Seen, TakenError, place_at
+from limba.storage.failures import T, limited
+from limba.storage.files import GoogleObject, fill, hold, is_local, new_file_beside, open_no_link, try_lock
 
 FILE = "lease.json"  # in a directory; beside an output that cannot hold it: OUTPUT.lease
 BEAT_SECONDS = 12.0
 PATIENCE = 2  # heartbeats that a watcher waits for
 LIMIT_SECONDS = 60.0  # for one answer of a directory or bucket, at the start and at the end
+REQUEST_SECONDS = 15.0  # for one request to a bucket
 BYTES = 512  # of an owner, padded: it is written in place
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,11 @@ class Lease:
     def acquire(self) -> None:
         """Takes the lease and starts its heartbeats; errors as `held`."""
         try:
-            self._place = within(LIMIT_SECONDS, lambda: place_at(self._path))
+            self._place = _asked(lambda: place_at(self._path))
             self._take(self._place)
-        except (InputError, StorageError):
-            self._close()
-            raise
         except Exception as error:  # a bucket's client has errors of its own
             self._close()
-            if is_out_of_memory(error):
+            if isinstance(error, InputError | StorageError) or is_out_of_memory(error):
                 raise
             kind = InputError if isinstance(error, NotADirectoryError | FileExistsError) else StorageError
             raise kind(
@@ -133,7 +132,7 @@ class Lease:
         """Takes the lease if it is free, or if its holder is dead."""
         end = time.monotonic() + LIMIT_SECONDS
         while time.monotonic() < end:
-            seen = within(LIMIT_SECONDS, place.look)
+            seen = _asked(place.look)
             owner, after = Owner.of(seen.content), ""
             if seen.lock == "another's" and (not seen.content or _is_here(owner)):
                 if owner:
@@ -146,11 +145,11 @@ class Lease:
                 after = f" after {PATIENCE * BEAT_SECONDS:.0f} s without a heartbeat"
                 end = time.monotonic() + LIMIT_SECONDS
             content = self.owner.content(0)
-            if not within(LIMIT_SECONDS, functools.partial(place.take, content, seen)):
+            if not _asked(functools.partial(place.take, content, seen)):
                 continue  # somebody else was faster
             if is_watched:  # where there is no lock, another watcher may have taken it a moment later
                 time.sleep(BEAT_SECONDS / 10)
-                if within(LIMIT_SECONDS, place.read) != content:
+                if _asked(place.read) != content:
                     continue
             if seen.content:
                 _say(f"{self.directory} was left by {owner or 'another process'}, and is taken over{after}.")
@@ -165,7 +164,7 @@ class Lease:
             f" {seconds:.0f} s for a heartbeat."
         )
         end = time.monotonic() + seconds
-        while (now := within(LIMIT_SECONDS, place.look)).content == seen.content and time.monotonic() < end:
+        while (now := _asked(place.look)).content == seen.content and time.monotonic() < end:
             time.sleep(BEAT_SECONDS / 10)
         if now.content and now.content != seen.content and (living := Owner.of(now.content) or owner):
             raise self._in_use(living, ", which gave a heartbeat just now")
@@ -192,7 +191,7 @@ class Lease:
         try:
             self._place.renew(self.owner.content(self._beats), self._is_ours)
         except TakenError as taken:
-            other = Owner.of(taken.content)
+            other = Owner.of(taken.args[0])
             if other is None:
                 self._gone_since = self._gone_since or time.monotonic()
                 self._fail("it is gone")
@@ -216,7 +215,7 @@ class Lease:
                 f" again every {BEAT_SECONDS:.0f} s."
             )
 
-    def _is_ours(self, content: bytes) -> bool:
+    def _is_ours(self, content: bytes | None) -> bool:
         owner = Owner.of(content)
         return owner is not None and owner.token == self.owner.token
 
@@ -250,7 +249,7 @@ class Lease:
         place = self._place
         if not self._lost and place is not None:
             with contextlib.suppress(Exception):  # the next start takes it over
-                within(LIMIT_SECONDS, lambda: place.leave(self._is_ours))
+                _asked(lambda: place.leave(self._is_ours))
         self._close()
 
     def _close(self) -> None:
@@ -261,6 +260,10 @@ class Lease:
 def _path(directory: str, beside: bool) -> str:
     whole = directory if "://" in directory else os.path.abspath(os.path.expanduser(directory))
     return f"{whole.rstrip('/')}.lease" if beside else f"{whole.rstrip('/')}/{FILE}"
+
+
+def _asked(request: Callable[[], T]) -> T:
+    return limited(request, LIMIT_SECONDS, "a request")
 
 
 def _say(sentence: str) -> None:
@@ -285,28 +288,212 @@ class Watch:
 
     def look(self) -> Sight:
         """Returns what is seen now; the storage's own errors if it cannot be read."""
-        content = within(LIMIT_SECONDS, self._place.read)
+        content = _asked(self._place.read)
         if content != self._content:
             self._content, self._changed, self._has_beaten = content, time.monotonic(), True
         return Sight(Owner.of(content), time.monotonic() - self._changed, self._has_beaten)
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """Returns what a call returns; TimeoutError if it takes longer. It is then left waiting in a thread."""
-    found: list[Any] = []
+class TakenError(Exception):
+    """The place holds what somebody else has written, its argument, or nothing."""
 
-    def run() -> None:
+
+class Seen(NamedTuple):
+    """What a place holds. `lock` is "ours", "another's", or "none" where there are no locks."""
+
+    content: bytes | None
+    lock: str = "none"
+    version: str = ""
+
+
+IsOurs = Callable[[bytes | None], bool]
+
+
+class Place:
+    """Where an owner is written: a file that the kernel locks, or an object of a bucket."""
+
+    def look(self) -> Seen:
+        """Returns what is there; a free lock is taken."""
+        raise NotImplementedError
+
+    def take(self, content: bytes, seen: Seen) -> bool:
+        """Writes the content in the place of what was seen; False if that has changed."""
+        raise NotImplementedError
+
+    def remove(self, seen: Seen) -> None:
+        """Removes what was seen."""
+
+    def read(self) -> bytes | None:
+        """Returns the content; None if nothing is there."""
+        return self.look().content
+
+    def renew(self, content: bytes, is_ours: IsOurs) -> None:
+        """Writes the content over our own; raises TakenError if what is there is not ours any more."""
+        seen = self.look()
+        if is_ours(seen.content) and not self.take(content, seen):
+            seen = self.look()
+        if not is_ours(seen.content):
+            raise TakenError(seen.content)
+
+    def leave(self, is_ours: IsOurs) -> None:
+        """Removes the content if it is ours."""
+        if is_ours((seen := self.look()).content):
+            self.remove(seen)
+
+    def close(self) -> None:
+        """Gives the lock back, where there is one."""
+
+
+class LocalPlace(Place):
+    """A local file, locked while its holder lives. Its content is for other hosts, whose kernels may see no lock."""
+
+    def __init__(self, path: str):
+        self._path = Path(path)
+        self._descriptor: int | None = None
+
+    def read(self) -> bytes | None:
         try:
-            found.append((True, call()))
-        except BaseException as error:  # noqa: BLE001  raised below
-            found.append((False, error))
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise TimeoutError(f"there is no answer within {seconds:.0f} s")
-    succeeded, result = found[0]
-    if not succeeded:
-        raise result
-    return result
+    def look(self) -> Seen:
+        for _ in range(100):
+            if self._descriptor is None:
+                try:
+                    descriptor = open_no_link(self._path, os.O_RDWR)
+                except FileNotFoundError:
+                    return Seen(None)
+                lock = try_lock(descriptor)
+                if lock != "ours":
+                    os.close(descriptor)
+                    return Seen(self.read(), lock)
+                self._descriptor = descriptor
+            with contextlib.suppress(OSError):  # it is gone, or its file system is
+                if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
+                    return Seen(self.read(), "ours")
+            self.close()  # it was removed or replaced before it was locked
+        raise OSError(errno.EBUSY, "the file is replaced all the time", str(self._path))
+
+    def take(self, content: bytes, seen: Seen) -> bool:
+        if seen.content is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                return False
+            if try_lock(descriptor) == "another's":  # somebody has looked at it at once
+                os.close(descriptor)
+                return False
+            self._descriptor = descriptor
+            try:
+                fill(descriptor, content)
+            except OSError:
+                self._path.unlink(missing_ok=True)
+                raise
+            return True
+        if seen.lock == "ours" and self._descriptor is not None:
+            if is_same := self.read() == seen.content:
+                fill(self._descriptor, content)
+            return is_same
+        return self._replaced(content, seen)
+
+    def _replaced(self, content: bytes, seen: Seen) -> bool:
+        """Puts a new file in the place of one whose holder is silent. If that one wakes, it writes to the old file."""
+        descriptor, unfinished = new_file_beside(self._path)
+        try:
+            try_lock(descriptor)
+            fill(descriptor, content)
+            if self.read() == seen.content:
+                os.replace(unfinished, self._path)
+                self._descriptor, descriptor = descriptor, None
+            return descriptor is None
+        finally:
+            if descriptor is not None:
+                os.unlink(unfinished)
+                os.close(descriptor)
+
+    def renew(self, content: bytes, is_ours: IsOurs) -> None:
+        if not is_ours(found := self.read()):
+            raise TakenError(found)
+        self.look()  # opens the file again where the directory was away, and came back as a copy or by a new mount
+        assert self._descriptor is not None
+        fill(self._descriptor, content)
+
+    def leave(self, is_ours: IsOurs) -> None:
+        if is_ours(self.read()):
+            self._path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # a file system that is away; it is closed all the same
+                os.close(descriptor)
+
+
+class ObjectPlace(Place):
+    """An object at an address. It is made only if it is not there, and replaced only if it is as it was read.
+
+    Of the stores only Google's checks the second by itself. With others there is a moment between reading and writing.
+    """
+
+    def __init__(self, system: Any, path: str):
+        self._system, self._path = system, path
+
+    def look(self) -> Seen:
+        self._system.invalidate_cache()
+        try:
+            return Seen(self._system.cat_file(self._path))
+        except FileNotFoundError:
+            return Seen(None)
+
+    def take(self, content: bytes, seen: Seen) -> bool:
+        if seen.content is None:
+            with contextlib.suppress(FileExistsError):
+                self._system.pipe_file(self._path, content, mode="create")
+                return True
+            return False
+        if self.read() != seen.content:
+            return False
+        self._system.pipe_file(self._path, content)
+        return True
+
+    def remove(self, seen: Seen) -> None:
+        self._system.rm_file(self._path)
+
+
+class GooglePlace(Place):
+    """An object of Google Cloud Storage, written only over the generation that was read."""
+
+    def __init__(self, system: Any, path: str):
+        self._object = GoogleObject(system, path, REQUEST_SECONDS)
+
+    def look(self) -> Seen:
+        try:
+            headers, content = self._object.ask("GET", alt="media")
+        except FileNotFoundError:
+            return Seen(None, version="0")
+        return Seen(content, version=headers["x-goog-generation"])
+
+    def take(self, content: bytes, seen: Seen) -> bool:
+        try:
+            self._object.write(content, seen.version)
+        except FileExistsError:  # the precondition failed, perhaps because an earlier attempt's answer was lost
+            return self.read() == content
+        return True
+
+    def remove(self, seen: Seen) -> None:
+        with contextlib.suppress(FileExistsError):
+            self._object.remove(ifGenerationMatch=seen.version)
+
+
+def place_at(path: str) -> Place:
+    """Returns the place at a local path or an address; fsspec's errors for an address of an unknown kind."""
+    system, stripped = fsspec.core.url_to_fs(path)
+    if is_local(system):
+        return LocalPlace(stripped)
+    protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
+    if "hf" in protocols:  # every write to the hub is a commit: nothing is written, and nobody is kept away
+        return ObjectPlace(fsspec.filesystem("memory"), path)
+    return GooglePlace(system, stripped) if "gs" in protocols else ObjectPlace(system, stripped)

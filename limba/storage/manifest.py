@@ -1,26 +1,50 @@
-"""The manifest of a directory: the size and the checksum of each of its files, written when all of them are there.
+"""Whole folders: the manifest of a folder, with the size and checksum of each file, and copies to a bucket and back.
 
-A directory with a manifest is whole if every file is as the manifest says. Checksums are crc32c, which a core computes
+A folder with a manifest is whole if every file is as the manifest says. Checksums are crc32c, which a core computes
 at about 20 GB/s; files are read by a few threads.
+
+While a folder is uploaded it has a mark, `uploading.json`; when every file is there, with its size and checksum, its
+manifest is written, and the mark removed. `config.json` is the last file before that, so that other programs do not
+take an incomplete folder for a model. An interrupted upload or download is resumed.
 """
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
+import fsspec
 import google_crc32c
 from etils import epath
 
+from limba.config import InputError, StorageError
+from limba.storage import lease, servers
 from limba.storage.failures import is_passing, short_reason, twice
+from limba.storage.files import is_local, private_folder
 
 FILE = "manifest.json"
 FORMAT = 1
 CHUNK_BYTES = 1 << 24
 NUM_THREADS = 8
+
+MARK = "uploading.json"  # in a folder whose upload has not ended
+LAST = "config.json"
+NUM_TRANSFERS = 4
+ATTEMPTS = 4  # of one file, beside those of the bucket's client
+REQUEST_SECONDS = 120.0  # for an answer without a file's content
+SLOWEST_BYTES_PER_SECOND = 1 << 18
+CACHE = "~/.cache/limba/folders"
+logger = logging.getLogger(__name__)
 
 Entry = tuple[int, str]  # bytes, crc32c as 8 hex digits
 
@@ -160,3 +184,214 @@ def entry(path: epath.Path | Path) -> Entry:
 def _map(call: Callable[[str], Any], names: Iterable[str]) -> list[Any]:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(call, names))
+
+
+class Uploaded(NamedTuple):
+    """What an upload has left in the bucket: the number of files, their bytes, and the bytes sent by this call."""
+
+    files: int
+    bytes: int
+    sent_bytes: int
+
+
+def upload(folder: str | os.PathLike[str], address: str, *, replace: bool = False) -> Uploaded:
+    """Copies a finished local folder to an address such as gs://bucket/name; returns what is there then.
+
+    Files that are there with the same size and checksum are not sent again, so the same call resumes an interrupted
+    upload, and after the end it does nothing. Each file is checked after it was sent. With `replace` a folder that was
+    uploaded before is replaced. Raises InputError if the address holds anything else, or if another process uploads
+    there; StorageError if the bucket fails for good.
+    """
+    bucket = _Bucket(address)
+    files = entries(os.fspath(folder), lambda name: name != MARK)
+    if not files:
+        raise InputError(f"{folder} has no files; nothing is uploaded to {address}.")
+    whole = sum(size for size, _ in files.values())
+    written = text(files)
+    with bucket.failures("written"), lease.held(address, "uploads to", beside=True) as mine:
+        there = bucket.listed()
+        if FILE in there and bucket.read(FILE) == written.encode():
+            return Uploaded(len(files), whole, 0)
+        if not replace:
+            _check_free(address, there, files)
+        if MARK not in there:
+            bucket.write(MARK, b"This folder is being uploaded. The same command resumes it.\n")
+        if FILE in there:
+            bucket.remove(FILE)
+        missing = [name for name, entry in files.items() if not _is_same(there.get(name), entry)]
+        missing.sort(key=lambda name: (name == LAST, -files[name][0]))
+        first = [name for name in missing if name != LAST]
+        with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
+            list(pool.map(lambda name: bucket.put(Path(folder) / name, name, files[name]), first))
+        mine.check()
+        for name in missing[len(first) :]:
+            bucket.put(Path(folder) / name, name, files[name])
+        for name in set(there) - set(files) - {MARK, FILE}:  # of the folder that is replaced
+            bucket.remove(name)
+        bucket.write(FILE, written.encode())
+        bucket.remove(MARK)
+    return Uploaded(len(files), whole, sum(files[name][0] for name in missing))
+
+
+def is_whole(address: str) -> bool:
+    """Returns whether an address holds a folder that `upload` has completed. Raises what the bucket's client raises."""
+    return _Bucket(address).read(FILE) is not None
+
+
+def read_file(address: str, name: str) -> bytes | None:
+    """Returns a file of a folder at an address; None if it is not there. Raises what the bucket's client raises."""
+    return _Bucket(address).read(name)
+
+
+def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = lambda names: names) -> Path | None:
+    """Returns a local copy of a folder at an address, kept in the user's cache until it changes; None if not there.
+
+    `wanted` chooses among the names of its files; those in folders below it are not copied. Sizes are checked, and
+    checksums where the bucket knows them. An interrupted download is resumed. Raises InputError if an upload has not
+    ended; StorageError if the bucket fails, or the files change meanwhile.
+    """
+    bucket = _Bucket(address)
+    with bucket.failures("read"):
+        there = bucket.listed(recursive=False)
+        if MARK in there and FILE not in there:
+            raise InputError(f"{address} is being uploaded, or its upload was interrupted; repeat the upload first.")
+        names = [name for name in wanted(sorted(there)) if name not in (MARK, FILE)]
+        if not names:
+            return None
+        rows = [(name, there[name].get("size"), _version(there[name])) for name in sorted(names)]
+        digest = hashlib.blake2b(repr((address, rows)).encode(), digest_size=12).hexdigest()
+        cache = Path(os.path.expanduser(CACHE))
+        cache.mkdir(parents=True, exist_ok=True)
+        final, partial = cache / digest, cache / f"{digest}.partial"
+        with _locked(cache / f"{digest}.lock"):
+            if not final.exists():
+                private_folder(partial)
+                with ThreadPoolExecutor(NUM_TRANSFERS) as pool:
+                    list(pool.map(lambda name: bucket.get(name, partial / name, there[name]), names))
+                os.replace(partial, final)
+    return final
+
+
+def _check_free(address: str, there: Mapping[str, Any], files: Mapping[str, Entry]) -> None:
+    """Raises InputError if an address holds what neither this upload nor an interrupted one has left there."""
+    if MARK in there:
+        return
+    other = next((name for name in sorted(there) if not _is_same(there[name], files.get(name))), None)
+    if other is not None:
+        raise InputError(f"{address} holds {other}, which is not of this folder; give another address.")
+
+
+def _is_same(info: Mapping[str, Any] | None, entry: Entry | None) -> bool:
+    """Returns whether a listed object has a file's size and checksum; False where the bucket knows no checksum."""
+    return info is not None and entry is not None and (info.get("size"), _checksum(info)) == entry
+
+
+def _checksum(info: Mapping[str, Any]) -> str | None:
+    """Returns an object's crc32c as a manifest writes it; None where the store does not give it."""
+    found = info.get("crc32c")
+    return base64.b64decode(found).hex() if isinstance(found, str) else None
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    return str(info.get("generation") or info.get("etag") or info.get("ETag") or info.get("mtime") or "")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lets one process of this machine at a time into the context."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.warning("Another process downloads the same folder; waiting for its end.")
+            fcntl.flock(file, fcntl.LOCK_EX)  # which the kernel frees when that process ends, however it does
+        yield
+
+
+class _Bucket:
+    """A folder at an address: its files by their relative names, each request within a time limit and repeated."""
+
+    def __init__(self, address: str):
+        self.address = address
+        servers.check(address)
+        try:
+            self._system, path = fsspec.core.url_to_fs(address)
+        except (ValueError, ImportError, OSError) as error:
+            raise InputError(f"{address} cannot be used ({short_reason(error)}); check the address.") from error
+        self._root = path.rstrip("/")
+        protocols = (self._system.protocol,) if isinstance(self._system.protocol, str) else self._system.protocol
+        if is_local(self._system) or "hf" in protocols or "http" in protocols:
+            raise InputError(f"{address} is not in a bucket; give an address such as gs://bucket/name.")
+
+    @contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Makes a StorageError of what the bucket's client raises."""
+        try:
+            yield
+        except (InputError, StorageError):
+            raise
+        except Exception as error:
+            raise StorageError(
+                f"{self.address} cannot be {what} ({short_reason(error)}); check the network and the permissions, and"
+                " repeat the command, which resumes."
+            ) from error
+
+    def _ask(self, method: str, *arguments: Any, seconds: float = REQUEST_SECONDS, **options: Any) -> Any:
+        call = getattr(self._system, method)
+        limit = {"timeout": seconds} if getattr(self._system, "async_impl", False) else {}
+        for attempt in range(ATTEMPTS):
+            try:
+                return call(*arguments, **options, **limit)
+            except Exception as error:  # each client has errors of its own
+                is_last = attempt == ATTEMPTS - 1 or isinstance(error, FileNotFoundError | PermissionError)
+                if is_last or not (is_passing(error) or isinstance(error, fsspec.exceptions.FSTimeoutError)):
+                    raise
+            time.sleep(2.0**attempt)
+        return None
+
+    def listed(self, recursive: bool = True) -> dict[str, Any]:
+        """Returns relative name -> what the bucket says of the object, of those in folders too if `recursive`."""
+        self._system.invalidate_cache()
+        try:
+            found = self._ask("find" if recursive else "ls", self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        infos = found.values() if recursive else [info for info in found if info["type"] == "file"]
+        named = {info["name"].removeprefix(f"{self._root}/"): info for info in infos}
+        return {name: info for name, info in named.items() if name and name != self._root}
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self._ask("cat_file", f"{self._root}/{name}")
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        self._ask("pipe_file", f"{self._root}/{name}", content)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):  # an earlier attempt's answer was lost
+            self._ask("rm_file", f"{self._root}/{name}")
+
+    def put(self, file: Path, name: str, entry: Entry) -> None:
+        """Sends one file, and compares what the bucket has got with it."""
+        path, (size, checksum) = f"{self._root}/{name}", entry
+        self._ask("put_file", str(file), path, seconds=REQUEST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
+        self._system.invalidate_cache()
+        info = self._ask("info", path)
+        if info.get("size") != size or _checksum(info) not in (None, checksum):
+            raise StorageError(f"{self.address}/{name} has other bytes than {file}; repeat the command, which resumes.")
+
+    def get(self, name: str, file: Path, info: Mapping[str, Any]) -> None:
+        """Receives one file, unless it is there whole."""
+        size, wanted = info.get("size"), _checksum(info)
+        if file.exists() and wanted and entry(file) == (size, wanted):
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.tmp")
+        seconds = REQUEST_SECONDS + (size or 0) / SLOWEST_BYTES_PER_SECOND
+        self._ask("get_file", f"{self._root}/{name}", str(unfinished), seconds=seconds)
+        got = entry(unfinished)
+        if got[0] != size or wanted not in (None, got[1]):
+            raise StorageError(f"{self.address}/{name} came with other bytes than the bucket has; repeat the command.")
+        os.replace(unfinished, file)

@@ -20,7 +20,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
 from limba.sharding.agreement import is_first, of_first, together
-from limba.storage import reaching
+from limba.storage import servers
 from limba.training.metrics import weights_and_biases
 
 SEEN_SECONDS = 60.0  # for which a file may stay unseen on another host: caches of network file systems
@@ -216,7 +216,7 @@ def _check_microbatches(config: RunConfig, num_groups: int) -> None:
 def check_writable(directory: str, field: str, value: str) -> None:
     """Raises ConfigError, which shows a field's value, for a directory in which this process cannot write a file."""
     probe = epath.Path(directory) / f".writable-{secrets.token_hex(8)}"
-    reaching.check(directory)
+    servers.check(directory)
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")

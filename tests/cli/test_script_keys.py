@@ -12,7 +12,7 @@ from transformers import MT5Config, Seq2SeqTrainingArguments, T5Config
 
 from limba.config import InputError
 from limba.formats import huggingface
-from limba.storage import hub_names
+from limba.storage import servers
 from limba.tools.migrate.huggingface import command_line, corpus, keys, precision, translation, values
 
 # Of seed scripts' own lists, and of run_t5_mlm_flax.py.
@@ -232,16 +232,16 @@ def test_words_are_read_from_a_column_named_tokens(translated) -> None:
 
 
 def test_names_without_an_owner_offline(monkeypatch) -> None:
-    hub_names.full_name.cache_clear()
+    servers.full_name.cache_clear()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert hub_names.full_name("t5-11b", "model") == "google-t5/t5-11b"
-    assert hub_names.full_name("wikitext", "dataset") == "Salesforce/wikitext"
-    assert hub_names.full_name("me/own", "model") == "me/own"
+    assert servers.full_name("t5-11b", "model") == "google-t5/t5-11b"
+    assert servers.full_name("wikitext", "dataset") == "Salesforce/wikitext"
+    assert servers.full_name("me/own", "model") == "me/own"
     with pytest.raises(InputError, match="the hub cannot be asked for a data set of that name") as caught:
-        hub_names.full_name("my_corpus", "dataset")
+        servers.full_name("my_corpus", "dataset")
     assert "secret" not in str(caught.value)
-    hub_names.full_name.cache_clear()
+    servers.full_name.cache_clear()
 
 
 def test_a_local_folder_of_a_data_set_keeps_its_splits(translated, tmp_path: Path) -> None:

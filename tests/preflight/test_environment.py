@@ -71,7 +71,7 @@ def test_tokens_are_said_to_be_there_and_never_shown(tmp_path: Path, monkeypatch
     assert "secret" not in text and section.data["tokens"]["HF_TOKEN"]
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr("limba.storage.hub_names.token", lambda: None)
+    monkeypatch.setattr("limba.storage.servers.token", lambda: None)
     lines = environment.environment(run_in(tmp_path, hub_model_id="user/name")).lines
     assert [line.mend for line in lines if line.level == "error"] == ["export HF_TOKEN=…"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import InputError, StorageError
-from limba.storage import folders, manifest, places
+from limba.storage import files, manifest
 from limba.training.metrics.bucket import Uploads
 from tests.bucket_server import BucketServer, emulated
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
-    monkeypatch.setattr(folders, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "cache"))
     with emulated(monkeypatch) as found:
         yield found
 
@@ -38,28 +38,28 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_is_uploaded_once_and_comes_back(server: BucketServer, folder: Path) -> None:
     address = "gs://bucket/out/step_1"
-    sent = folders.upload(folder, address)
+    sent = manifest.upload(folder, address)
     assert sent == (3, 6_000_008, 6_000_008)
     assert server.names("out/") == [
         f"out/step_1/{name}" for name in ("config.json", "inside/ă.txt", "manifest.json", "model.safetensors")
     ]
-    assert manifest.check(address) == [] and folders.is_whole(address)
-    assert folders.upload(folder, address) == (3, 6_000_008, 0)
-    copy = folders.download(address)
+    assert manifest.check(address) == [] and manifest.is_whole(address)
+    assert manifest.upload(folder, address) == (3, 6_000_008, 0)
+    copy = manifest.download(address)
     assert copy is not None and sorted(path.name for path in copy.iterdir()) == ["config.json", "model.safetensors"]
     assert (copy / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     before = server.requests["GET object"]
-    assert folders.download(address) == copy and server.requests["GET object"] - before < 5
+    assert manifest.download(address) == copy and server.requests["GET object"] - before < 5
     server.put("bucket", "out/step_1/config.json", b"[]")
-    other = folders.download(address)
+    other = manifest.download(address)
     assert other is not None and other != copy and (other / "config.json").read_text() == "[]"
-    assert folders.download("gs://bucket/none") is None and folders.read_file(address, "none") is None
+    assert manifest.download("gs://bucket/none") is None and manifest.read_file(address, "none") is None
 
 
 def test_an_interrupted_upload_is_no_model_and_is_resumed(
     server: BucketServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = folders._Bucket.put
+    put = manifest._Bucket.put
     address = "gs://bucket/out"
 
     def failing(self, file: Path, name: str, entry: manifest.Entry) -> None:
@@ -68,13 +68,13 @@ def test_an_interrupted_upload_is_no_model_and_is_resumed(
         put(self, file, name, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders._Bucket, "put", failing)
+        patch.setattr(manifest._Bucket, "put", failing)
         with pytest.raises(StorageError, match="gs://bucket/out cannot be written"):
-            folders.upload(folder, address)
+            manifest.upload(folder, address)
     assert "out/config.json" not in server.names() and "out/uploading.json" in server.names()
     with pytest.raises(InputError, match="is being uploaded, or its upload was interrupted"):
-        folders.download(address)
-    assert folders.upload(folder, address).sent_bytes == 2  # of config.json alone
+        manifest.download(address)
+    assert manifest.upload(folder, address).sent_bytes == 2  # of config.json alone
     assert manifest.check(address) == [] and "out/uploading.json" not in server.names()
     assert not [name for name in server.names() if name.endswith(".lease")]
 
@@ -82,18 +82,18 @@ def test_an_interrupted_upload_is_no_model_and_is_resumed(
 def test_what_somebody_else_has_put_there_stays(server: BucketServer, folder: Path) -> None:
     server.put("bucket", "theirs/config.json", b"theirs")
     with pytest.raises(InputError, match=r"gs://bucket/theirs holds config\.json, which is not of this folder"):
-        folders.upload(folder, "gs://bucket/theirs")
+        manifest.upload(folder, "gs://bucket/theirs")
     assert server.names("theirs") == ["theirs/config.json"] and server.data("theirs/config.json") == b"theirs"
 
 
 def test_a_folder_that_was_uploaded_is_replaced_on_request(server: BucketServer, folder: Path) -> None:
     address = "gs://bucket/out"
-    folders.upload(folder, address)
+    manifest.upload(folder, address)
     (folder / "inside" / "ă.txt").rename(folder / "b.txt")
     (folder / "config.json").write_text('{"new": 1}')
     with pytest.raises(InputError, match="give another address"):
-        folders.upload(folder, address)
-    assert folders.upload(folder, address, replace=True).sent_bytes == 10 + 6
+        manifest.upload(folder, address)
+    assert manifest.upload(folder, address, replace=True).sent_bytes == 10 + 6
     assert manifest.check(address) == [] and "out/inside/ă.txt" not in server.names()
     assert server.data("out/config.json") == b'{"new": 1}'
 
@@ -102,22 +102,22 @@ def test_a_changed_byte_on_the_way_is_noticed(server: BucketServer, folder: Path
     def put(self, file: Path, name: str, entry: manifest.Entry) -> None:
         original(self, file, name, (entry[0], "00000000"))
 
-    original = folders._Bucket.put
-    monkeypatch.setattr(folders._Bucket, "put", put)
+    original = manifest._Bucket.put
+    monkeypatch.setattr(manifest._Bucket, "put", put)
     with pytest.raises(StorageError, match="has other bytes than"):
-        folders.upload(folder, "gs://bucket/out")
+        manifest.upload(folder, "gs://bucket/out")
     assert "out/manifest.json" not in server.names()
 
 
 @pytest.mark.parametrize("address", ["hf://me/model", "http://host/x", "/tmp/x", "file:///tmp/x"])
 def test_an_address_without_objects_is_refused(folder: Path, address: str) -> None:
     with pytest.raises(InputError, match="is not in a bucket|cannot be used"):
-        folders.upload(folder, address)
+        manifest.upload(folder, address)
 
 
 def test_uploads_survive_requests_that_fail(server: BucketServer, folder: Path) -> None:
     server.troubled = 0.3
-    folders.upload(folder, "gs://bucket/out")
+    manifest.upload(folder, "gs://bucket/out")
     server.troubled = 0.0
     assert manifest.check("gs://bucket/out") == [] and sum(server.troubles.values()) > 2
 
@@ -141,7 +141,7 @@ def test_what_is_uploaded_for_a_growing_file_is_its_size(server: BucketServer) -
 @pytest.mark.parametrize("seed", range(2))
 def test_a_growing_file_is_exact_while_requests_fail(server: BucketServer, seed: int) -> None:
     server.troubled, server._random = 0.25, random.Random(seed)
-    file, lines = places.GrowingFile("gs://bucket/run/m"), [b"%d\n" % number for number in range(5)]
+    file, lines = files.GrowingFile("gs://bucket/run/m"), [b"%d\n" % number for number in range(5)]
     for line in lines:
         file.append(line)
     server.troubled = 0.0
@@ -152,12 +152,12 @@ def test_a_growing_file_is_exact_while_requests_fail(server: BucketServer, seed:
 def test_what_a_killed_process_left_beside_a_growing_file_is_joined_once(server: BucketServer, is_joined: bool) -> None:
     server.put("bucket", "run/m", b"one\ntwo\n" if is_joined else b"one\n")
     server.put("bucket", "run/m.tail", b"two\n")
-    places.GrowingFile("gs://bucket/run/m").append(b"three\n")
+    files.GrowingFile("gs://bucket/run/m").append(b"three\n")
     assert server.data("run/m") == b"one\ntwo\nthree\n" and server.names("run/") == ["run/m"]
 
 
 def test_two_writers_of_a_growing_file_are_not_mixed(server: BucketServer) -> None:
-    one, other = (places.GrowingFile("gs://bucket/run/m") for _ in range(2))
+    one, other = (files.GrowingFile("gs://bucket/run/m") for _ in range(2))
     one.append(b"1")
     other.append(b"2")
     with pytest.raises(StorageError, match="was changed by another process"):
@@ -168,7 +168,7 @@ def test_two_writers_of_a_growing_file_are_not_mixed(server: BucketServer) -> No
 def test_a_bucket_that_does_not_take_figures_ends_no_run(server: BucketServer, monkeypatch, caplog) -> None:
     uploads = Uploads("gs://bucket/run/metrics.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(places.GrowingFile, "append", lambda self, data: (_ for _ in ()).throw(OSError("no network")))
+        patch.setattr(files.GrowingFile, "append", lambda self, data: (_ for _ in ()).throw(OSError("no network")))
         for line in (b"1\n", b"2\n"):
             uploads.write(line)
             with caplog.at_level(logging.WARNING):
@@ -181,4 +181,4 @@ def test_a_bucket_that_does_not_take_figures_ends_no_run(server: BucketServer, m
 
 def test_another_kind_of_bucket_cannot_grow() -> None:
     with pytest.raises(InputError, match="s3://bucket/m cannot grow"):
-        places.GrowingFile("s3://bucket/m")
+        files.GrowingFile("s3://bucket/m")

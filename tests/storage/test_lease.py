@@ -19,7 +19,7 @@ import fsspec
 import pytest
 
 from limba.config import InputError, RestartError, StorageError
-from limba.storage import files, lease, places
+from limba.storage import files, lease
 from limba.storage.lease import FILE, Owner, Watch, held
 from tests.http_server import FileServer, StoreHandler, lost, serving, stall, status
 from tests.waiting import wait_until
@@ -171,7 +171,7 @@ def test_the_holder_on_another_host_that_is_silent_is_replaced(tmp_path: Path, c
 
 def test_only_one_of_two_takes_over_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network's file system without them: also from a silent holder of this host."""
-    monkeypatch.setattr(places, "_locked", lambda descriptor: "none")
+    monkeypatch.setattr(lease, "try_lock", lambda descriptor: "none")
     (tmp_path / FILE).write_bytes(dataclasses.replace(Owner.here("trains in"), pid=7).content(3))
     found: list[object] = []
 
@@ -295,8 +295,8 @@ def test_memory_that_runs_out_is_not_the_storage_s_fault(tmp_path: Path, monkeyp
 
 def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LIMIT_SECONDS", 0.1)
-    monkeypatch.setattr(places.LocalPlace, "look", lambda self: time.sleep(1))
-    with pytest.raises(StorageError, match="there is no answer within 0 s"), held(str(tmp_path), "trains in"):
+    monkeypatch.setattr(lease.LocalPlace, "look", lambda self: time.sleep(1))
+    with pytest.raises(StorageError, match="a request has not ended after 0 s"), held(str(tmp_path), "trains in"):
         pass
 
 
@@ -370,7 +370,7 @@ def test_the_holder_of_a_bucket_notices_who_wrote_over_it(server: FileServer) ->
 @pytest.mark.parametrize("trouble", [status(503), lost, stall], ids=["503", "lost", "stall"])
 def test_a_bucket_in_trouble_loses_no_lease(server: FileServer, trouble, monkeypatch, capsys) -> None:
     """An answer that is lost after the object was written looks like somebody else's object at the next attempt."""
-    monkeypatch.setattr(places, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "REQUEST_SECONDS", 1.0)
     with held("gs://bucket/run", "trains in") as mine:
         server.fail(f"run/{FILE}", trouble, methods=("POST",))
         beaten(mine, 3)
@@ -398,7 +398,7 @@ def test_nothing_is_committed_to_the_hub() -> None:
     with held("hf://datasets/me/set/train", "prepares") as mine:
         beaten(mine, 2)
         mine.check()
-    assert mine._beats and isinstance(mine._place, places.NoPlace)
+    assert mine._beats and isinstance(mine._place, lease.ObjectPlace)
 
 
 def test_what_an_owner_writes_has_one_length_and_is_read_by_people_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from limba.cli import main, program
 from limba.config import InputError, StorageError
-from limba.storage import files, hub_names, reaching
+from limba.storage import files, servers
 
 COMMANDS = [
     ["verify", "gs://nobody/x"],
@@ -27,9 +27,9 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def _nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in reaching.PROXIES:
+    for name in servers.PROXIES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(reaching, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(servers, "PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
 
 
@@ -109,27 +109,27 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
         hub.download("nobody/nothing")
     assert tried == [("hub.invalid", 443)] * 4
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead
-    hub_names.check_hub()
+    servers.check_hub()
 
 
 def test_a_server_that_answers_is_asked_once_and_proxies_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{server.getsockname()[1]}")
-        reaching.check("--gin.MODEL_DIR=gs://bucket/run")
-    reaching.check("gs://bucket/run")  # it is known
+        servers.check("--gin.MODEL_DIR=gs://bucket/run")
+    servers.check("gs://bucket/run")  # it is known
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
     with pytest.raises(StorageError, match=r"^gs://bucket/run cannot be reached"):
         files.resolved("gs://bucket/run")
-    reaching.check("/data/run")
+    servers.check("/data/run")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    reaching.check("gs://bucket/run")
+    servers.check("gs://bucket/run")
 
 
 def test_a_network_that_swallows_everything_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "SECONDS", 0.3)
+    monkeypatch.setattr(servers, "SECONDS", 0.3)
     monkeypatch.setattr(socket, "create_connection", lambda *arguments: time.sleep(600))
     with pytest.raises(StorageError, match="has not ended after"):
-        reaching.check("gs://silent/run")
+        servers.check("gs://silent/run")
 
 
 def test_an_error_of_a_client_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from limba.config.errors import reason_of
 from limba.data.sources.files import DataFiles, patterns_of
 from limba.data.sources.readers import file_format
 from limba.data.sources.units import Column, Rewrite, UnitSource
-from limba.storage import hub_names
+from limba.storage import servers
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 4.0  # for the hub's first answer, twice: without a network its library alone repeats for half a minute
@@ -45,7 +45,7 @@ def hub_name(text: str) -> HubName | None:
     match = _NAME.fullmatch(text)
     if match is None or os.path.exists(match["path"]) or os.path.exists(text):
         return None
-    if "/" not in match["path"] and not hub_names.is_known(match["path"], "dataset"):
+    if "/" not in match["path"] and not servers.is_known(match["path"], "dataset"):
         return None  # a word may be a mistyped path
     try:
         file_format(match["path"])
@@ -140,13 +140,13 @@ class HubSource(UnitSource):
     def _hub_files(self) -> Mapping[str, Sequence[str]]:
         path = self.path
         if not os.path.exists(self.path):
-            path = hub_names.full_name(self.path, "dataset")
+            path = servers.full_name(self.path, "dataset")
             self._ask_hub(path)
         import datasets  # a second of imports
 
         try:
             builder = datasets.load_dataset_builder(
-                path, self.config_name, revision=self.revision, token=hub_names.token()
+                path, self.config_name, revision=self.revision, token=servers.token()
             )
         except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are among these
             raise self._not_opened(reason_of(error)) from error
@@ -170,10 +170,10 @@ class HubSource(UnitSource):
         from huggingface_hub import errors
 
         try:
-            hub_names.check_hub()
+            servers.check_hub()
         except OSError as error:
             raise self._not_opened(f"the hub cannot be reached: {reason_of(error)}") from error
-        hub = huggingface_hub.HfApi(token=hub_names.token())
+        hub = huggingface_hub.HfApi(token=servers.token())
         for attempt in (1, 2):
             try:
                 hub.dataset_info(path, revision=self.revision, timeout=ANSWER_SECONDS)
@@ -198,5 +198,5 @@ class HubSource(UnitSource):
     def _not_opened(
         self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"
     ) -> InputError:
-        asked = "" if os.path.exists(self.path) else f"; asked {hub_names.asked_as()}"
+        asked = "" if os.path.exists(self.path) else f"; asked {servers.asked_as()}"
         return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.")

@@ -29,7 +29,7 @@ from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, has_column, is_array, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
-from limba.storage import hub_names, reaching
+from limba.storage import servers
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +127,10 @@ def list_files(patterns: Sequence[str], policy: ReadPolicy = PATIENT) -> list[Fi
 
 
 def _matches(pattern: str, policy: ReadPolicy) -> list[File]:
-    reaching.check(pattern)
-    reaching.check_name(pattern)
+    servers.check(pattern)
+    servers.check_name(pattern)
     if pattern.startswith("hf://"):
-        hub_names.check_hub()
+        servers.check_hub()
     system, path = fsspec.core.url_to_fs(pattern)
     if not is_local(system):
         return _remote_matches(pattern, system, path, policy)

@@ -17,7 +17,7 @@ from etils import epath
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
-from limba.storage import hub_names, reaching
+from limba.storage import servers
 from limba.storage.files import write_whole
 
 _COPY = re.compile(r"vocabulary-[0-9a-f]{8}\.(?:model|json)")
@@ -25,10 +25,10 @@ _COPY = re.compile(r"vocabulary-[0-9a-f]{8}\.(?:model|json)")
 
 def content(path: str) -> bytes:
     """Returns a vocabulary's bytes; InputError, and StorageError for a bucket, if they are missing or unreadable."""
-    reaching.check(path)
+    servers.check(path)
     try:
         if path.startswith("hf://"):
-            hub_names.check_hub()
+            servers.check_hub()
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
     except FileNotFoundError:

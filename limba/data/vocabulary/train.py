@@ -30,7 +30,7 @@ from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_t
 from limba.data.vocabulary.report import Fertility, fertility_table
 from limba.data.vocabulary.text_sample import Progress, check_not_empty, sample_documents, text_source, texts_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
-from limba.storage import lease, reaching
+from limba.storage import lease, servers
 from limba.storage.failures import kind_of
 from limba.storage.files import write_whole
 
@@ -339,7 +339,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 def check_writable(path: str) -> None:
     """Makes the folder of a local path and tries to write a file in it; InputError if that fails."""
     if "://" in path and not path.startswith("file://"):
-        reaching.check(path)
+        servers.check(path)
         return
     folder = os.path.dirname(path.removeprefix("file://")) or "."
     try:

@@ -11,7 +11,7 @@ import os
 import threading
 
 from limba.config.errors import reason_of
-from limba.storage.places import GrowingFile, LocalFile
+from limba.storage.files import GrowingFile, LocalFile
 
 logger = logging.getLogger(__name__)
 

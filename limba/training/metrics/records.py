@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from limba.storage import places
+from limba.storage import files
 
 METRICS = "metrics.jsonl"
 LEDGER = "skipped_batches.jsonl"  # batches that a run has dropped or passed over: training/ledger.py
@@ -90,5 +90,5 @@ def read_metrics(model_dir: str) -> list[dict]:
 
 def files_of(directory: epath.Path) -> list[epath.Path]:
     """Returns metrics.jsonl and, in a bucket, the newest lines, which are not joined to it yet; those that exist."""
-    names = [METRICS, METRICS + places.TAIL] if "://" in str(directory) else [METRICS]
+    names = [METRICS, METRICS + files.TAIL] if "://" in str(directory) else [METRICS]
     return [directory / name for name in names if (directory / name).exists()]

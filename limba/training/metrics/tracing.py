@@ -12,7 +12,7 @@ from etils import epath
 
 from limba.config import InputError, RunConfig, StorageError
 from limba.config.errors import reason_of
-from limba.storage import folders
+from limba.storage import manifest
 
 FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
 
@@ -35,7 +35,7 @@ class Trace:
     def _upload(self) -> None:
         for files in sorted(Path(self._local).glob("plugins/profile/*")):
             try:
-                folders.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+                manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
             except (InputError, StorageError) as error:
                 self._say(f"The trace stays in {files}: {error}")
 

@@ -13,7 +13,7 @@ from limba.config import InputError
 from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary
-from limba.storage import folders
+from limba.storage import manifest
 from limba.tools.corpus.preparation.tfds import prepare_tfds
 from tests.bucket_server import BucketServer, emulated
 
@@ -37,7 +37,7 @@ class BucketText(tfds.core.GeneratorBasedBuilder):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketServer]:
-    monkeypatch.setattr(folders, "CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(manifest, "CACHE", str(tmp_path / "cache"))
     with emulated(monkeypatch) as found:
         yield found
 
@@ -65,7 +65,7 @@ def test_tfrecords_are_read_and_a_changed_byte_is_noticed(
 ) -> None:
     builder = BucketText(data_dir=str(tmp_path), file_format="tfrecord")
     builder.download_and_prepare()
-    folders.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
+    manifest.upload(builder.data_path, "gs://bucket/tfds/bucket_text/1.0.0")
     assert texts("bucket_text") == sorted(TEXTS)
     for place in (str(tmp_path), "gs://bucket/tfds"):
         monkeypatch.setenv("TFDS_DATA_DIR", place)

@@ -337,7 +337,7 @@ def test_a_host_that_does_not_exist_is_asked_for_twice(monkeypatch: pytest.Monke
 
 def test_a_bucket_that_cannot_be_reached_is_said_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Google's client would try for two minutes."""
-    monkeypatch.setattr("limba.storage.reaching.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("limba.storage.servers.PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from limba.config import DataConfig, RunConfig
-from limba.storage.places import LocalFile
+from limba.storage.files import LocalFile
 from limba.training.ledger import FILE, Ledger
 from limba.training.metrics import figures
 from limba.training.metrics.bucket import Uploads

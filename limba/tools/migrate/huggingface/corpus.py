@@ -34,14 +34,14 @@ def set_corpus(translation: Any) -> None:
 
 def _data_set(translation: Any, name: str) -> Any:
     """Returns what CORPUS names: user/name:configuration@revision, or the files of a local folder by split."""
-    from limba.storage import hub_names
+    from limba.storage import servers
 
     configuration, _ = translation.get("dataset_config_name")
     folder = os.path.expanduser(name)
     if os.path.isdir(folder):
         return _files_of(folder, configuration)
     revision, _ = translation.get("dataset_revision")
-    full = hub_names.full_name(name, "dataset")
+    full = servers.full_name(name, "dataset")
     return full + (f":{configuration}" if configuration else "") + (f"@{revision}" if revision else "")
 
 

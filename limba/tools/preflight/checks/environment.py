@@ -231,11 +231,11 @@ def _mend_of(name: str, place: str) -> str:
 
 def _tokens(config: RunConfig | None, data: dict[str, Any]) -> Iterator[Line]:
     """Yields which tokens are there; their values are never shown."""
-    from limba.storage import hub_names
+    from limba.storage import servers
 
     reports = () if config is None else config.reports
     present = {
-        "HF_TOKEN": bool(hub_names.token()),
+        "HF_TOKEN": bool(servers.token()),
         "WANDB_API_KEY": bool(os.environ.get("WANDB_API_KEY")) or _is_in_netrc("api.wandb.ai"),
         "Google's credentials": has_google_credentials(),
     }

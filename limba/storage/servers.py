@@ -1,0 +1,235 @@
+"""The servers of buckets and of the Hugging Face hub: how their clients are set, whether they answer, whom they ask.
+
+gcsfs serves fsspec and epath, tensorstore writes arrays, ArrayRecord's library reads its own files. An emulated bucket
+is named once, by STORAGE_EMULATOR_HOST, as Google's own libraries do. Whether a server can be reached at all is asked
+once, in seconds, since its client would try for a minute; during a run it is the client that waits.
+
+The hub redirects a name of its first years, such as `t5-small`, to where the repository is now. Where the hub cannot be
+asked, a table answers for the names that T5's scripts and examples use.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import aiohttp
+from etils.epath import gpath
+from fsspec import config
+
+from limba.config import InputError, StorageError
+from limba.config.errors import reason_of
+from limba.config.secrets import without_credentials
+from limba.storage.failures import limited
+
+# A server that has taken a request and then says nothing is given up; the client asks again.
+SILENT_SECONDS = 60
+CONNECT_SECONDS = 30
+SECONDS = 8.0  # for the name and the connection
+NAME_SECONDS = 4.0  # for the name alone; without a name server a library would wait for half a minute
+PAUSE_SECONDS = 1.0  # before the second attempt
+ADDRESSES = ("FSSPEC_GS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")  # as gcsfs reads them
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_ADDRESS = re.compile(r"gs://[^\s'\",\]}]*")
+HUB_SECONDS = 5.0  # for the hub's answer
+HUB_CONNECTION_SECONDS = 4.0  # before that; its library would wait for as long as the system looks for a name
+NAMES = {  # the ids by their last part
+    "model": """google-t5/t5-small google-t5/t5-base google-t5/t5-large google-t5/t5-3b google-t5/t5-11b
+        openai-community/gpt2 openai-community/gpt2-medium openai-community/gpt2-large openai-community/gpt2-xl""",
+    "dataset": """fancyzhx/ag_news FiscalNote/billsum bookcorpus/bookcorpus allenai/c4 statmt/cc100 abisee/cnn_dailymail
+        nyu-mll/glue stanfordnlp/imdb Helsinki-NLP/kde4 billion-word-benchmark/lm1b legacy-datasets/mc4
+        alexfabbri/multi_news Skylion007/openwebtext Helsinki-NLP/opus_books oscar-corpus/oscar Samsung/samsum
+        rajpurkar/squad google/wiki40b legacy-datasets/wikipedia Salesforce/wikitext wmt/wmt14 wmt/wmt15 wmt/wmt16
+        wmt/wmt17 wmt/wmt18 wmt/wmt19 EdinburghNLP/xsum""",
+}
+KINDS = {kind: {name.rpartition("/")[2]: name for name in names.split()} for kind, names in NAMES.items()}
+KINDS["dataset"]["opus100"] = "Helsinki-NLP/opus-100"
+WORDS = {"model": "model", "dataset": "data set"}
+_BARE = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+def settle() -> None:
+    """Sets what each library reads at its first use. What the user has set stays; a second call changes nothing."""
+    # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # Otherwise epath reads buckets through TensorFlow, whose address is fixed and whose credentials are its own.
+    if os.environ.setdefault("EPATH_USE_TF", "false") == "false":
+        gpath._is_tf_installed.cache_clear()  # TFDS or Orbax may have asked before
+    google = config.conf.setdefault("gs", {})
+    google.setdefault(
+        "requests_timeout",
+        aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS),
+    )
+    # tensorstore writes objects of which gcsfs would not know.
+    google.setdefault("use_listings_cache", False)
+    host = os.environ.get("STORAGE_EMULATOR_HOST")
+    if not host or host == "default":
+        return
+    address = host if "://" in host else f"http://{host}"
+    google.setdefault("token", "anon")
+    for name, value in (
+        ("TENSORSTORE_GCS_HTTP_URL", address),
+        ("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulated"),  # else tensorstore looks for a Google machine's credentials
+        ("CLOUD_STORAGE_EMULATOR_ENDPOINT", address),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def check(text: str) -> None:
+    """Raises StorageError if the text names a bucket, gs://…, whose server cannot be reached from this machine.
+
+    Behind a proxy, which the client asks instead, nothing is checked.
+    """
+    address = _ADDRESS.search(text)
+    if address is None or any(os.environ.get(name) for name in PROXIES):
+        return
+    chosen = [os.environ.get(name) for name in ADDRESSES]
+    place = next((each for each in chosen if each and each != "default"), "https://storage.googleapis.com")
+    _, host, port = place_of(place if "://" in place else f"http://{place}")
+    try:
+        _connect(host, port, SECONDS)
+    except OSError as error:
+        raise StorageError(
+            f"{address[0]} cannot be reached: {host} does not answer ({reason_of(error)}); check the network."
+        ) from error
+
+
+def check_name(address: str) -> None:
+    """Raises InputError for an address of the web, http://… or https://…, whose host has a name that nobody knows.
+
+    Other texts, and hosts behind a proxy, are not checked.
+    """
+    scheme, host, _ = place_of(address)
+    if scheme not in ("http", "https") or has_proxy(scheme):
+        return
+    try:
+        _look_up(host)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a text that can be no host's name
+        raise InputError(
+            f"{without_credentials(address)} cannot be reached: the host {host} is not found ({reason_of(error)});"
+            " check the address, and the network."
+        ) from error
+
+
+def place_of(address: str) -> tuple[str, str, int]:
+    """Returns the scheme, host and port of an address; of other texts empty ones.
+
+    >>> place_of("https://me:secret@example.org/a/*.jsonl"), place_of("http://[::1]:80/x"), place_of("a.txt")
+    (('https', 'example.org', 443), ('http', '::1', 80), ('', '', 80))
+    """
+    try:
+        parts = urlsplit(address)
+        return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # no port, or no brackets
+        return "", "", 80
+
+
+def has_proxy(scheme: str) -> bool:
+    """Returns whether the clients ask a proxy for addresses of this scheme."""
+    names = (f"{scheme}_proxy", "all_proxy")
+    return any(os.environ.get(name) or os.environ.get(name.upper()) for name in names)
+
+
+def connect(address: str, seconds: float) -> None:
+    """Raises OSError if the address's server cannot be connected to; at the second attempt, in `seconds` in all.
+
+    Behind a proxy nothing is tried.
+    """
+    scheme, host, port = place_of(address)
+    if not has_proxy(scheme):
+        _connect(host, port, seconds)
+
+
+@functools.cache  # an error is not kept
+def _connect(host: str, port: int, seconds: float) -> None:
+    _twice(lambda: socket.create_connection((host, port), seconds).close(), seconds, "the connection")
+
+
+@functools.cache
+def _look_up(host: str) -> None:
+    _twice(lambda: socket.getaddrinfo(host, None), NAME_SECONDS, "the search for its name")
+
+
+def _twice(call: Callable[[], object], seconds: float, what: str) -> None:
+    """Calls once, and again after PAUSE_SECONDS if that fails; OSError if both do, or take longer than `seconds`."""
+    began = time.monotonic()
+    try:
+        limited(call, seconds, what)
+    except OSError:
+        left = seconds - PAUSE_SECONDS - (time.monotonic() - began)
+        if left <= 0:
+            raise
+        time.sleep(PAUSE_SECONDS)
+        limited(call, left, what)
+
+
+def is_known(name: str, kind: str) -> bool:
+    """Returns whether a name without an owner is in the table.
+
+    >>> is_known("t5-small", "model"), is_known("wikitext", "dataset"), is_known("t5-tiny", "model")
+    (True, True, False)
+    """
+    return name in KINDS[kind]
+
+
+def token() -> str | None:
+    """Returns the token of HF_TOKEN, or of a login on this machine; None if there is neither."""
+    import huggingface_hub
+
+    return os.environ.get("HF_TOKEN") or huggingface_hub.get_token() or None
+
+
+def asked_as() -> str:
+    """Returns how the hub is asked, for messages; never the token itself."""
+    if os.environ.get("HF_TOKEN"):
+        return "with the token in HF_TOKEN"
+    return "with the token of this machine's login" if token() else "without a token, since HF_TOKEN is not set"
+
+
+def check_hub() -> None:
+    """Raises OSError if the hub cannot be connected to; under HF_HUB_OFFLINE nobody asks it, as its library says."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        connect(constants.ENDPOINT, HUB_CONNECTION_SECONDS)
+
+
+@functools.lru_cache(maxsize=64)
+def full_name(name: str, kind: str) -> str:
+    """Returns `user/name` for a name without an owner, as the hub redirects it; other names unchanged.
+
+    `kind` is model or dataset. Where the hub cannot be reached, the table answers. Raises InputError for a name that
+    the hub does not have, or that neither the hub nor the table can tell.
+
+    >>> full_name("me/mine", "dataset")
+    'me/mine'
+    """
+    if not _BARE.fullmatch(name):
+        return name
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+    table, word = KINDS[kind], WORDS[kind]
+    hub = huggingface_hub.HfApi(token=token())
+    ask = hub.model_info if kind == "model" else hub.dataset_info
+    try:
+        check_hub()
+        found = ask(name, timeout=HUB_SECONDS).id
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise InputError(
+            f"The hub has no {word} {name}, or it is private (asked {asked_as()}); check the name, or give user/name."
+        ) from error
+    except (HTTPError, OSError) as error:
+        if name in table:
+            return table[name]
+        raise InputError(
+            f"{name} is no local path, and the hub cannot be asked for a {word} of that name ({reason_of(error)});"
+            " check the network, or give user/name."
+        ) from error
+    return found if "/" in found else table.get(name, found)
