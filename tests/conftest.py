@@ -32,7 +32,6 @@ CHECKED = [
     "limba.training.step",
     "limba.evaluation.validation",
     "limba.inference.generate",
-    "limba.inference.score",
     "limba.inference.search",
 ]
 install_import_hook(CHECKED, "beartype.beartype")

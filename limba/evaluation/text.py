@@ -29,9 +29,8 @@ from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.tasks import Provider, parts_of
 from limba.evaluation.validation import Figures, loss_evaluation
-from limba.inference.generate import Writer, padded
+from limba.inference.generate import Writer, log_likelihoods, padded
 from limba.inference.load import TrainedModel
-from limba.inference.score import log_likelihoods
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
 from limba.storage.files import make_folder, write_whole

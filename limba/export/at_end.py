@@ -37,6 +37,14 @@ PAUSES = (10.0, 60.0)  # seconds between them
 HOURS_WAITED = 12  # by the other processes of the run
 HOURS_TO_WRITE = 3  # and prove a folder, once
 RECORD = "conversion.json"  # of an exported folder
+PROGRAM = """
+from limba.config import environment
+environment.set_variables()
+environment.set_logging()
+with environment.quiet_imports():
+    from limba.export import at_end, huggingface
+at_end.write_asked()
+"""
 REPEAT = "the same command tries it again, and trains nothing"
 
 
@@ -179,7 +187,7 @@ def written(config: RunConfig, step: int, out: Path) -> Path:
     """Returns the proved folder of a step, written by a process of its own."""
     environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
     asked = {"run": config.model_dir, "out": str(out), "step": step, "modules": list(config.data.task_modules)}
-    command = [sys.executable, "-m", "limba.export.at_end_process", json.dumps(asked)]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(asked)]
     try:
         ended = subprocess.run(
             command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False,
@@ -191,6 +199,21 @@ def written(config: RunConfig, step: int, out: Path) -> Path:
         return out / f"step_{step}"
     last = (ended.stderr.strip().splitlines() or [f"its process ended with status {ended.returncode}"])[-1]
     raise InputError(last) if ended.returncode == InputError.exit_status else OSError(last)
+
+
+def write_asked() -> None:
+    """Writes and proves the folder that the first argument asks for, in the process that `written` has started."""
+    from limba.export.huggingface import Choices, export
+    from limba.inference.source import find
+
+    asked = json.loads(sys.argv[1])
+    try:
+        # The modules are those that this run itself has imported for its task.
+        source = find(asked["run"], allowed=asked["modules"])
+        export(source, Path(asked["out"]), [asked["step"]], Choices())
+    except InputError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(InputError.exit_status)
 
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,8 @@ from limba import toolbox
 from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
 from limba.formats import decoder_only
-from limba.formats.names import check_names
+from limba.formats.names import check_names, files_of_index
 from limba.formats.t5x import decode_extension, joined
-from limba.formats.weight_files import files_of_index
 
 logger = logging.getLogger(__name__)
 

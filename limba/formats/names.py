@@ -1,4 +1,4 @@
-"""Limba's parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …
+"""Limba's parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …; the files of an index.
 
 A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Limba stacks the layers of a stack on
 axis 0; T5X (examples/t5) has one array for each layer, whose name differs only in that.
@@ -6,13 +6,16 @@ axis 0; T5X (examples/t5) has one array for each layer, whose name differs only 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 
 _STACKED = re.compile(r"(^|/)layers/")
 _NUMBERED = re.compile(r"(^|/)layers_(\d+)/")
@@ -84,3 +87,22 @@ def check_names(missing: Sequence[str], extra: Sequence[str], place: str) -> Non
         raise InputError(
             f"{place} {what}{f', and {more} more' if more > 0 else ''}; give the model's own configuration."
         )
+
+
+def files_of_index(index: Path) -> list[str]:
+    """Returns the names of the files that the index of a folder's weights names.
+
+    Raises InputError for an index that cannot be read, and for a name that is not that of a file beside it: an index of
+    somebody else must not choose which other files are read.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{index} is no index of weights ({reason_of(error)}); copy it again.") from error
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or re.search(r"[/\\\0:]", name):
+            raise InputError(
+                f"{index} names the file {name!r}, which is not beside it; copy the folder again, from somebody"
+                " whom you trust."
+            )
+    return names

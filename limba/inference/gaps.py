@@ -165,7 +165,7 @@ def _log_softmax(logits: Float[np.ndarray, "R V"]) -> Float[np.ndarray, "R V"]:
 
 def fills_of(trained: TrainedModel, masked: str, num: int = NUM_FILLS) -> list[list[Fill]]:
     """Returns the fills of a text's gaps by a trained encoder-decoder; see `fills`."""
-    from limba.inference.score import logits
+    from limba.inference.generate import logits
 
     ids = trained.tokenize(masked)
     end = int(trained.vocabulary.eos_id)

@@ -31,9 +31,8 @@ from limba.training.auto_mesh import mesh_of_run
 from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
-    from limba.inference.generate import Deadline, Writer, Written
-    from limba.inference.score import Score
-    from limba.inference.segments import SegmentWriter
+    from limba.inference.generate import Deadline, Score, Writer, Written
+    from limba.inference.long_inputs import SegmentWriter
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
@@ -262,7 +261,7 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
-        from limba.inference.segments import SegmentWriter
+        from limba.inference.long_inputs import SegmentWriter
 
         writer = self.writer(config, num_rows, deadline)
         return SegmentWriter(self, config, writer, **({"say": say} if say else {}))
@@ -281,7 +280,7 @@ class TrainedModel:
         The target includes its end of sequence. The input of a language model is a prompt and may be empty. A batch has
         `num_rows` pairs, by default `batch_size`.
         """
-        from limba.inference.score import log_likelihoods, score_of
+        from limba.inference.generate import log_likelihoods, score_of
 
         ids = [self.pair_ids(*pair) for pair in pairs]
         rows = num_rows or self.batch_size
@@ -291,7 +290,7 @@ class TrainedModel:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
-        from limba.inference.score import logits
+        from limba.inference.generate import logits
 
         ids = [self.pair_ids(*pair) for pair in pairs]
         return logits(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)

@@ -20,9 +20,9 @@ from etils import epath
 from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
-from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
+from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
-from limba.formats.t5x_config import network_of
+from limba.formats.t5x import network_of
 from limba.storage.files import read_text, resolved
 from limba.training.checkpoints.directory import check_together
 from limba.training.checkpoints.initial import unscanned
@@ -218,15 +218,15 @@ def t5x_network(checkpoint: epath.Path) -> ModelConfig:
 
 def is_hub_id(path: str) -> bool:
     """Returns whether the text is a hub id and not a local path."""
-    return "://" not in path and not os.path.exists(os.path.expanduser(path)) and hub.is_id(path)
+    return "://" not in path and not os.path.exists(os.path.expanduser(path)) and hub_models.is_id(path)
 
 
 def local_folder(path: str) -> Path:
     """Returns a Hugging Face folder, downloaded if it is a hub id or in a bucket; InputError if there is none."""
     if "://" in path:
-        folder = hub.from_bucket(path)
+        folder = hub_models.from_bucket(path)
     else:
-        folder = hub.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
+        folder = hub_models.download(path) if is_hub_id(path) else Path(os.path.expanduser(path))
     if folder is not None and huggingface.is_huggingface(folder):
         return folder.resolve()
     raise InputError(

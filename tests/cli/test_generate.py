@@ -14,7 +14,7 @@ import limba
 from limba.cli import main
 from limba.cli.use import generate
 from limba.config import InputError
-from limba.inference import files
+from limba.inference import line_files
 from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of version 0.2
 from tests.export.runs import write_run
 from tests.tiny import language_model
@@ -151,7 +151,7 @@ def test_an_output_follows_the_content_of_its_input(place: Path, capsys: pytest.
     assert lines(place / "out.jsonl")[:2] == first and len(lines(place / "out.jsonl")) == 3
     (place / "other.txt").write_text("one\n2\nthree\n")
     assert "of another text" in error_of(capsys, *command, "--input=other.txt")
-    with files.alone("out.jsonl"):
+    with line_files.alone("out.jsonl"):
         sentence = error_of(capsys, *command, "--input=moved.txt")
     assert "Another process writes lines to out.jsonl now" in sentence and not (place / "out.jsonl.lease").exists()
 

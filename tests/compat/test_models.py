@@ -20,7 +20,7 @@ import transformers
 import limba
 from limba.cli.use import huggingface as command
 from limba.data.vocabulary.load import load_vocabulary
-from limba.export.from_huggingface import import_folder
+from limba.export.huggingface import import_folder
 from limba.formats import decoder_only, huggingface
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten

@@ -4,7 +4,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from limba.config import plain
-from limba.export.from_huggingface import network_gin
+from limba.export.huggingface import network_gin
 from limba.formats import huggingface_files as files
 from limba.formats.huggingface import rows
 from limba.formats.names import stack_layers, unflatten

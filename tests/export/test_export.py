@@ -21,7 +21,7 @@ from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_id
 from limba.export import huggingface as exports
 from limba.export import proof
 from limba.export import proof as check
-from limba.export.from_huggingface import import_folder, network_gin
+from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
 from limba.formats import t5x
 from limba.formats.huggingface import T5xView

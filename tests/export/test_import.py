@@ -16,8 +16,8 @@ from limba.cli import program
 from limba.cli.use import huggingface
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
 from limba.export import card
-from limba.export.from_huggingface import import_folder
-from limba.formats import hub
+from limba.export.huggingface import import_folder
+from limba.formats import hub_models
 from limba.formats import huggingface_files as files
 from limba.formats.huggingface import SafetensorsFolder, T5xView
 from limba.formats.limba_checkpoint import LimbaCheckpoint
@@ -173,7 +173,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
             start_from("me/t5")
     hub_server.server_close()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert T5xView(hub.download("me/t5"), CONFIG).keys() == arrays.keys()
+    assert T5xView(hub_models.download("me/t5"), CONFIG).keys() == arrays.keys()
     assert "cannot be reached for me/t5" in caplog.text
 
 

@@ -12,8 +12,8 @@ from etils import epath
 
 from limba.cli import main
 from limba.config import DataConfig, InputError, RunConfig, StorageError, plain
-from limba.export import merge
-from limba.export.merge import Part, Weighting, parts_of
+from limba.export import merging
+from limba.export.merging import Part, Weighting, parts_of
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
 from limba.inference.source import LIMBA, Source
 from limba.storage import manifest
@@ -44,7 +44,7 @@ def parameters(step: int) -> list[np.ndarray]:
 
 
 def merged(run: Path, out: Path, steps: tuple[int, ...], *weighting: object) -> Checkpoints:
-    merge.merge(parts_of([source(run)], steps=steps), Weighting(*weighting), str(out))  # type: ignore[arg-type]
+    merging.merge(parts_of([source(run)], steps=steps), Weighting(*weighting), str(out))  # type: ignore[arg-type]
     path = out / "checkpoints" / str(max(steps))
     assert manifest.check(str(path)) == [] and json.loads((path / manifest.FILE).read_text())["step"] == max(steps)
     return Checkpoints(str(out), states.CONFIG, states.DATA)
@@ -68,7 +68,7 @@ def test_the_average_is_that_of_float64(
     weights: list[float],
     block_bytes: int,
 ) -> None:
-    monkeypatch.setattr(merge, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(averages, "BLOCK_BYTES", block_bytes)
     with merged(saved, tmp_path / "out", (20, 30, 40), *weighting) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
     assert restored is not None and restored.notes == {"step": 40} and restored.positions == {0: b"position 40"}
@@ -78,18 +78,18 @@ def test_the_average_is_that_of_float64(
         wanted = sum(weight * array for weight, array in zip(weights, several, strict=True))
         assert found.dtype == np.float32
         assert (np.abs(np.asarray(found, np.float64) - wanted) <= np.spacing(np.abs(np.asarray(found)))).all()
-    record = json.loads((tmp_path / "out" / merge.FILE).read_text())
+    record = json.loads((tmp_path / "out" / averages.FILE).read_text())
     assert [each["step"] for each in record["parts"]] == [20, 30, 40]
     assert [each["weight"] for each in record["parts"]] == pytest.approx(weights)
 
 
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "BLOCK_BYTES", 1500)
-    stores = merge._opened(epath.Path(saved) / "checkpoints" / "40")
-    blocks = list(merge._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
+    monkeypatch.setattr(averages, "BLOCK_BYTES", 1500)
+    stores = averages._opened(epath.Path(saved) / "checkpoints" / "40")
+    blocks = list(averages._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
-    assert sum(each[0].stop - each[0].start for each in merge._blocks(stores["params/embedding"])) == 64
-    assert list(merge._blocks(stores["step"])) == [()]
+    assert sum(each[0].stop - each[0].start for each in averages._blocks(stores["params/embedding"])) == 64
+    assert list(averages._blocks(stores["step"])) == [()]
 
 
 def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
         for step in (1, 2):
             checkpoints.save(step, averaging(step), {0: b"p"})
             checkpoints.wait()
-    merge.merge(parts_of([source(tmp_path / "run")]), Weighting(), str(tmp_path / "out"))
+    merging.merge(parts_of([source(tmp_path / "run")]), Weighting(), str(tmp_path / "out"))
     stored = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "2").stored
     names = [name for name in stored if name.startswith("params/")]
     assert len(names) == 3
@@ -136,12 +136,12 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
 @pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
-    for shape in merge.SHAPES:
+    for shape in averages.SHAPES:
         weights = Weighting("wsm", shape=shape).weights(steps)
         assert sum(weights) == pytest.approx(1, abs=1e-12) and min(weights) >= 0
         # A gradient between parts i - 1 and i is in the parts from i on: its multiplier is the decayed rate.
         rates = [sum(weights[i:]) for i in range(1, 5)]
-        assert rates == pytest.approx([merge.decayed(shape, i / 5) for i in range(1, 5)])
+        assert rates == pytest.approx([merging.decayed(shape, i / 5) for i in range(1, 5)])
     assert Weighting("wsm", shape="linear").weights(steps) == pytest.approx(Weighting().weights(steps))
     uneven = Weighting("wsm", shape="linear").weights([0, 300, 400])
     assert uneven == pytest.approx([0.5, 1 / 6, 1 / 3])  # 0.5 and 1/3 of the rate, at 300 and 400 of 600
@@ -204,32 +204,32 @@ def test_damaged_and_other_checkpoints_are_refused_before_anything_is_written(sa
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"checkpoints/30 is damaged: state/ocdbt\.process_0/d/\w+ has other bytes"):
-        merge.merge(parts_of([source(run)]), Weighting(), str(out))
+        merging.merge(parts_of([source(run)]), Weighting(), str(out))
     wide = tmp_path / "wide"
     with Checkpoints(str(wide), states.CONFIG, states.DATA) as checkpoints:
         state = states.state(40)
         embedding = jax.numpy.ones((64, 48))
         checkpoints.save(40, state.replace(params={**state.params, "embedding": embedding}), {0: b"p"})
     with pytest.raises(InputError, match=r"embedding is \(64, 32\) in .*run/checkpoints/40 and \(64, 48\) in .*wide"):
-        merge.merge(parts_of([source(run), source(wide)]), Weighting(), str(out))
+        merging.merge(parts_of([source(run), source(wide)]), Weighting(), str(out))
     with pytest.raises(InputError, match=r"ModelConfig.mlp_activations is \('gelu', 'linear'\) in"):
         other = source(saved, mlp_activations=("silu", "linear"))
-        merge.merge(parts_of([source(run), other]), Weighting(), str(out))
+        merging.merge(parts_of([source(run), other]), Weighting(), str(out))
     with pytest.raises(InputError, match="is 'ema', which needs the steps of one run"):
-        merge.merge(parts_of([source(run), source(saved)]), Weighting("ema"), str(out))
+        merging.merge(parts_of([source(run), source(saved)]), Weighting("ema"), str(out))
     assert not out.exists()
 
 
 def test_an_interrupted_merge_is_repeated(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, parts = tmp_path / "out", parts_of([source(saved)], last=2)
     with monkeypatch.context() as patched:
-        patched.setattr(merge.step_files, "commit_files", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
+        patched.setattr(merging.step_files, "commit_files", lambda *_: (_ for _ in ()).throw(OSError(5, "gone")))
         with pytest.raises(StorageError, match="No average can be made now"):
-            merge.merge(parts, Weighting(), str(out))
+            merging.merge(parts, Weighting(), str(out))
     assert checkpoints_of(epath.Path(out)) == {}
     with pytest.raises(InputError, match="is not empty"):  # of other steps
-        merge.merge(parts_of([source(saved)], last=3), Weighting(), str(out))
-    merge.merge(parts, Weighting(), str(out))
+        merging.merge(parts_of([source(saved)], last=3), Weighting(), str(out))
+    merging.merge(parts, Weighting(), str(out))
     assert list(checkpoints_of(epath.Path(out))) == [40]
 
 
@@ -237,7 +237,7 @@ def test_several_runs_give_the_newest_step_of_each(saved: Path, tmp_path: Path) 
     states.save(tmp_path / "other", 30)
     parts = parts_of([source(saved), source(tmp_path / "other")])
     assert parts == [Part(parts[0].source, 40), Part(parts[1].source, 30)]
-    merge.merge(parts, Weighting(), str(tmp_path / "out"))
+    merging.merge(parts, Weighting(), str(tmp_path / "out"))
     with Checkpoints(str(tmp_path / "out"), states.CONFIG, states.DATA) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
     assert restored is not None

@@ -10,7 +10,7 @@ import transformers
 
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
-from limba.export.from_huggingface import import_folder
+from limba.export.huggingface import import_folder
 from limba.formats import decoder_only, huggingface, huggingface_files
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from limba.config import InputError, StorageError
-from limba.inference import files as text_files
+from limba.inference import line_files as text_files
 
 # An output is left as a kill leaves it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

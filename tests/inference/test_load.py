@@ -18,10 +18,10 @@ import pytest
 import limba
 from limba.config import DataConfig, InputError, RunConfig, plain
 from limba.data.packing import model_features
-from limba.export.from_huggingface import import_folder
+from limba.export.huggingface import import_folder
 from limba.formats import t5x
 from limba.formats.names import unflatten
-from limba.formats.t5x_config import network_of
+from limba.formats.t5x import network_of
 from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import arrays_of, write_run

@@ -32,7 +32,7 @@ from limba.config import (
 )
 from limba.data.sources.hub import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
-from limba.formats import hub as models
+from limba.formats import hub_models as models
 from limba.run import train
 from limba.tools.corpus import new
 from limba.training.epochs import plan_of_run

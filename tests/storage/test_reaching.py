@@ -88,7 +88,7 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
     from huggingface_hub import constants
 
     from limba.data.sources import HubSource
-    from limba.formats import hub
+    from limba.formats import hub_models
 
     tried: list[tuple[str, int]] = []
 
@@ -106,7 +106,7 @@ def test_the_hub_is_connected_to_twice_and_its_library_asks_nothing(monkeypatch:
         HubSource("nobody/nothing").units("train")
     assert tried == [("hub.invalid", 443)] * 2
     with pytest.raises(InputError, match="the hub cannot be reached .*Name or service not known"):
-        hub.download("nobody/nothing")
+        hub_models.download("nobody/nothing")
     assert tried == [("hub.invalid", 443)] * 4
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")  # which would be asked instead
     servers.check_hub()

@@ -48,13 +48,13 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
     with environment.quiet_imports(), names_said(NAMES):
         from limba.cli.gin.moved import text_in
-        from limba.export import merge
+        from limba.export import merging
 
-        weighting = merge.Weighting(given.weights, given.ema_decay, given.shape)
+        weighting = merging.Weighting(given.weights, given.ema_decay, given.shape)
         sources = [model.find(path, imports=given.imports) for path in given.model]
-        parts = merge.parts_of(sources, given.last, [int(each) for each in (given.steps or "").split(",") if each])
+        parts = merging.parts_of(sources, given.last, [int(each) for each in (given.steps or "").split(",") if each])
         if given.output is None and len(sources) > 1:
             raise InputError("Several runs are named, so the result has no name; give --output=DIR.")
         directory = str(sources[-1].directory).rstrip("/")
         out = given.output or f"{directory}-merge-{parts[-1].step}-{given.weights}-{len(parts)}"
-        print(merge.merge(parts, weighting, out, text_in(parts[-1].source.directory, out)))
+        print(merging.merge(parts, weighting, out, text_in(parts[-1].source.directory, out)))

@@ -141,8 +141,8 @@ def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationCo
 def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: GenerationConfig) -> None:
     import jax
 
-    from limba.inference import files
-    from limba.inference.segments import check_all
+    from limba.inference import line_files
+    from limba.inference.long_inputs import check_all
 
     is_first = jax.process_index() == 0
     num_rows, source = given.batch_size or trained.batch_size, given.input or "stdin"
@@ -151,7 +151,7 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
     place = f"{source} line"
     if writer.choice == "refuse" and source not in lines.STANDARD:
         with names_said(NAMES):
-            check_all(writer, (record[given.field] for record in files.records(source, [given.field])), place)
+            check_all(writer, (record[given.field] for record in line_files.records(source, [given.field])), place)
 
     def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
         texts = [record[given.field] for record in records]

@@ -107,7 +107,7 @@ def export(given: argparse.Namespace) -> None:
 def import_model(source: str, out: str) -> None:
     """Makes a Limba checkpoint and prints its path; raises InputError."""
     with environment.quiet_imports():
-        from limba.export.from_huggingface import import_folder
+        from limba.export.huggingface import import_folder
     kinds.check_local(out, "OUT")
     sentence = import_folder(source, Path(os.path.expanduser(out)).resolve())
     print(said(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))

@@ -52,7 +52,7 @@ def process(
     """
     import jax
 
-    from limba.inference import files
+    from limba.inference import line_files
     from limba.sharding import agreement
 
     writes, source = jax.process_index() == 0, given.input or "stdin"
@@ -62,12 +62,12 @@ def process(
     window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
     shows = writes and not (is_live and sys.stdout.isatty())
     with (
-        agreement.entered_by_first(files.alone(given.output)) as check,
-        files.Output(given.output, {**about, **more_about}, writes) as output,
+        agreement.entered_by_first(line_files.alone(given.output)) as check,
+        line_files.Output(given.output, {**about, **more_about}, writes) as output,
     ):
-        total = files.num_lines(source) if shows else None
-        read = files.records(source, fields)
-        count = files.process(read, output, window, judge, shows, total, check or _nothing)
+        total = line_files.num_lines(source) if shows else None
+        read = line_files.records(source, fields)
+        count = line_files.process(read, output, window, judge, shows, total, check or _nothing)
     if writes:
         print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)
 

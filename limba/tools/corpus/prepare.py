@@ -145,7 +145,7 @@ def _check_executor(arguments: Any) -> None:
 
 def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
     """Returns the summary; None if the work was only submitted to Slurm, and printed."""
-    from limba.inference.files import Progress
+    from limba.inference.line_files import Progress
     from limba.tools.corpus.preparation import prepare
 
     another = "another name to --tfds" if arguments.tfds else "another --output"

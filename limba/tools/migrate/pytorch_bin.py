@@ -21,7 +21,7 @@ import numpy as np
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.formats.weight_files import files_of_index
+from limba.formats.names import files_of_index
 
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, ModelConfig
-from limba.formats import byt5, hub, huggingface, limba_checkpoint, t5x
+from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
@@ -117,9 +117,9 @@ def _root(path: str) -> epath.Path:
         )
     root = resolved(path)
     if "://" not in path:
-        return epath.Path(hub.download(path)) if not root.exists() and hub.is_id(path) else root
+        return epath.Path(hub_models.download(path)) if not root.exists() and hub_models.is_id(path) else root
     is_run = limba_checkpoint.is_own(root) or limba_checkpoint.checkpoints_of(root) or t5x.checkpoints_of(root)
-    copy = None if is_run else hub.from_bucket(path)
+    copy = None if is_run else hub_models.from_bucket(path)
     return root if copy is None else epath.Path(copy)
 
 

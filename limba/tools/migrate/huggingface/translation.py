@@ -133,10 +133,10 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
 
 def folder_of(name: str, weights: bool) -> Path:
     """Returns a local folder, or the folder that a hub id is downloaded to."""
-    from limba.formats import hub
+    from limba.formats import hub_models
 
     local = Path(os.path.expanduser(name))
-    return local if local.exists() else hub.download(name, weights)
+    return local if local.exists() else hub_models.download(name, weights)
 
 
 def _with_revision(translation: Translation, name: str) -> str:

@@ -119,8 +119,7 @@ class Player:
         TimeIsOverError soon after `max_seconds`.
         """
         from limba.inference.gaps import join_infill
-        from limba.inference.generate import Deadline
-        from limba.inference.score import logits
+        from limba.inference.generate import Deadline, logits
 
         text, fields = checked_text(asked), generation_fields(asked)
         trained, began, deadline = self._trained, time.monotonic(), Deadline(self._max_seconds, self._clock)

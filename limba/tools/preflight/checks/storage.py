@@ -111,13 +111,13 @@ def _checkpoints(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
 
 def _initial(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     """Yields whether there is a checkpoint where a new run begins from one; a model of the hub is not downloaded."""
-    from limba.formats import hub
+    from limba.formats import hub_models
     from limba.training.checkpoints.initial import check_initial
 
     path = config.initial_checkpoint_path
     if path is None or data["checkpoints"]:
         return
-    if "://" not in path and not resolved(path).exists() and hub.is_id(path):
+    if "://" not in path and not resolved(path).exists() and hub_models.is_id(path):
         yield Line("ok", f"The run begins from {path} of the hub, which its start downloads.")
         return
     check_initial(path)

@@ -26,7 +26,7 @@ _BESIDE = ("config.json", "generation_config.json", "spiece.model", "tokenizer.j
 
 
 def is_id(text: str) -> bool:
-    """True for user/name, user/name@revision, and a name without an owner that is in the table of `hub_names`.
+    """True for user/name, user/name@revision, and a name without an owner that is in the table of `servers`.
 
     >>> is_id("me/t5@v1"), is_id("t5-small"), is_id("folder")
     (True, True, False)
