@@ -52,7 +52,7 @@ def time_limba(args: argparse.Namespace) -> float:
     import jax.numpy as jnp
 
     from limba.config import GenerationConfig, ModelConfig
-    from limba.inference.generate import generate
+    from limba.inference.generate import Given, Plan, generate
     from limba.inference.search import banned_mask
     from limba.model import Network
 
@@ -62,7 +62,9 @@ def time_limba(args: argparse.Namespace) -> float:
     params = jax.jit(model.init)(jax.random.key(0))
     banned = jnp.asarray(banned_mask(SMALL["vocab_size"], SMALL["vocab_size"], [EOS]))
     inputs, config = jnp.asarray(_inputs(args)), GenerationConfig(max_tokens=args.tokens, num_beams=args.beams)
-    return _seconds(lambda: jax.block_until_ready(generate(model, params, inputs, banned, config)), args.repeats)
+    return _seconds(
+        lambda: jax.block_until_ready(generate(Plan(model, config), params, Given(inputs, banned))), args.repeats
+    )
 
 
 def time_torch(args: argparse.Namespace) -> float:
@@ -111,7 +113,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
     from limba.config import GenerationConfig
     from limba.export.proof import quiet_libraries
     from limba.formats.huggingface import T5xView, model_config
-    from limba.inference.generate import generate
+    from limba.inference.generate import Given, Plan, generate
     from limba.inference.load import place_parameters
     from limba.inference.search import banned_mask
     from limba.model import Network
@@ -131,7 +133,8 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
         equal[name] = 0
         for start in range(0, len(texts), args.batch):
             ids, mask = (encoded[key][start : start + args.batch] for key in ("input_ids", "attention_mask"))
-            ours = np.asarray(generate(model, params, jnp.asarray(ids.numpy(), jnp.int32), banned, chosen).tokens[:, 0])
+            given = Given(jnp.asarray(ids.numpy(), jnp.int32), banned)
+            ours = np.asarray(generate(Plan(model, chosen), params, given).tokens[:, 0])
             with torch.inference_mode():
                 written = theirs.generate(
                     ids, attention_mask=mask, do_sample=False, max_new_tokens=args.tokens, **search

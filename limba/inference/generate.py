@@ -38,44 +38,50 @@ class Gaps(NamedTuple):
     may_begin: Any
 
 
-@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id", "is_prefix"))
-def generate(
-    network: Network,
-    params: Any,
-    inputs: Int[Array, "B K"],
-    banned: Bool[Array | np.ndarray, " V"],
-    config: GenerationConfig,
-    eos_id: int = EOS,
-    keys: Key[Array, " B"] | None = None,
-    is_prefix: bool = False,
-    gaps: Gaps | None = None,
-) -> search.Generated:
-    """Returns the tokens that follow each row.
+class Plan(NamedTuple):
+    """What a compiled program is for. With `is_prefix` a language model reads prompts as the inputs of its rows."""
 
-    A T5 takes inputs padded with 0; a language model takes prompts padded with -1 on the left, with `is_prefix` read
-    as the inputs of its rows. Sampling needs `keys`, one per row. With `gaps` no gap is left empty.
+    network: Network
+    config: GenerationConfig
+    eos_id: int = EOS
+    is_prefix: bool = False
+
+
+class Given(NamedTuple):
+    """What a program computes with: rows of a T5's inputs, padded with 0, or of prompts, padded with -1 on the left.
+
+    Sampling needs `keys`, one per row. With `gaps` no gap is left empty.
     """
-    step, cache, prompt = searched(network, params, inputs, config, is_prefix, gaps)
-    return search.generate(step, cache, prompt, jnp.asarray(banned), config, eos_id=eos_id, keys=keys)
+
+    inputs: Int[Array, "B K"]
+    banned: Bool[Array | np.ndarray, " V"]
+    keys: Key[Array, " B"] | None = None
+    gaps: Gaps | None = None
+
+
+@functools.partial(jax.jit, static_argnames=("plan",))
+def generate(plan: Plan, params: Any, given: Given) -> search.Generated:
+    """Returns the tokens that follow each row."""
+    step, cache, prompt, rules = searched(plan, params, given)
+    return search.generate(step, cache, prompt, rules)
 
 
 def searched(
-    network: Network,
-    params: Any,
-    inputs: Int[Array, "B K"],
-    config: GenerationConfig,
-    is_prefix: bool = False,
-    gaps: Gaps | None = None,
-    encoded: Float[Array, "B K D"] | None = None,
-) -> tuple[search.Step, Any, Int[Array, "B P"]]:
-    """Returns what is searched over: the step, its cache and the prompts. `encoded`: a T5's inputs, if they are."""
+    plan: Plan, params: Any, given: Given, encoded: Float[Array, "B K D"] | None = None
+) -> tuple[search.Step, Any, Int[Array, "B P"], search.Rules]:
+    """Returns what is searched over: the step, its cache, the prompts and the rules.
+
+    `encoded`: a T5's inputs, if they are.
+    """
+    network, max_tokens = plan.network, plan.config.max_tokens
     if network.config.is_decoder_only:
-        step, cache = network.cached_language_model(params, inputs, config.max_tokens, is_prefix)
-        prompt = inputs
+        step, cache = network.cached_language_model(params, given.inputs, max_tokens, plan.is_prefix)
+        prompt = given.inputs
     else:
-        step, cache = network.cached_decoder(params, inputs, config.max_tokens, encoded)
-        prompt = jnp.full((inputs.shape[0], 1), START, jnp.int32)
-    return step if gaps is None else functools.partial(_filling, step, gaps), cache, prompt
+        step, cache = network.cached_decoder(params, given.inputs, max_tokens, encoded)
+        prompt = jnp.full((given.inputs.shape[0], 1), START, jnp.int32)
+    step = step if given.gaps is None else functools.partial(_filling, step, given.gaps)
+    return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.eos_id, given.keys)
 
 
 def _filling(step: search.Step, gaps: Gaps, cache: Any, last: Array, position: Array) -> tuple[Array, Any]:
@@ -100,7 +106,7 @@ def greedy(
     """
     banned = jnp.asarray(search.banned_mask(network.config.vocab_size, num_ids, banned_ids))
     config = GenerationConfig(max_tokens=num_tokens)
-    return generate(network, params, jnp.asarray(inputs), banned, config, eos_id).tokens[:, 0]
+    return generate(Plan(network, config, eos_id), params, Given(jnp.asarray(inputs), banned)).tokens[:, 0]
 
 
 class Written(NamedTuple):
@@ -127,6 +133,7 @@ def batches_of_like_lengths(
         yield order[start : start + num_rows]
 
 
+@dataclasses.dataclass
 class Writer:
     """Generates text for inputs of any length, in batches of like lengths over all devices of the mesh.
 
@@ -136,30 +143,27 @@ class Writer:
     `num_rows`.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        mesh: Mesh,
-        vocabulary: Any,
-        config: GenerationConfig,
-        num_rows: int,
-        is_prefix: bool = False,
-        with_prompt: bool = True,
-        gaps: Gaps | None = None,
-        generates: Callable[..., search.Generated] = generate,
-    ):
-        check_rows(mesh, num_rows)
-        self._is_prefix, self._with_prompt, self._gaps = is_prefix, with_prompt, gaps
-        self._generates = generates
-        self._network, self._vocabulary, self._config, self.num_rows = network, vocabulary, config, num_rows
-        self._continues = network.config.is_decoder_only
-        self._mesh, self._sharding = mesh, batch_sharding(mesh)
-        banned = [*config.banned_ids, *([START] if self._continues else [])]
-        if config.ban_sentinels:
-            banned += sentinel_ids(vocabulary, num_sentinels(vocabulary))
-            banned += [] if self._continues else sorted(getattr(vocabulary, "special_ids", ()))
-        self._banned = search.banned_mask(network.config.vocab_size, vocabulary.vocab_size, banned)
-        self._eos_id = int(vocabulary.eos_id)
+    network: Network
+    mesh: Mesh
+    vocabulary: Any
+    config: GenerationConfig
+    num_rows: int
+    is_prefix: bool = False
+    with_prompt: bool = True
+    gaps: Gaps | None = None
+    generates: Callable[[Plan, Any, Given], search.Generated] = generate
+
+    def __post_init__(self) -> None:
+        check_rows(self.mesh, self.num_rows)
+        self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id)
+        self._sharding = batch_sharding(self.mesh)
+        banned = [*self.config.banned_ids, *([START] if self._continues else [])]
+        if self.config.ban_sentinels:
+            banned += sentinel_ids(self.vocabulary, num_sentinels(self.vocabulary))
+            banned += [] if self._continues else sorted(getattr(self.vocabulary, "special_ids", ()))
+        self._banned = search.banned_mask(self.network.config.vocab_size, self.vocabulary.vocab_size, banned)
+        # The seed is in the keys: another one needs no other program.
+        self._plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._eos_id, self.is_prefix)
 
     def batches(self, inputs: Sequence[np.ndarray], chosen: Iterable[int] | None = None) -> Iterator[list[int]]:
         """Yields the indices of the (chosen) inputs of each batch."""
@@ -168,7 +172,7 @@ class Writer:
     def check(self, inputs: Sequence[np.ndarray]) -> None:
         """Raises InputError if a language model has too few learned positions for one of the inputs."""
         if self._continues:
-            check_positions(self._network, max(map(len, inputs), default=0), self._config.max_tokens)
+            check_positions(self.network, max(map(len, inputs), default=0), self.config.max_tokens)
 
     def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
         """Returns `num_samples` texts for each input of one batch; samples depend only on the input's index.
@@ -176,23 +180,13 @@ class Writer:
         `inputs` are ids from `ids_of`. Raises InputError if a language model has too few learned positions.
         """
         keys = None
-        if self._config.sample:
+        if self.config.sample:
             all_numbers = np.zeros(self.num_rows, np.uint32)
             all_numbers[: len(numbers)] = numbers
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self._config.seed), all_numbers)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = self._generates(
-            self._network,
-            params,
-            placed,
-            self._banned,
-            dataclasses.replace(self._config, seed=0),  # which is in the keys: another seed needs no other program
-            self._eos_id,
-            keys,
-            self._is_prefix,
-            self._gaps,
-        )
+        found = self.generates(self._plan, params, Given(placed, self._banned, keys, self.gaps))
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
@@ -214,7 +208,7 @@ class Writer:
         longest = max(1, *map(len, inputs))
         if not self._continues:
             return padded(inputs, self.num_rows, INPUT_STEP)
-        check_positions(self._network, longest, self._config.max_tokens)
+        check_positions(self.network, longest, self.config.max_tokens)
         width = -(-longest // PROMPT_STEP) * PROMPT_STEP
         rows = np.full((self.num_rows, width), -1, np.int32)
         rows[:, -1] = START  # of the rows that pad the batch
@@ -226,8 +220,8 @@ class Writer:
         ids = [int(token) for token in written]
         ids = ids[: ids.index(self._eos_id)] if self._eos_id in ids else ids
         kept = [token for token in ids if token > 0]
-        shown = read[1:].tolist() if self._continues and self._with_prompt else []
-        return decoded(self._vocabulary, [*shown, *kept])
+        shown = read[1:].tolist() if self._continues and self.with_prompt else []
+        return decoded(self.vocabulary, [*shown, *kept])
 
 
 def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) -> Int[np.ndarray, "B L"]:
@@ -324,68 +318,46 @@ def part(num_written: int, seconds_per_token: float, left: float) -> int:
     return max(LEAST, min(num_written, in_time))
 
 
-@functools.partial(jax.jit, static_argnames=("network", "config", "is_prefix"))
-def _begin(
-    network: Network, params: Any, inputs: Int[Array, "B K"], config: GenerationConfig, is_prefix: bool
-) -> tuple[Float[Array, "B K D"] | None, search.State]:
-    encoded = None if network.config.is_decoder_only else network.encode(params, inputs)
-    _, cache, prompt = searched(network, params, inputs, config, is_prefix, None, encoded)
-    return encoded, search.start(cache, prompt, config)
+@functools.partial(jax.jit, static_argnames=("plan",))
+def _begin(plan: Plan, params: Any, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
+    encoded = None if plan.network.config.is_decoder_only else plan.network.encode(params, given.inputs)
+    _, cache, prompt, _ = searched(plan, params, given, encoded)
+    return encoded, search.start(cache, prompt, plan.config)
 
 
-@functools.partial(jax.jit, static_argnames=("network", "config", "eos_id", "is_prefix"))
+@functools.partial(jax.jit, static_argnames=("plan",))
 def _advance(
-    network: Network,
+    plan: Plan,
     params: Any,
-    inputs: Int[Array, "B K"],
+    given: Given,
     encoded: Float[Array, "B K D"] | None,
     state: search.State,
     until: Int[Array, ""],
-    banned: Bool[Array, " V"],
-    config: GenerationConfig,
-    eos_id: int,
-    keys: Key[Array, " B"] | None,
-    is_prefix: bool,
-    gaps: Gaps | None,
 ) -> tuple[search.State, Bool[Array, ""]]:
     # What only the beginning needs, such as a language model's reading of its prompt, the compiler leaves out.
-    step, _, prompt = searched(network, params, inputs, config, is_prefix, gaps, encoded)
-    state = search.advance(step, state, until, prompt.shape[1], banned, config, eos_id=eos_id, keys=keys)
-    return state, search.is_over(state, config)
+    step, _, prompt, rules = searched(plan, params, given, encoded)
+    state = search.advance(step, state, until, prompt.shape[1], rules)
+    return state, search.is_over(state, plan.config)
 
 
-def generate_in_parts(
-    network: Network,
-    params: Any,
-    inputs: Int[Array, "B K"],
-    banned: Any,
-    config: GenerationConfig,
-    eos_id: int,
-    keys: Key[Array, " B"] | None,
-    is_prefix: bool,
-    gaps: Gaps | None,
-    deadline: Deadline,
-) -> search.Generated:
+def generate_in_parts(plan: Plan, params: Any, given: Given, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
     The clock is looked at between parts: a program that is being compiled, or a part that is longer than was expected
     from the last one, is waited for.
     """
-    banned = jnp.asarray(banned)
-    encoded, state = _begin(network, params, inputs, config, is_prefix)
+    encoded, state = _begin(plan, params, given)
     num_written, seconds_per_token, is_over = 0, 0.0, False
     while not is_over:
         jax.block_until_ready(state)
         deadline.check(num_written)
         began, before = deadline.clock(), num_written
-        until = min(config.max_tokens, before + part(before, seconds_per_token, deadline.left()))
-        state, ended = _advance(
-            network, params, inputs, encoded, state, jnp.int32(until), banned, config, eos_id, keys, is_prefix, gaps
-        )
+        until = min(plan.config.max_tokens, before + part(before, seconds_per_token, deadline.left()))
+        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(until))
         is_over, num_written = bool(ended), int(state.position)
         seconds_per_token = (deadline.clock() - began) / max(1, num_written - before)
-    prompt_length = inputs.shape[1] if network.config.is_decoder_only else 1
-    return search.result(state, prompt_length, config)
+    prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
+    return search.result(state, prompt_length, plan.config)
 
 
 Pair = tuple[np.ndarray, np.ndarray]  # ids of the inputs and of the targets

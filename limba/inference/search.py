@@ -25,10 +25,19 @@ from limba.config import GenerationConfig
 
 CACHE_BATCH_AXIS = 1
 NEVER = -1.0e9  # the lowest score; finite as in transformers, so that sums are not NaN
-UNWRITTEN = -1
+UNWRITTEN, PADDING = -1, 0
 
 Cache = Any
 Step = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]
+
+
+class Rules(NamedTuple):
+    """What may be written, and how it is chosen. Sampling needs `keys`, one per input: its text depends on no other."""
+
+    banned: Bool[Array, " V"]
+    config: GenerationConfig
+    eos_id: int
+    keys: Key[Array, " B"] | None = None
 
 
 class Generated(NamedTuple):
@@ -46,28 +55,15 @@ def banned_mask(num_rows: int, num_ids: int, ids: Iterable[int] = ()) -> Bool[np
     return mask
 
 
-def generate(
-    step: Step,
-    cache: Cache,
-    prompt: Int[Array, "B P"],
-    banned: Bool[Array, " V"],
-    config: GenerationConfig,
-    *,
-    eos_id: int,
-    pad_id: int = 0,
-    keys: Key[Array, " B"] | None = None,
-) -> Generated:
+def generate(step: Step, cache: Cache, prompt: Int[Array, "B P"], rules: Rules) -> Generated:
     """Returns the tokens after the prompts. It is traceable: the caller jits it together with the network.
 
     `cache` holds all of a prompt but its last token (an encoder-decoder's prompt is just the start token). Shorter
-    prompts are padded with -1 on the left. Sampling needs `keys`, one per input, so that an input's text does not
-    depend on the rest of the batch.
+    prompts are padded with -1 on the left.
     """
-    state = start(cache, prompt, config)
-    state = advance(
-        step, state, config.max_tokens, prompt.shape[1], banned, config, eos_id=eos_id, pad_id=pad_id, keys=keys
-    )
-    return result(state, prompt.shape[1], config, pad_id)
+    state = start(cache, prompt, rules.config)
+    state = advance(step, state, rules.config.max_tokens, prompt.shape[1], rules)
+    return result(state, prompt.shape[1], rules.config)
 
 
 class _Rows(NamedTuple):
@@ -121,34 +117,15 @@ def start(cache: Cache, prompt: Int[Array, "B P"], config: GenerationConfig) -> 
     )
 
 
-def advance(
-    step: Step,
-    state: State,
-    until: int | Int[Array, ""],
-    prompt_length: int,
-    banned: Bool[Array, " V"],
-    config: GenerationConfig,
-    *,
-    eos_id: int,
-    pad_id: int = 0,
-    keys: Key[Array, " B"] | None = None,
-) -> State:
+def advance(step: Step, state: State, until: int | Int[Array, ""], prompt_length: int, rules: Rules) -> State:
     """Returns the state after `until` tokens, or after fewer if the search is over; see `generate`."""
-    body: Callable
-    if isinstance(state, _Beams):
-        body = functools.partial(
-            _extend, step=step, banned=banned, config=config, eos_id=eos_id, prompt_length=prompt_length
-        )
-    else:
-        if config.sample:
-            assert keys is not None, "sampling needs keys"
-            samples = config.num_samples
-            numbers = jnp.tile(jnp.arange(samples), keys.shape[0])
-            keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, samples), numbers)
-        body = functools.partial(
-            _append, step=step, banned=banned, config=config, eos_id=eos_id, pad_id=pad_id, keys=keys,
-            prompt_length=prompt_length,
-        )  # fmt: skip
+    config, keys = rules.config, rules.keys
+    if config.sample and config.num_beams == 1:
+        assert keys is not None, "sampling needs keys"
+        numbers = jnp.tile(jnp.arange(config.num_samples), keys.shape[0])
+        keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, config.num_samples), numbers)
+    extend: Callable = _extend if isinstance(state, _Beams) else _append
+    body = functools.partial(extend, step=step, rules=rules._replace(keys=keys), prompt_length=prompt_length)
     first: Any = state
     return jax.lax.while_loop(lambda state: (state.position < until) & ~is_over(state, config), body, first)
 
@@ -162,49 +139,39 @@ def is_over(state: State, config: GenerationConfig) -> Bool[Array, ""]:
     return is_full | ~jnp.any(state.improvable) | jnp.asarray(all_ended)
 
 
-def result(state: State, prompt_length: int, config: GenerationConfig, pad_id: int = 0) -> Generated:
+def result(state: State, prompt_length: int, config: GenerationConfig) -> Generated:
     """Returns the texts of a search that is over."""
     samples = config.num_samples
     if isinstance(state, _Rows):
-        tokens = _written(state.tokens, prompt_length, pad_id)
+        tokens = _written(state.tokens, prompt_length)
         return Generated(tokens.reshape(-1, samples, tokens.shape[-1]), state.scores.reshape(-1, samples))
     rows = state.finished.shape[0]
-    best = _written(state.finished[:, :samples].reshape(rows * samples, -1), prompt_length, pad_id)
+    best = _written(state.finished[:, :samples].reshape(rows * samples, -1), prompt_length)
     return Generated(best.reshape(rows, samples, -1), state.finished_scores[:, :samples])
 
 
-def _written(tokens: Int[Array, "R L"], prompt_length: int, pad_id: int) -> Int[Array, "R Q"]:
+def _written(tokens: Int[Array, "R L"], prompt_length: int) -> Int[Array, "R Q"]:
     written = tokens[..., prompt_length:]
-    return jnp.where(written == UNWRITTEN, pad_id, written)
+    return jnp.where(written == UNWRITTEN, PADDING, written)
 
 
-def _append(
-    state: _Rows,
-    *,
-    step: Step,
-    banned: Array,
-    config: GenerationConfig,
-    eos_id: int,
-    pad_id: int,
-    keys: Key[Array, " R"] | None,
-    prompt_length: int,
-) -> _Rows:
+def _append(state: _Rows, *, step: Step, rules: Rules, prompt_length: int) -> _Rows:
     """Returns the rows with one more token: the likeliest, or one drawn by temperature, top-k and top-p."""
-    position, tokens, ended, scores, cache = state
+    (position, tokens, ended, scores, cache), config = state, rules.config
     length = prompt_length + position
     last = jax.lax.dynamic_index_in_dim(tokens, length - 1, axis=1, keepdims=False)
-    logits, cache = step(cache, jnp.where(ended, pad_id, last), position)
-    allowed = _apply_bans(logits, tokens, length, banned, config.no_repeat_ngram_size)
+    logits, cache = step(cache, jnp.where(ended, PADDING, last), position)
+    allowed = _apply_bans(logits, tokens, length, rules.banned, config.no_repeat_ngram_size)
     if config.sample:
-        assert keys is not None
-        chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(keys, position), config)
+        assert rules.keys is not None
+        chosen = _draw(allowed, jax.vmap(jax.random.fold_in, (0, None))(rules.keys, position), config)
     else:
         chosen = jnp.argmax(allowed, axis=-1)
     chosen = chosen.astype(jnp.int32)
     scores = scores + jnp.where(ended, 0.0, _log_probability(logits, chosen))
     token = jnp.where(ended, UNWRITTEN, chosen)
     tokens = jax.lax.dynamic_update_index_in_dim(tokens, token, length, axis=1)
-    return _Rows(position + 1, tokens, ended | (chosen == eos_id), scores, cache)
+    return _Rows(position + 1, tokens, ended | (chosen == rules.eos_id), scores, cache)
 
 
 def _log_probability(logits: Float[Array, "R V"], ids: Int[Array, " R"]) -> Float[Array, " R"]:
@@ -252,17 +219,16 @@ def _draw(logits: Float[Array, "R V"], keys: Key[Array, " R"], config: Generatio
     return jax.vmap(jax.random.categorical)(keys, logits)
 
 
-def _extend(
-    state: _Beams, *, step: Step, banned: Array, config: GenerationConfig, eos_id: int, prompt_length: int
-) -> _Beams:
+def _extend(state: _Beams, *, step: Step, rules: Rules, prompt_length: int) -> _Beams:
     """Returns the beams extended by one token."""
+    config = rules.config
     rows, beams, total = state.running.shape
     length = prompt_length + state.position
     flat = state.running.reshape(rows * beams, total)
     last = jax.lax.dynamic_index_in_dim(flat, length - 1, axis=1, keepdims=False)
     logits, cache = step(state.cache, last, state.position)
     log_probabilities = _apply_bans(
-        jax.nn.log_softmax(logits, axis=-1), flat, length, banned, config.no_repeat_ngram_size
+        jax.nn.log_softmax(logits, axis=-1), flat, length, rules.banned, config.no_repeat_ngram_size
     )
     num_ids = logits.shape[-1]
     scores = log_probabilities.reshape(rows, beams, num_ids) + state.running_scores[..., None]
@@ -272,7 +238,7 @@ def _extend(
     parents, ids = top // num_ids, (top % num_ids).astype(jnp.int32)
     candidates = jnp.take_along_axis(state.running, parents[..., None], axis=1)
     candidates = jax.lax.dynamic_update_index_in_dim(candidates, ids, length, axis=2)
-    ends = (ids == eos_id) | (state.position + 1 == config.max_tokens)
+    ends = (ids == rules.eos_id) | (state.position + 1 == config.max_tokens)
 
     running_scores, chosen = jax.lax.top_k(top_scores + jnp.where(ends, NEVER, 0.0), beams)
     parent = jnp.take_along_axis(parents, chosen, axis=1) + beams * jnp.arange(rows)[:, None]

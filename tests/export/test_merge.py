@@ -68,7 +68,7 @@ def test_the_average_is_that_of_float64(
     weights: list[float],
     block_bytes: int,
 ) -> None:
-    monkeypatch.setattr(averages, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(merging, "BLOCK_BYTES", block_bytes)
     with merged(saved, tmp_path / "out", (20, 30, 40), *weighting) as checkpoints:
         restored = checkpoints.restore_latest(states.abstract())
     assert restored is not None and restored.notes == {"step": 40} and restored.positions == {0: b"position 40"}
@@ -78,18 +78,18 @@ def test_the_average_is_that_of_float64(
         wanted = sum(weight * array for weight, array in zip(weights, several, strict=True))
         assert found.dtype == np.float32
         assert (np.abs(np.asarray(found, np.float64) - wanted) <= np.spacing(np.abs(np.asarray(found)))).all()
-    record = json.loads((tmp_path / "out" / averages.FILE).read_text())
+    record = json.loads((tmp_path / "out" / merging.FILE).read_text())
     assert [each["step"] for each in record["parts"]] == [20, 30, 40]
     assert [each["weight"] for each in record["parts"]] == pytest.approx(weights)
 
 
 def test_blocks_are_small_and_cover_an_array(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(averages, "BLOCK_BYTES", 1500)
-    stores = averages._opened(epath.Path(saved) / "checkpoints" / "40")
-    blocks = list(averages._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
+    monkeypatch.setattr(merging, "BLOCK_BYTES", 1500)
+    stores = merging._opened(epath.Path(saved) / "checkpoints" / "40")
+    blocks = list(merging._blocks(stores["params/encoder/layers/kernel"]))  # [4, 16, 48], a chunk of two layers
     assert blocks == [(slice(0, 2),), (slice(2, 4),)]
-    assert sum(each[0].stop - each[0].start for each in averages._blocks(stores["params/embedding"])) == 64
-    assert list(averages._blocks(stores["step"])) == [()]
+    assert sum(each[0].stop - each[0].start for each in merging._blocks(stores["params/embedding"])) == 64
+    assert list(merging._blocks(stores["step"])) == [()]
 
 
 def test_bfloat16_parameters_are_averaged_in_float32(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
 @pytest.mark.core
 def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() -> None:
     steps = [100, 200, 300, 400, 500]
-    for shape in averages.SHAPES:
+    for shape in merging.SHAPES:
         weights = Weighting("wsm", shape=shape).weights(steps)
         assert sum(weights) == pytest.approx(1, abs=1e-12) and min(weights) >= 0
         # A gradient between parts i - 1 and i is in the parts from i on: its multiplier is the decayed rate.

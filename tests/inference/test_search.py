@@ -30,7 +30,7 @@ def write(config, prompt, banned=FREE, seed=0):
     prompt = jnp.asarray(prompt, jnp.int32)
     cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
     keys = jax.random.split(jax.random.key(seed), len(prompt))
-    run = jax.jit(lambda c, p, b, k: decoding.generate(step, c, p, b, config, eos_id=EOS, keys=k))
+    run = jax.jit(lambda c, p, b, k: decoding.generate(step, c, p, decoding.Rules(b, config, EOS, k)))
     return run(cache, prompt, banned, keys)
 
 
@@ -132,9 +132,8 @@ def test_draws_follow_the_probabilities_and_the_input_alone():
     longer = GenerationConfig(max_tokens=5, sample=True, num_samples=2)
     pair = write(longer, [[2], [4]])
     keys = jax.random.split(jax.random.key(0), 2)
-    alone = decoding.generate(
-        step, jnp.zeros((1, 1, 5), jnp.int32), jnp.array([[4]], jnp.int32), FREE, longer, eos_id=EOS, keys=keys[1:]
-    )
+    rules = decoding.Rules(FREE, longer, EOS, keys[1:])
+    alone = decoding.generate(step, jnp.zeros((1, 1, 5), jnp.int32), jnp.array([[4]], jnp.int32), rules)
     assert pair.tokens[1].tolist() == alone.tokens[0].tolist()
 
 

@@ -185,9 +185,8 @@ def test_cached_generation_equals_uncached_token_for_token(layout, is_prefix):
     @jax.jit
     def written(params):
         step, cache = model.cached_language_model(params, jnp.asarray(prompt), tokens, is_prefix)
-        return decoding.generate(
-            step, cache, jnp.asarray(prompt), banned, GenerationConfig(max_tokens=tokens), eos_id=1
-        )
+        rules = decoding.Rules(banned, GenerationConfig(max_tokens=tokens), 1)
+        return decoding.generate(step, cache, jnp.asarray(prompt), rules)
 
     found = np.asarray(written(params).tokens)[:, 0]
     for row, ids in enumerate(prompts):

@@ -290,7 +290,8 @@ def test_figures_are_those_of_seqios_evaluator(runs: tuple[Path, Path], files: P
         numbers, rows = zip(*examples(dataset), strict=True)
         inputs = jnp.asarray(np.stack([row["encoder_input_tokens"] for row in rows]))
         banned = banned_mask(config.model.vocab_size, vocabulary.vocab_size, range(259, vocabulary.vocab_size))
-        found = writing.generate(trained.network, trained.params, inputs, banned, config.generation)
+        plan = writing.Plan(trained.network, config.generation)
+        found = writing.generate(plan, trained.params, writing.Given(inputs, banned))
         return list(zip(numbers, found.tokens[:, 0].tolist(), strict=True)), {"scores": found.scores[:, 0].tolist()}
 
     def scored(dataset: tf.data.Dataset) -> list:
@@ -325,7 +326,8 @@ def test_scores_of_written_text_are_its_log_likelihood() -> None:
     params = tiny.parameters(SMALL, seed=3)  # one text ends, and none has a padding id
     inputs = tiny.batch(rows=4)["encoder_input_tokens"]
     banned = jnp.zeros(config.vocab_size, bool)
-    found = writing.generate(model, params, inputs, banned, GenerationConfig(max_tokens=7))
+    plan = writing.Plan(model, GenerationConfig(max_tokens=7))
+    found = writing.generate(plan, params, writing.Given(jnp.asarray(inputs), banned))
     mesh = tiny.mesh_of(MeshConfig(), 4)
     pairs = [(ids[ids > 0], tokens[0]) for ids, tokens in zip(inputs, np.asarray(found.tokens), strict=True)]
     expected = log_likelihoods(model, params, mesh, pairs, num_rows=4)
