@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from etils import epath
 
@@ -46,6 +46,10 @@ with environment.quiet_imports():
 at_end.write_asked()
 """
 REPEAT = "the same command tries it again, and trains nothing"
+
+
+T = TypeVar("T")
+Outcome = dict[str, list[str]]  # the places that got the model, and sentences about the others
 
 
 class Destination(Protocol):
@@ -124,7 +128,7 @@ def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str
     A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
     """
     places = [] if result["interrupted"] else destinations(config)
-    outcome: dict[str, Any] = {"exports": [], "failed_exports": []}
+    outcome: Outcome = {"exports": [], "failed_exports": []}
     if places and is_first():
         outcome = _delivered(config, result["step"], places, say)
     if places:
@@ -132,9 +136,7 @@ def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str
     return {**result, **outcome}
 
 
-def _delivered(
-    config: RunConfig, step: int, places: Sequence[Destination], say: Callable[[str], None]
-) -> dict[str, Any]:
+def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say: Callable[[str], None]) -> Outcome:
     done, failed = [], []
     with ExitStack() as stack:
         say(f"step {step:,}: exporting the model to {', '.join(place.name for place in places)}")
@@ -168,7 +170,7 @@ def _staging(config: RunConfig, places: Sequence[Destination], stack: ExitStack)
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="limba_export_")))
 
 
-def _repeated(once: Callable[[], Any], say: Callable[[str], None]) -> tuple[Any, str]:
+def _repeated(once: Callable[[], T], say: Callable[[str], None]) -> tuple[T | None, str]:
     """Returns (what it returns, ""), or (None, the reason) after the last attempt; a wrong input is not repeated."""
     for attempt in range(ATTEMPTS):
         try:

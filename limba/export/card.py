@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import huggingface_hub
 from etils import epath
@@ -52,15 +52,21 @@ BYTE_SENTINELS = (
 )
 
 
+class Form(NamedTuple):
+    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
+
+    formats: Sequence[str]
+    dtype: str = "float32"
+    transformers: int = 5
+
+
 def write_card(
     directory: Path,
     source: Source,
     step: int,
-    formats: Sequence[str],
-    dtype: str,
+    form: Form,
     findings: Sequence[str],
     about: CardConfig,
-    transformers: int = 5,
 ) -> None:
     """Writes README.md and, where the run has metrics, loss.png beside it."""
     has_picture = source.run is not None and _picture(directory, source.run)
@@ -72,7 +78,7 @@ def write_card(
         _training(source, step, about.hardware),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source, formats, dtype, transformers),
+        _usage(source, form),
         BYTE_SENTINELS if byt5.extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
@@ -119,7 +125,7 @@ def _results(source: Source, step: int) -> dict[str, float]:
     return found
 
 
-def _table(heading: str, entries: dict[str, Any]) -> str:
+def _table(heading: str, entries: Mapping[str, object]) -> str:
     rows = "\n".join(f"| {name} | {value} |" for name, value in entries.items() if value is not None)
     return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
 
@@ -161,7 +167,7 @@ def _architecture(source: Source) -> str:
 
 def _training(source: Source, step: int, hardware: str | None) -> str:
     run = source.run
-    entries: dict[str, Any] = {"steps": f"{step:,}", "hardware": hardware}
+    entries: dict[str, object] = {"steps": f"{step:,}", "hardware": hardware}
     if run is not None:
         data, lengths = run.data, run.data.task_feature_lengths
         average = run.evaluation.average if source.averages else None
@@ -187,9 +193,9 @@ def _training(source: Source, step: int, hardware: str | None) -> str:
     return _table("Training", entries)
 
 
-def _names(files: Any) -> str:
+def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
     """Returns file names without their directories, since these are private, and names of the hub's data sets whole."""
-    parts = files.values() if isinstance(files, dict) else [files] if isinstance(files, str) else files
+    parts = files.values() if isinstance(files, Mapping) else [files] if isinstance(files, str) else files
     return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
 
 
@@ -200,7 +206,8 @@ def _picture(directory: Path, run: RunConfig) -> bool:
     return True
 
 
-def _usage(source: Source, formats: Sequence[str], dtype: str, transformers: int) -> str:
+def _usage(source: Source, form: Form) -> str:
+    formats, dtype, transformers = form
     if source.model.is_decoder_only:
         return _usage_of_language_model(dtype)
     is_scaled = head_scale(source.model) != 1

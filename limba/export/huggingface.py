@@ -28,7 +28,7 @@ from limba.config import CardConfig, DataConfig, InputError, ModelConfig, Optimi
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.data.tasks import hub_datasets, needs_sentinels
-from limba.data.vocabulary.load import num_sentinels, sentinel_ids
+from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
 from limba.export import card, proof
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
@@ -50,7 +50,7 @@ from limba.storage.files import write_whole
 from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked
 from limba.training.optimizer import make_optimizer
-from limba.training.state import abstract_state
+from limba.training.state import TrainState, abstract_state
 
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: its source, and the results of the proof
@@ -157,7 +157,7 @@ def is_made_of(record: Mapping[str, Any], name: str, choices: Choices, folder: o
     return bool(same)
 
 
-def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Any] | None:
+def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Vocabulary] | None:
     """Returns (name, seqio's vocabulary) of the choices or the source; None if it is not wanted or not known."""
     if choices.vocabulary == NONE:
         print("No tokenizer files are written, as requested.", flush=True)
@@ -173,7 +173,7 @@ def vocabulary_of(source: Source, choices: Choices) -> tuple[VocabularyName, Any
 
 
 def _convert(
-    source: Source, step: int, final: Path, choices: Choices, tokenizer: tuple[VocabularyName, Any] | None
+    source: Source, step: int, final: Path, choices: Choices, tokenizer: tuple[VocabularyName, Vocabulary] | None
 ) -> None:
     """Writes a folder under a temporary name, proves it, and renames it to its final name or to `….failed`."""
     writing, failed = (final.with_name(final.name + end) for end in (".writing", ".failed"))
@@ -191,10 +191,8 @@ def _convert(
         )
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
-    card.write_card(
-        writing, source, step, choices.formats, choices.dtype, findings, _about(source, choices, task),
-        choices.transformers,
-    )  # fmt: skip
+    form = card.Form(choices.formats, choices.dtype, choices.transformers)
+    card.write_card(writing, source, step, form, findings, _about(source, choices, task))
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -234,7 +232,7 @@ def _task(source: Source) -> Any:
         return None
 
 
-def _unused_sentinels(task: Any, source: Source, vocabulary: Any) -> list[int]:
+def _unused_sentinels(task: Any, source: Source, vocabulary: Vocabulary | None) -> list[int]:
     """Returns the sentinels of a model that was fine-tuned without them; pretraining needs them."""
     if task is None or vocabulary is None or source.model.is_decoder_only or needs_sentinels(task):
         return []
@@ -242,7 +240,7 @@ def _unused_sentinels(task: Any, source: Source, vocabulary: Any) -> list[int]:
 
 
 def prove(
-    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Any
+    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Vocabulary | None
 ) -> tuple[bool, list[str]]:
     """Returns whether a written folder gives the source's numbers, and the findings as sentences."""
     if not choices.checks:
@@ -397,7 +395,7 @@ def _parts(sizes: Sequence[int]) -> Iterator[slice]:
             start = end
 
 
-def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> Any:
+def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> TrainState:
     """Returns a state at step 0 with these parameters and a new Adafactor, whose averages are zeros."""
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
@@ -414,7 +412,7 @@ def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> Any:
     return zeros.replace(params=params)
 
 
-def _write_checkpoint(directory: Path, state: Any) -> None:
+def _write_checkpoint(directory: Path, state: TrainState) -> None:
     registry = type_handlers.create_type_handler_registry((Unread, InParts()))
     handlers = {
         "state": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),

@@ -39,6 +39,7 @@ COPIED = ("vocabulary.model", "data_revisions.json", "rows.json")  # of the newe
 IGNORED = (FILE, plain.FILE, "config.gin", lease.FILE, *COPIED, "checkpoints")  # of a merge that was interrupted
 BLOCK_BYTES = 1 << 26  # of an array, in float32, that is in memory at one time
 FREE_FIELDS = ("dtype", "dropout_rate", "remat", "scan_layers", "attention")  # that change no parameter's meaning
+Stores = Mapping[str, ts.TensorStore]  # the arrays of a checkpoint by name
 PARAMETERS = "params/"
 # What is averaged: the parameters, and an online average of them where a run has it, which is what it evaluates.
 AVERAGED = re.compile(r"params/|opt_state/\d+/average/")
@@ -204,7 +205,7 @@ def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float
     }
 
 
-def _is_there(directory: epath.Path, record: Mapping[str, Any]) -> bool:
+def _is_there(directory: epath.Path, record: Mapping[str, object]) -> bool:
     """Returns whether a directory has this average; InputError if it has anything else."""
     names = {child.name for child in directory.iterdir()} if directory.exists() else set()
     if not names - {lease.FILE}:
@@ -222,7 +223,7 @@ def _is_there(directory: epath.Path, record: Mapping[str, Any]) -> bool:
     return False  # a merge that was interrupted
 
 
-def _opened(path: epath.Path) -> dict[str, Any]:
+def _opened(path: epath.Path) -> dict[str, ts.TensorStore]:
     """Returns the arrays of a checkpoint by Limba's names, opened and not read."""
     context = ts.Context()
     specs = orbax_leaves(path / "state")
@@ -233,10 +234,10 @@ def _opened(path: epath.Path) -> dict[str, Any]:
     return {name: store.result() for name, store in started.items()}
 
 
-def _check_same(parts: Sequence[Part], stores: Sequence[Mapping[str, Any]]) -> None:
+def _check_same(parts: Sequence[Part], stores: Sequence[Stores]) -> None:
     """Raises InputError that names the first parameter, or field of the network, in which a part differs."""
 
-    def shapes_of(opened: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def shapes_of(opened: Stores) -> dict[str, tuple[int, ...]]:
         return {name: tuple(store.shape) for name, store in opened.items() if name.startswith(PARAMETERS)}
 
     first, wanted = parts[0], shapes_of(stores[0])
@@ -259,7 +260,7 @@ def _check_same(parts: Sequence[Part], stores: Sequence[Mapping[str, Any]]) -> N
 
 def _written(
     parts: Sequence[Part],
-    stores: Sequence[Mapping[str, Any]],
+    stores: Sequence[Stores],
     weights: Sequence[float] | None,
     directory: epath.Path,
     record: Mapping[str, Any],
@@ -287,7 +288,7 @@ def _written(
     return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
 
-def _write_blocks(state: epath.Path, stores: Sequence[Mapping[str, Any]], weights: Sequence[float] | None) -> None:
+def _write_blocks(state: epath.Path, stores: Sequence[Stores], weights: Sequence[float] | None) -> None:
     """Writes all arrays of the newest part, the parameters averaged, block by block."""
     blocks = [(name, block) for name, store in stores[-1].items() for block in _blocks(store)]
     held: list[arrays.HostArray] = []
@@ -317,16 +318,16 @@ def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np
     return np.asarray(total / len(blocks) if weights is None else total, np.float32)
 
 
-def _described(store: Any, part: np.ndarray, block: tuple[slice, ...]) -> arrays.HostArray:
+def _described(store: ts.TensorStore, part: np.ndarray, block: tuple[slice, ...]) -> arrays.HostArray:
     name = store.spec().to_json()["kvstore"]["path"].rstrip("/")
     return arrays.HostArray(name, tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
 
 
-def _chunk(store: Any) -> tuple[int, ...]:
-    return tuple(store.chunk_layout.read_chunk.shape or ())
+def _chunk(store: ts.TensorStore) -> tuple[int, ...]:
+    return tuple(size or 1 for size in store.chunk_layout.read_chunk.shape or ())
 
 
-def _blocks(store: Any) -> Iterator[tuple[slice, ...]]:
+def _blocks(store: ts.TensorStore) -> Iterator[tuple[slice, ...]]:
     """Yields the blocks of an array: whole chunks of rows of axis 0, of about BLOCK_BYTES in float32 together."""
     shape, chunk = tuple(store.shape), _chunk(store)
     if not shape or not math.prod(shape):

@@ -20,9 +20,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from limba.config import ModelConfig
+from limba.data.vocabulary.load import Vocabulary
 from limba.formats.huggingface import T5xView, open_folder
 from limba.inference import gaps
 from limba.inference.generate import EOS, START, greedy
@@ -67,7 +68,7 @@ class Figures:
         )
 
 
-def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
+def batch_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
     """Returns four sentences with a gap each, encoded; random ids below `num_rows` without a vocabulary."""
     inputs = np.zeros((len(TEXTS), ROW), np.int32)
     targets = np.zeros((len(TEXTS), ROW // 2), np.int32)
@@ -82,7 +83,7 @@ def batch_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
     return {"encoder_input_tokens": inputs, **_shifted(targets)}
 
 
-def prompts_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
+def prompts_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
     """Returns the same sentences whole, as a language model reads them."""
     targets = np.zeros((len(TEXTS), ROW), np.int32)
     for row, ids in enumerate(_ids(vocabulary, num_rows, ROW - 1)):
@@ -90,14 +91,14 @@ def prompts_of(vocabulary: Any | None, num_rows: int) -> dict[str, np.ndarray]:
     return _shifted(targets)
 
 
-def _ids(vocabulary: Any | None, num_rows: int, most: int) -> Iterator[list[int]]:
+def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int) -> Iterator[list[int]]:
     """Yields the ids of each text, truncated, with the end of sequence."""
     random = np.random.default_rng(0)
     for row, text in enumerate(TEXTS):
         if vocabulary is None:
             yield [*random.integers(2, num_rows, ROW - 8 * row).tolist()[:most], EOS]
         else:
-            yield [*list(vocabulary.encode(text))[:most], int(vocabulary.eos_id)]
+            yield [*list(vocabulary.encode(text))[:most], int(vocabulary.eos_id or EOS)]
 
 
 def _shifted(targets: np.ndarray) -> dict[str, np.ndarray]:
@@ -112,7 +113,7 @@ class Proof:
         self,
         arrays: Mapping[str, np.ndarray],
         config: ModelConfig,
-        vocabulary: Any | None,
+        vocabulary: Vocabulary | None,
         suppressed: Sequence[int] = (),
     ):
         """`vocabulary` is seqio's, or None; `suppressed` ids are never generated. Reads all of `arrays` into memory."""
@@ -121,7 +122,7 @@ class Proof:
         )
         self._network = Network(self._config)
         self._apply = jax.jit(self._network.apply)
-        self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id)
+        self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id or EOS)
         params = place_parameters(arrays, self._network)
         if config.is_decoder_only:
             self._batch = prompts_of(vocabulary, config.vocab_size)
@@ -142,7 +143,7 @@ class Proof:
         self._all = {name: np.concatenate([rows, following[name]]) for name, rows in self._batch.items()}
         self._logits, self._followed = self._run(params)
 
-    def _run(self, params: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the logits of the batch, and the logits of each token of the source's greedy text."""
         logits = np.asarray(self._apply(params, self._all), np.float32)
         return logits[: len(TEXTS)], logits[len(TEXTS) :, self._first : self._first + NUM_TOKENS]

@@ -11,7 +11,6 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -25,7 +24,7 @@ _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 
 
-def extra_ids_of(about: Mapping[str, Any]) -> int:
+def extra_ids_of(about: Mapping[str, object]) -> int:
     """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
 
     `about` is its tokenizer_config.json. As transformers writes them, with `<extra_id_0>` first, they are none.

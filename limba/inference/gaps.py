@@ -8,14 +8,14 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, PyTree
 
 from limba.config import EvaluationConfig
-from limba.data.vocabulary.load import is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
 from limba.inference.generate import EOS, SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
 from limba.model import Network
 
@@ -57,7 +57,7 @@ class Hidden(NamedTuple):
 class Pieces:
     """What the ids of a vocabulary may do in a gap; bool [V] each."""
 
-    vocabulary: Any
+    vocabulary: Vocabulary
     sentinels: Sequence[int]
     is_text: Bool[np.ndarray, " V"]  # neither a control nor a sentinel, nor a row without a piece
     has_letter: Bool[np.ndarray, " V"]  # or begins a letter of several bytes
@@ -66,7 +66,7 @@ class Pieces:
     ends: Bool[np.ndarray, " V"]  # sentinels and the end of sequence
 
 
-def pieces_of(vocabulary: Any, num_rows: int) -> Pieces:
+def pieces_of(vocabulary: Vocabulary, num_rows: int) -> Pieces:
     """Returns the table for a vocabulary whose embedding has `num_rows` rows."""
     spelled = piece_bytes(vocabulary, num_rows)
     single = np.zeros(num_rows, bool)
@@ -75,7 +75,7 @@ def pieces_of(vocabulary: Any, num_rows: int) -> Pieces:
     letters = [any(map(str.isalnum, text)) or each[:1] >= b"\xc2" for text, each in zip(texts, spelled, strict=True)]
     sentinels = sentinel_ids(vocabulary, num_sentinels(vocabulary))
     ends = np.zeros(num_rows, bool)
-    ends[[*sentinels, int(vocabulary.eos_id)]] = True
+    ends[[*sentinels, int(vocabulary.eos_id or EOS)]] = True
     return Pieces(
         vocabulary=vocabulary,
         sentinels=sentinels,
@@ -230,7 +230,7 @@ def sentences(documents: Iterable[str], num: int) -> Iterator[Hidden]:
 
 
 def join_infill(
-    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS
+    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Vocabulary, eos_id: int = EOS
 ) -> str:
     """Returns the corrupted text with each sentinel replaced by its [span] in the targets.
 
@@ -247,14 +247,14 @@ def join_infill(
     return _joined(inputs, order, vocabulary, eos_id, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
 
 
-def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Any, eos_id: int = EOS) -> str:
+def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Vocabulary, eos_id: int = EOS) -> str:
     """Returns the corrupted text with sentinels written as <extra_id_0> and so on."""
     order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
     return _joined(inputs, order, vocabulary, eos_id, lambda i: f"<extra_id_{i}>")
 
 
 def _joined(
-    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Any, eos_id: int, gap: Callable[[int], str]
+    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Vocabulary, eos_id: int, gap: Callable[[int], str]
 ) -> str:
     text, plain = [], []
     for token in map(int, inputs):
@@ -267,8 +267,8 @@ def _joined(
 
 
 def sampler(
-    network: Network, mesh: Mesh, vocabulary: Any, config: EvaluationConfig, is_prefix: bool = False
-) -> Callable[[Any], dict[str, list[str]]] | None:
+    network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
+) -> Callable[[PyTree], dict[str, list[str]]] | None:
     """Returns a function from the parameters to each prompt's texts; None without prompts.
 
     A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
@@ -290,16 +290,16 @@ def sampler(
     def text_of(read: np.ndarray, written: Written) -> str:
         if continues:
             return written.text
-        return join_infill(read, written.ids, np.asarray(sentinels), vocabulary, int(vocabulary.eos_id))
+        return join_infill(read, written.ids, np.asarray(sentinels), vocabulary, int(vocabulary.eos_id or EOS))
 
-    def texts(params: Any) -> dict[str, list[str]]:
+    def texts(params: PyTree) -> dict[str, list[str]]:
         found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
         return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
 
     return texts
 
 
-def _gaps(network: Network, vocabulary: Any) -> Gaps | None:
+def _gaps(network: Network, vocabulary: Vocabulary) -> Gaps | None:
     """Returns which ids begin a T5's fills; None for a language model, and where no piece could."""
     if network.config.is_decoder_only:
         return None

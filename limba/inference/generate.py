@@ -8,19 +8,19 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
 from limba.data.placement import place_batch
-from limba.data.vocabulary.load import decoded, num_sentinels, sentinel_ids
+from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding
@@ -34,8 +34,8 @@ INPUT_STEP, PROMPT_STEP = 32, 16  # inputs and prompts are padded to a multiple,
 class Gaps(NamedTuple):
     """The ids that begin a gap's fill in a T5's targets, and those that may come first in it; bool [V] each."""
 
-    is_sentinel: Any
-    may_begin: Any
+    is_sentinel: Bool[Array | np.ndarray, " V"]
+    may_begin: Bool[Array | np.ndarray, " V"]
 
 
 class Plan(NamedTuple):
@@ -60,15 +60,15 @@ class Given(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def generate(plan: Plan, params: Any, given: Given) -> search.Generated:
+def generate(plan: Plan, params: PyTree, given: Given) -> search.Generated:
     """Returns the tokens that follow each row."""
     step, cache, prompt, rules = searched(plan, params, given)
     return search.generate(step, cache, prompt, rules)
 
 
 def searched(
-    plan: Plan, params: Any, given: Given, encoded: Float[Array, "B K D"] | None = None
-) -> tuple[search.Step, Any, Int[Array, "B P"], search.Rules]:
+    plan: Plan, params: PyTree, given: Given, encoded: Float[Array, "B K D"] | None = None
+) -> tuple[search.Step, PyTree, Int[Array, "B P"], search.Rules]:
     """Returns what is searched over: the step, its cache, the prompts and the rules.
 
     `encoded`: a T5's inputs, if they are.
@@ -84,7 +84,7 @@ def searched(
     return step, cache, prompt, search.Rules(jnp.asarray(given.banned), plan.config, plan.eos_id, given.keys)
 
 
-def _filling(step: search.Step, gaps: Gaps, cache: Any, last: Array, position: Array) -> tuple[Array, Any]:
+def _filling(step: search.Step, gaps: Gaps, cache: PyTree, last: Array, position: Array) -> tuple[Array, PyTree]:
     """Returns the step's logits, without the ids that may not begin a fill where the token before is a sentinel."""
     logits, cache = step(cache, last, position)
     is_banned = gaps.is_sentinel[last][:, None] & ~gaps.may_begin[None]
@@ -93,7 +93,7 @@ def _filling(step: search.Step, gaps: Gaps, cache: Any, last: Array, position: A
 
 def greedy(
     network: Network,
-    params: Any,
+    params: PyTree,
     inputs: Int[Array | np.ndarray, "B K"],
     num_tokens: int,
     num_ids: int,
@@ -145,17 +145,17 @@ class Writer:
 
     network: Network
     mesh: Mesh
-    vocabulary: Any
+    vocabulary: Vocabulary
     config: GenerationConfig
     num_rows: int
     is_prefix: bool = False
     with_prompt: bool = True
     gaps: Gaps | None = None
-    generates: Callable[[Plan, Any, Given], search.Generated] = generate
+    generates: Callable[[Plan, PyTree, Given], search.Generated] = generate
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
-        self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id)
+        self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id or EOS)
         self._sharding = batch_sharding(self.mesh)
         banned = [*self.config.banned_ids, *([START] if self._continues else [])]
         if self.config.ban_sentinels:
@@ -174,7 +174,7 @@ class Writer:
         if self._continues:
             check_positions(self.network, max(map(len, inputs), default=0), self.config.max_tokens)
 
-    def write(self, params: Any, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
+    def write(self, params: PyTree, inputs: Sequence[np.ndarray], numbers: Sequence[int]) -> list[list[Written]]:
         """Returns `num_samples` texts for each input of one batch; samples depend only on the input's index.
 
         `inputs` are ids from `ids_of`. Raises InputError if a language model has too few learned positions.
@@ -196,7 +196,7 @@ class Writer:
             for row in range(len(inputs))
         ]
 
-    def write_all(self, params: Any, inputs: Sequence[np.ndarray]) -> list[list[Written]]:
+    def write_all(self, params: PyTree, inputs: Sequence[np.ndarray]) -> list[list[Written]]:
         """Returns the texts of all inputs, in their order."""
         found: list[list[Written]] = [[] for _ in inputs]
         for numbers in self.batches(inputs):
@@ -259,7 +259,7 @@ def fetched(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = True) -> np.ndarray:
+def ids_of(text: str, vocabulary: Vocabulary, length: int | None = None, ends: bool = True) -> np.ndarray:
     """Returns a text's ids, int32 [<= length], with the end of sequence if `ends`.
 
     <extra_id_0> and so on become sentinels. Raises InputError for one that the vocabulary lacks.
@@ -271,11 +271,11 @@ def ids_of(text: str, vocabulary: Any, length: int | None = None, ends: bool = T
             ids.append(sentinels[int(part)])
         elif part.strip():
             ids += vocabulary.encode(part)
-    ends_with = [int(vocabulary.eos_id)] if ends else []
+    ends_with = [int(vocabulary.eos_id or EOS)] if ends else []
     return np.asarray([*ids[: None if length is None else length - len(ends_with)], *ends_with], np.int32)
 
 
-def prompt_ids(text: str, vocabulary: Any) -> np.ndarray:
+def prompt_ids(text: str, vocabulary: Vocabulary) -> np.ndarray:
     """Returns a prompt's ids as a language model reads them, int32 [L]: the start first, no end."""
     return np.asarray([START, *vocabulary.encode(text)], np.int32)
 
@@ -319,7 +319,7 @@ def part(num_written: int, seconds_per_token: float, left: float) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
-def _begin(plan: Plan, params: Any, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
+def _begin(plan: Plan, params: PyTree, given: Given) -> tuple[Float[Array, "B K D"] | None, search.State]:
     encoded = None if plan.network.config.is_decoder_only else plan.network.encode(params, given.inputs)
     _, cache, prompt, _ = searched(plan, params, given, encoded)
     return encoded, search.start(cache, prompt, plan.config)
@@ -328,7 +328,7 @@ def _begin(plan: Plan, params: Any, given: Given) -> tuple[Float[Array, "B K D"]
 @functools.partial(jax.jit, static_argnames=("plan",))
 def _advance(
     plan: Plan,
-    params: Any,
+    params: PyTree,
     given: Given,
     encoded: Float[Array, "B K D"] | None,
     state: search.State,
@@ -340,7 +340,7 @@ def _advance(
     return state, search.is_over(state, plan.config)
 
 
-def generate_in_parts(plan: Plan, params: Any, given: Given, deadline: Deadline) -> search.Generated:
+def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
     The clock is looked at between parts: a program that is being compiled, or a part that is longer than was expected
@@ -382,19 +382,19 @@ def score_of(log_likelihood: float, num_tokens: int, text: str) -> Score:
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
-def _log_likelihoods(network: Network, params: Any, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
+def _log_likelihoods(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, " B"]:
     logits = network.apply(params, batch)
     _, nats, _ = cross_entropy(logits, batch["decoder_target_tokens"], LossConfig(z_loss=0.0))
     return -jnp.sum(nats * batch["decoder_loss_weights"], axis=1)
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
-def _logits(network: Network, params: Any, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, "B L V"]:
+def _logits(network: Network, params: PyTree, batch: dict[str, Int[Array, "B L"]]) -> Float[Array, "B L V"]:
     return network.apply(params, batch)
 
 
 def log_likelihoods(
-    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+    network: Network, params: PyTree, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
 ) -> Float[np.ndarray, " N"]:
     """Returns ln p(targets | inputs) of each pair, in batches of similar lengths; targets include their end.
 
@@ -412,7 +412,7 @@ def log_likelihoods(
 
 
 def logits(
-    network: Network, params: Any, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
+    network: Network, params: PyTree, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool = False
 ) -> list[Float[np.ndarray, "Q V"]]:
     """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
     found: list[np.ndarray] = [np.zeros(0)] * len(pairs)

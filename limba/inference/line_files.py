@@ -128,7 +128,7 @@ class Output:
     StorageError if it cannot be written any more.
     """
 
-    def __init__(self, path: str, about: Mapping[str, Any], writes: bool = True):
+    def __init__(self, path: str, about: Mapping[str, object], writes: bool = True):
         self.path, self.num_done, self._file, self._parts = path, 0, None, None
         self.writes, self.digest, self._about, self._num_lines = writes, None, dict(about), 0
         self.is_json = path.endswith((".jsonl", ".json"))
@@ -152,7 +152,7 @@ class Output:
         except (OSError, ImportError, ValueError) as error:
             raise _unwritable(path, error) from error
 
-    def _resumed(self, path: Path, about: Mapping[str, Any], writes: bool) -> int:
+    def _resumed(self, path: Path, about: Mapping[str, object], writes: bool) -> int:
         """Returns the number of complete lines in the file."""
         beside = _beside(path)
         if path.is_dir():
@@ -252,14 +252,14 @@ class _Parts:
     digest of all input lines up to its end.
     """
 
-    def __init__(self, system: Any, path: str):
+    def __init__(self, system: fsspec.AbstractFileSystem, path: str):
         self._system, self._path, self._folder = system, path, f"{path}.parts"
         self._content: list[bytes] = []
         self._num_lines = self._num_joined = 0
         self.digest: str | None = None
         self.pending: list[str] = []
 
-    def resumed(self, named: str, about: Mapping[str, Any], writes: bool) -> int:
+    def resumed(self, named: str, about: Mapping[str, object], writes: bool) -> int:
         """Returns the number of lines that are written."""
         whole = self._read(self._path)
         parts = sorted(self._names())
@@ -286,7 +286,7 @@ class _Parts:
             self._add(data)
             self.pending, self.digest = [], digest
 
-    def join(self, about: Mapping[str, Any]) -> None:
+    def join(self, about: Mapping[str, object]) -> None:
         if self._num_lines > self._num_joined or not self._num_lines:
             if self.digest is not None:
                 done = {DONE: [self._num_lines, self.digest]}
@@ -316,11 +316,11 @@ class _Parts:
             raise
         return self._ask("cat_file", path)
 
-    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _ask(self, method: str, *arguments: object, **options: object) -> Any:
         return remote.ask(self._system, POLICY, method, *arguments, **options)
 
 
-def _about_file(about: Mapping[str, Any]) -> bytes:
+def _about_file(about: Mapping[str, object]) -> bytes:
     return (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -328,7 +328,7 @@ def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.about.json")
 
 
-def _check_about(path: str, before: bytes | None, about: Mapping[str, Any]) -> tuple[int, str | None]:
+def _check_about(path: str, before: bytes | None, about: Mapping[str, object]) -> tuple[int, str | None]:
     """Returns the lines written, and the digest of their input lines, or (0, None) before the first window is finished.
 
     Raises InputError if what stands beside the output is not this `about`.
@@ -397,7 +397,7 @@ def process(
     return count
 
 
-def _digested(source: Iterator[Record], digest: Any) -> Iterator[Record]:
+def _digested(source: Iterator[Record], digest: hashlib.blake2b) -> Iterator[Record]:
     """Yields the records, and adds each to the digest."""
     for record in source:
         digest.update(json.dumps(record).encode() + b"\n")

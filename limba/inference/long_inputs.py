@@ -6,7 +6,7 @@ import collections
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from limba.inference.generate import Written, ids_of
 if TYPE_CHECKING:
     from limba.data.objectives.segments import Segment
     from limba.inference.generate import Writer
+    from limba.inference.load import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ class Result(NamedTuple):
     unfinished: int
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """What a JSON line says of the input beside the prediction."""
-        found: dict[str, Any] = {"input_tokens": self.read.num_tokens, "cut_tokens": self.read.num_cut}
+        found: dict[str, object] = {"input_tokens": self.read.num_tokens, "cut_tokens": self.read.num_cut}
         found |= {"num_segments": len(self.parts), "unfinished": self.unfinished}
         if len(self.parts) > 1:
             found["segments"] = [
@@ -93,7 +94,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        trained: Any,
+        trained: TrainedModel,
         config: GenerationConfig,
         writer: Writer,
         say: Callable[[str], None] = logger.warning,
@@ -225,7 +226,7 @@ class SegmentWriter:
             self.totals = self.totals._replace(longer=longer, segments=segments, cut=cut)
 
 
-def choice_of(trained: Any, config: GenerationConfig) -> str:
+def choice_of(trained: TrainedModel, config: GenerationConfig) -> str:
     """Returns what is done with long inputs: the configuration's choice, else the task's.
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.

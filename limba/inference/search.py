@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig
 
@@ -27,7 +27,7 @@ CACHE_BATCH_AXIS = 1
 NEVER = -1.0e9  # the lowest score; finite as in transformers, so that sums are not NaN
 UNWRITTEN, PADDING = -1, 0
 
-Cache = Any
+Cache = PyTree
 Step = Callable[[Cache, Int[Array, " R"], Int[Array, ""]], tuple[Float[Array, "R V"], Cache]]
 
 
@@ -126,7 +126,7 @@ def advance(step: Step, state: State, until: int | Int[Array, ""], prompt_length
         keys = jax.vmap(jax.random.fold_in)(jnp.repeat(keys, config.num_samples), numbers)
     extend: Callable = _extend if isinstance(state, _Beams) else _append
     body = functools.partial(extend, step=step, rules=rules._replace(keys=keys), prompt_length=prompt_length)
-    first: Any = state
+    first: PyTree = state
     return jax.lax.while_loop(lambda state: (state.position < until) & ~is_over(state, config), body, first)
 
 

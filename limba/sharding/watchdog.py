@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from etils import epath
@@ -57,6 +57,12 @@ LOST = re.compile(
 )
 
 
+class Ended(Protocol):
+    """An array of a step: it is ready when the step has ended."""
+
+    def is_ready(self) -> bool: ...
+
+
 class Progress:
     """The last steps of this process."""
 
@@ -73,7 +79,7 @@ class Progress:
         """Says for how long the next step's data was waited for."""
         self._waited += seconds
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, float]:
         """Returns the step, and the means of the seconds per step and of those that its data took."""
         begun = list(self._begun)
         if len(begun) < 2:
@@ -268,7 +274,7 @@ class Watchdog:
         self._step_limit, self._model_dir = timeout, model_dir
         self._phase_limit = phase_seconds or max(PHASE_STEPS * timeout, PHASE_SECONDS)
         self._limit, self._doing = self._phase_limit, "The start of the run, with its first step,"
-        self._steps: collections.deque[tuple[int, Any]] = collections.deque()  # begun, in order
+        self._steps: collections.deque[tuple[int, Ended]] = collections.deque()  # begun, in order
         self._step: int | None = None
         self._signs = 0  # of life, from the thread that trains
         self._ended = threading.Event()
@@ -289,7 +295,7 @@ class Watchdog:
             if not os.path.getsize(self._file.name):
                 os.remove(self._file.name)
 
-    def beat(self, step: int, result: Any) -> None:
+    def beat(self, step: int, result: Ended) -> None:
         """Says that a step has begun, and with which array it ends."""
         self._steps.append((step, result))
         self._step, self._limit, self._doing = step, self._step_limit, ""
@@ -363,7 +369,7 @@ def watching(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def beat(step: int, result: Any) -> None:
+def beat(step: int, result: Ended) -> None:
     """Says that a step has begun, and with which array it ends."""
     progress().step(step)
     for watchdog in _current:

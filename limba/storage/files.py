@@ -249,7 +249,7 @@ class GoogleObject:
         self._system, self._seconds = system, seconds
         self.bucket, self.name, _ = system.split_path(path)
 
-    def ask(self, method: str, of: str = "b/{}/o/{}", seconds: float = 0.0, **options: Any) -> Any:
+    def ask(self, method: str, of: str = "b/{}/o/{}", seconds: float = 0.0, **options: object) -> Any:
         """Returns the answer of Google's JSON API; FileExistsError if the object has another generation."""
         names = [self.bucket, self.name][: of.count("{}")]
         return self._system.call(method, of, *names, timeout=seconds or self._seconds, **options)

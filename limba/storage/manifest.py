@@ -29,7 +29,7 @@ from etils import epath
 
 from limba.config import InputError, StorageError
 from limba.storage import lease, servers
-from limba.storage.failures import is_passing, short_reason, twice
+from limba.storage.failures import T, is_passing, short_reason, twice
 from limba.storage.files import is_local, private_folder
 
 FILE = "manifest.json"
@@ -46,6 +46,7 @@ SLOWEST_BYTES_PER_SECOND = 1 << 18
 CACHE = "~/.cache/limba/folders"
 logger = logging.getLogger(__name__)
 
+Info = Mapping[str, Any]  # what a store says of an object
 Entry = tuple[int, str]  # bytes, crc32c as 8 hex digits
 
 
@@ -181,7 +182,7 @@ def entry(path: epath.Path | Path) -> Entry:
     return size, checksum.hexdigest().decode()
 
 
-def _map(call: Callable[[str], Any], names: Iterable[str]) -> list[Any]:
+def _map(call: Callable[[str], T], names: Iterable[str]) -> list[T]:
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         return list(pool.map(call, names))
 
@@ -272,7 +273,7 @@ def download(address: str, wanted: Callable[[Sequence[str]], Sequence[str]] = la
     return final
 
 
-def _check_free(address: str, there: Mapping[str, Any], files: Mapping[str, Entry]) -> None:
+def _check_free(address: str, there: Mapping[str, Info], files: Mapping[str, Entry]) -> None:
     """Raises InputError if an address holds what neither this upload nor an interrupted one has left there."""
     if MARK in there:
         return
@@ -281,18 +282,18 @@ def _check_free(address: str, there: Mapping[str, Any], files: Mapping[str, Entr
         raise InputError(f"{address} holds {other}, which is not of this folder; give another address.")
 
 
-def _is_same(info: Mapping[str, Any] | None, entry: Entry | None) -> bool:
+def _is_same(info: Info | None, entry: Entry | None) -> bool:
     """Returns whether a listed object has a file's size and checksum; False where the bucket knows no checksum."""
     return info is not None and entry is not None and (info.get("size"), _checksum(info)) == entry
 
 
-def _checksum(info: Mapping[str, Any]) -> str | None:
+def _checksum(info: Info) -> str | None:
     """Returns an object's crc32c as a manifest writes it; None where the store does not give it."""
     found = info.get("crc32c")
     return base64.b64decode(found).hex() if isinstance(found, str) else None
 
 
-def _version(info: Mapping[str, Any]) -> str:
+def _version(info: Info) -> str:
     return str(info.get("generation") or info.get("etag") or info.get("ETag") or info.get("mtime") or "")
 
 
@@ -336,7 +337,7 @@ class _Bucket:
                 " repeat the command, which resumes."
             ) from error
 
-    def _ask(self, method: str, *arguments: Any, seconds: float = REQUEST_SECONDS, **options: Any) -> Any:
+    def _ask(self, method: str, *arguments: object, seconds: float = REQUEST_SECONDS, **options: object) -> Any:
         call = getattr(self._system, method)
         limit = {"timeout": seconds} if getattr(self._system, "async_impl", False) else {}
         for attempt in range(ATTEMPTS):
@@ -349,7 +350,7 @@ class _Bucket:
             time.sleep(2.0**attempt)
         return None
 
-    def listed(self, recursive: bool = True) -> dict[str, Any]:
+    def listed(self, recursive: bool = True) -> dict[str, Info]:
         """Returns relative name -> what the bucket says of the object, of those in folders too if `recursive`."""
         self._system.invalidate_cache()
         try:
@@ -382,7 +383,7 @@ class _Bucket:
         if info.get("size") != size or _checksum(info) not in (None, checksum):
             raise StorageError(f"{self.address}/{name} has other bytes than {file}; repeat the command, which resumes.")
 
-    def get(self, name: str, file: Path, info: Mapping[str, Any]) -> None:
+    def get(self, name: str, file: Path, info: Info) -> None:
         """Receives one file, unless it is there whole."""
         size, wanted = info.get("size"), _checksum(info)
         if file.exists() and wanted and entry(file) == (size, wanted):

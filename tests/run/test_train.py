@@ -32,7 +32,7 @@ from limba.config import (
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
 from limba.evaluation import report
-from limba.export.card import write_card
+from limba.export.card import Form, write_card
 from limba.inference.source import Source
 from limba.model import Network
 from limba.run import train
@@ -121,7 +121,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)
     about = CardConfig("ro", "apache-2.0", "user/corpus", "2 cores", thank_trc=True)
-    write_card(tmp_path, source, 40, ("pytorch",), "float32", ["proved"], about)
+    write_card(tmp_path, source, 40, Form(("pytorch",)), ["proved"], about)
     written = (tmp_path / "README.md").read_text()
     listed = huggingface_hub.ModelCard.load(tmp_path / "README.md").data  # as the hub reads it
     assert (listed.language, listed.datasets, listed.license) == (["ro"], ["user/corpus"], "apache-2.0")

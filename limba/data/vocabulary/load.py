@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import seqio
+from seqio import Vocabulary as Vocabulary
 from seqio import vocabularies
 
 from limba.config import InputError
