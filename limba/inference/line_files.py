@@ -88,15 +88,12 @@ def alone(path: str) -> Iterator[Callable[[], None]]:
     if path in STANDARD:
         yield lambda: None
         return
-    mine = lease.Lease(path, "writes lines to", beside=True)
-    try:
-        mine.acquire()
-    except StorageError as error:
-        raise _unwritable(path, error) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            mine = stack.enter_context(lease.held(path, "writes lines to", beside=True))
+        except StorageError as error:
+            raise _unwritable(path, error) from error
         yield mine.check
-    finally:
-        mine.release()
 
 
 def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> Iterator[Record]:

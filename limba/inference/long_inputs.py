@@ -6,7 +6,7 @@ import collections
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from limba.inference.generate import Written, ids_of
 if TYPE_CHECKING:
     from limba.data.objectives.segments import Segment
     from limba.inference.generate import Writer
-    from limba.inference.load import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        trained: TrainedModel,
+        trained: Any,
         config: GenerationConfig,
         writer: Writer,
         say: Callable[[str], None] = logger.warning,
@@ -226,7 +225,7 @@ class SegmentWriter:
             self.totals = self.totals._replace(longer=longer, segments=segments, cut=cut)
 
 
-def choice_of(trained: TrainedModel, config: GenerationConfig) -> str:
+def choice_of(trained: Any, config: GenerationConfig) -> str:
     """Returns what is done with long inputs: the configuration's choice, else the task's.
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.
