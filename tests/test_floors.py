@@ -44,7 +44,7 @@ OF_OPTIMIZERS = "limba/config/optimizer.py"
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary"))
 PATH_OF_A_BATCH = (
     "tasks/ro.py",
-    "limba/data/streams.py",
+    "limba/data/stream/streams.py",
     "limba/run.py",
     "limba/training/loop.py",
     "limba/training/step.py",

@@ -1,4 +1,4 @@
-"""Fits tasks that were written for T5X: a source that is a function, and features that only the objective makes."""
+"""Fits tasks that were written for T5X: sources that are functions, caches, features that only the objective makes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import seqio
 import tensorflow as tf
 
 from limba import toolbox
-from limba.config import InputError
+from limba.config import ConfigError, InputError
 
 if TYPE_CHECKING:
     from limba.data.objectives.token_blocks import Features
@@ -131,3 +131,41 @@ def warn_of_function(name: str, form: str) -> None:
         name,
         form,
     )
+
+
+class CachedSource(seqio.DataSource):
+    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
+
+    def __init__(self, task: seqio.Task):
+        prefix, ending = "info.", ".json"
+        assert task.cache_dir is not None  # as `from_cache` checks
+        names = tf.io.gfile.listdir(task.cache_dir)
+        splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
+        # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
+        self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
+        super().__init__(tuple(self._sources), caching_permitted=False)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return self._sources[split].list_shards(split)
+
+    def get_dataset(self, split: str, *arguments, **choices) -> tf.data.Dataset:
+        return self._sources[split].get_dataset(split, *arguments, **choices)
+
+
+def from_cache(task: seqio.Task, directory: str) -> seqio.Task:
+    """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
+    seqio.add_global_cache_dirs([directory])
+    steps = list(task.preprocessors)
+    places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+    if not places or not task.cache_dir:
+        why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
+        raise ConfigError(
+            "DataConfig.cache_dir",
+            f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
+            " DataConfig.cache_dir out.",
+        )
+    return task.replace(source=CachedSource(task), preprocessors=steps[places[0] + 1 :])

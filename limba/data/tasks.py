@@ -12,16 +12,22 @@ import seqio
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError, StorageError
-from limba.data.function_tasks import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
+from limba.data.function_tasks import (
+    from_cache,
+    gives_texts,
+    resumable_form,
+    text_alone,
+    warn_of_function,
+    with_inputs,
+)
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.sources.array_record import ArrayRecordSource
-from limba.data.sources.cache import from_cache
-from limba.data.sources.files import DataFiles, FileSource, patterns_of
-from limba.data.sources.hub import HubSource, hub_corpus
+from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.units import Column, UnitSource
+from limba.data.sources.splits import Column
+from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
 from limba.data.vocabulary.files import content, directory_of, keep, place_of
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
@@ -121,8 +127,8 @@ def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> se
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     elif form is not None:
         warn_of_function(task.name, form)
-    if isinstance(task.source, UnitSource):
-        task.source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    for source in unit_sources(task).values():
+        source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
 
 
@@ -167,13 +173,14 @@ def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
 
 def _tempered_rate(task: seqio.Task, split: str, temperature: float) -> float:
     """Returns size^(1/T) of the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
-    if not isinstance(task.source, UnitSource):
+    source = unit_sources(task).get(task.name)
+    if source is None:
         raise ConfigError(
             "DataConfig.mixture_temperature",
             f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out and register"
             " the mixture with rates.",
         )
-    return task.source.num_bytes(split) ** (1.0 / temperature)
+    return source.num_bytes(split) ** (1.0 / temperature)
 
 
 def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
@@ -247,7 +254,7 @@ def _revisions_in(path: epath.Path) -> dict[str, str]:
 
 def has_exact_positions(task: Provider) -> bool:
     """Returns whether all sources can save their data position; else a resumed run reads its data again."""
-    return all(isinstance(part.source, UnitSource) for part in parts_of(task))
+    return len(unit_sources(task)) == len(parts_of(task))
 
 
 def pinned_revisions(task: Provider) -> dict[str, str]:
@@ -265,11 +272,11 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 
     An endless run also needs a document for each data shard.
     """
-    num_shards = config.batch_size // config.rows_per_shard if config.num_epochs is None else 1
+    num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
     for part in parts_of(task):
-        if isinstance(part.source, UnitSource):
-            part.source.check(config.train_split, num_shards=num_shards)
-            part.source.check(config.validation_split, may_be_empty=True)
+        if source := sources.get(part.name):
+            source.check(config.train_split, num_shards=num_shards)
+            source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
             raise ConfigError(
                 "DataConfig.train_split",
@@ -307,3 +314,8 @@ def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
 def parts_of(task: Provider) -> list[seqio.Task]:
     """Returns the tasks of a mixture, or the task itself."""
     return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+
+
+def unit_sources(task: Provider) -> dict[str, UnitSource]:
+    """Returns task name -> source, of the tasks whose source can be read in units, from any saved data position."""
+    return {part.name: part.source for part in parts_of(task) if isinstance(part.source, UnitSource)}

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from limba.config import LossConfig
 from limba.data.packing import model_features
-from limba.data.placement import place_batch
+from limba.data.stream.placement import place_batch
 from limba.inference.generate import batches_of_like_lengths, check_positions, check_rows, fetched, padded
 from limba.model import Network
 from limba.sharding.mesh import batch_sharding

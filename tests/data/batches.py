@@ -29,14 +29,14 @@ import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from limba.config import OBJECTIVES, DataConfig
-from limba.data.epochs.deal import WHOLE_UNITS, deal_of
-from limba.data.epochs.stages import Stage, begin_at, open_stages, task_of_stage
+from limba.data.deal import WHOLE_UNITS, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths, span_corruption, tokenize_documents
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import model_features
 from limba.data.sources import FileSource, HubSource, TfdsSource
+from limba.data.stream.stages import Stage, begin_at, open_stages, task_of_stage
 from limba.data.tasks import parts_of, resolve_task
-from limba.data.validation import validation_batches, validation_examples
+from limba.data.validation_split import validation_batches, validation_examples
 from limba.data.vocabulary.train import train_vocabulary
 
 FOLDER = Path(__file__).parents[1] / "golden/batches"
@@ -273,15 +273,10 @@ def _cases() -> dict[str, Case]:
     for hosts in (2, 4):
         parts = [tuple(range(16))[first * 16 // hosts : (first + 1) * 16 // hosts] for first in range(hosts)]
         add(f"hosts_{hosts}", {**other, "num_data_shards": 16}, shards=parts, resumes=2)
-        add(
-            f"stages_hosts_{hosts}",
-            stages,
-            batches=11,
-            resumes=7,
-            shards=[tuple(range(4))[h::hosts] for h in range(hosts)],
-        )
+        parts = [tuple(range(4))[first::hosts] for first in range(hosts)]
+        add(f"stages_hosts_{hosts}", {**stages, "num_data_shards": 4}, batches=11, resumes=7, shards=parts)
     for processes in (1, 2, 4):
-        read = {**other, "num_data_shards": 2, "num_reader_processes": processes, "task_modules": ["tasks.demo"]}
+        read = {**other, "num_data_shards": 4, "num_reader_processes": processes, "task_modules": ["tasks.demo"]}
         add(f"processes_{processes}", read, batches=12, resumes=5)
     return {name: replace(case, resumes=case.resumes or 2 * (name in SAVED)) for name, case in found.items()}
 

@@ -9,9 +9,10 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError, LossConfig
-from limba.data import streams, validation
+from limba.data import validation_split as validation
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources import FileSource
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.model import Network
 from limba.training.step import loss_sums

@@ -24,12 +24,12 @@ from fsspec import get_filesystem_class
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data import positions, streams
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.positions import PositionError, advanced, corpus_table
-from limba.data.reader_processes import ReaderProcesses, Recipe
 from limba.data.sources import FileSource
 from limba.data.sources.order import random_generator
+from limba.data.stream import positions, streams
+from limba.data.stream.positions import PositionError, advanced, corpus_table
+from limba.data.stream.processes import ReaderProcesses, Recipe
 from limba.data.tasks import resolve_task
 from tests.bucket_server import emulated
 

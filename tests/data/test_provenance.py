@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import provenance, streams
+from limba.data import provenance
 from limba.data.objectives import (
     SUPERVISED,
     add_prefix,
@@ -26,6 +26,7 @@ from limba.data.objectives import (
 )
 from limba.data.provenance import Document, documents_by_row, documents_of
 from limba.data.sources import ArrayRecordSource, FileSource, readers
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.test_positions import write

@@ -15,8 +15,9 @@ import pytest
 
 import tasks.text_to_text  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError, RestartError
-from limba.data import reader_processes, streams
-from limba.data.reader_processes import ReaderProcesses, Recipe, open_stream
+from limba.data.stream import processes as reader_processes
+from limba.data.stream import streams
+from limba.data.stream.processes import ReaderProcesses, Recipe, open_stream
 from limba.data.tasks import resolve_task
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
 

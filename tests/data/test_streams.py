@@ -17,11 +17,12 @@ from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import placement, streams, validation
+from limba.data import validation_split as validation
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.packing import model_features
-from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource, HubSource, readers
+from limba.data.stream import placement, streams
+from limba.data.stream.processes import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
 from tests.data.sources.test_readers import write
 

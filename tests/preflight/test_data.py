@@ -15,11 +15,11 @@ import pytest
 import sentencepiece
 import seqio
 import tensorflow as tf
+from limba.data.epochs import counts
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, DataConfig, RunConfig
-from limba.data.epochs import counts
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.data.tasks import resolve_task

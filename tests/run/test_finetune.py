@@ -19,10 +19,11 @@ from limba.cli.use import evaluate, generate, lines, score
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
-from limba.data import placement, streams, validation
+from limba.data import validation_split as validation
 from limba.data.objectives.supervised import add_prefix
 from limba.data.packing import model_features
 from limba.data.sources import FileSource
+from limba.data.stream import placement, streams
 from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of

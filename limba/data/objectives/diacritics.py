@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from limba.config import InputError
 from limba.data.objectives import transliteration
-from limba.data.objectives.segments import SPACES, segments_of
-from limba.data.sources.units import call_numpy
+from limba.data.objectives.text_segments import SPACES, segments_of
+from limba.data.sources.shards import call_numpy
 
 LETTERS = {
     "az": "çəğıöşü",

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
+from limba.data.sources.even import even_documents
 
 import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data.epochs.counts import count, shares
-from limba.data.epochs.deal import Deal, deal_of
-from limba.data.epochs.even import even_documents
+from limba.data.deal import Deal, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths
-from limba.data.reader_processes import open_stream
+from limba.data.sources.counts import count, shares
 from limba.data.sources.order import Reading
+from limba.data.stream.processes import open_stream
 from limba.data.tasks import resolve_task, source_of_files
 from tests.data.test_positions import FORMATS, write
 
@@ -141,7 +141,7 @@ def test_every_format_is_dealt_evenly(tmp_path: Path, name: str, shuffle: bool) 
 
 
 def test_large_parquet_files_are_dealt_by_what_their_footers_say(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("limba.data.epochs.counts.COUNTED_BYTES", 0)
+    monkeypatch.setattr("limba.data.sources.counts.COUNTED_BYTES", 0)
     path = write(tmp_path / "a.parquet", [*map(str, range(300)), "", " "])
     exact = source_of_files({"train": str(path), "validation": str(path)})
     carved = source_of_files(str(path), "text", validation_percent=10.0)

@@ -14,10 +14,10 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig
-from limba.data.epochs.deal import Deal, deal_of
+from limba.data.deal import Deal, deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
-from limba.data.streams import TrainStream
+from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
 from tests.data.test_positions import write
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from limba.config import ConfigError, InputError
 from limba.config.errors import reason_of
-from limba.data.sources.files import DataFiles, patterns_of
 from limba.data.sources.readers import file_format
-from limba.data.sources.units import Column, Rewrite, UnitSource
+from limba.data.sources.splits import Column, Rewrite
+from limba.data.sources.units import DataFiles, UnitSource, patterns_of
 from limba.storage import hub_names
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
