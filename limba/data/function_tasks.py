@@ -7,46 +7,19 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import seqio
 import tensorflow as tf
 
-from limba import toolbox
 from limba.config import ConfigError, InputError
-
-if TYPE_CHECKING:
-    from limba.data.objectives.token_blocks import Features
+from limba.data.objectives.supervised import has_objective, name_of
+from limba.data.objectives.token_blocks import Features
 
 logger = logging.getLogger(__name__)
 
 _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
-# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
-OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
-
-
-def has_objective(task: seqio.Task) -> bool:
-    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
-    return any(_name(step) in OBJECTIVES and _module(step).startswith(_T5) for step in task.preprocessors)
-
-
-_T5 = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
-
-
-def _function(step: Any) -> Any:
-    while isinstance(step, functools.partial):
-        step = step.func
-    return step
-
-
-def _name(step: Any) -> str:
-    return getattr(_function(step), "__name__", "")
-
-
-def _module(step: Any) -> str:
-    return getattr(_function(step), "__module__", "") or ""
 
 
 def with_inputs(task: seqio.Task) -> seqio.Task:
@@ -106,7 +79,7 @@ def resumable_form(task: seqio.Task) -> str | None:
     source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
     if path in BUILDERS:  # no data set of the hub, but the form of files
         source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
-    is_spans = any(_name(step) == "span_corruption" for step in task.preprocessors)
+    is_spans = any(name_of(step) == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 
 

@@ -21,7 +21,7 @@ from limba.config import DataConfig, InputError
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
-from limba.data.objectives.token_blocks import Features
+from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
@@ -217,7 +217,7 @@ def _followed(
     names: _Names, place: int, part: seqio.Task, step: Callable[..., tf.data.Dataset]
 ) -> Callable[..., tf.data.Dataset]:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
-    function, choices, marks = _function(step), getattr(step, "keywords", {}), _marks(part)
+    function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
 
     def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
         _require_number(dataset)
@@ -233,7 +233,7 @@ def _followed(
     def objective(
         dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
     ) -> tf.data.Dataset:
-        if tokenize_documents not in map(_function, part.preprocessors):  # tokens of another preprocessor
+        if tokenize_documents not in map(unwrapped, part.preprocessors):  # tokens of another preprocessor
             _require_number(dataset)
             dataset = dataset.map(
                 lambda example: {
@@ -258,10 +258,10 @@ def _marks(part: seqio.Task) -> Callable[[tf.Tensor], Any]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:
-        if _function(step) is whole_word_span_corruption:
+        if unwrapped(step) is whole_word_span_corruption:
             begins = tf.constant(begins_word(vocabulary))
             return lambda tokens: tf.gather(begins, tokens)
-        if _function(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
+        if unwrapped(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
             return lambda tokens: tokens == vocabulary.eos_id
     return lambda tokens: False
 
@@ -277,10 +277,6 @@ def _require_number(dataset: tf.data.Dataset) -> None:
 
 def _spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
     return cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-
-
-def _function(step: Any) -> Any:
-    return getattr(step, "func", step)
 
 
 def _followed_rows(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from limba.config import DataConfig
 from limba.data.objectives.supervised import is_supervised, lengths_of, text_of, truncation_report
+from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES, batched, model_features
 from limba.data.stream.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
 from limba.data.tasks import Provider, parts_of, unit_sources
@@ -66,7 +67,7 @@ def validation_examples(
     examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
     with source_errors(part):
         found = cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
-    is_one_text = any(getattr(getattr(step, "func", step), "is_one_text", False) for step in part.preprocessors)
+    is_one_text = any(getattr(unwrapped(step), "is_one_text", False) for step in part.preprocessors)
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
 
 

@@ -14,7 +14,8 @@ from etils import epath
 
 from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
 from limba.config.errors import NOT_WRITABLE, reason_of
-from limba.data.stream.streams import Rows, Stream
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Rows
 from limba.model import Network
 from limba.sharding import watchdog
 from limba.sharding.agreement import together

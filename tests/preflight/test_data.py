@@ -15,7 +15,6 @@ import pytest
 import sentencepiece
 import seqio
 import tensorflow as tf
-from limba.data.epochs import counts
 
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli.gin.statements import read
@@ -195,7 +194,7 @@ def test_a_line_is_there_where_the_data_calls_for_it(
 ) -> None:
     changes, chips, constants, (level, says, mend) = CASES[name]
     for constant, value in constants.items():
-        monkeypatch.setattr(counts if constant == "COUNTED_BYTES" else data, constant, value)
+        monkeypatch.setattr(splits if constant == "COUNTED_BYTES" else data, constant, value)
     wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
     if "batch_size" in changes:
         changes = {**changes, "num_data_shards": 8}

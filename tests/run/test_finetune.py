@@ -154,7 +154,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
     features = model_features(seen[0][0])
     assert ((features["decoder_target_tokens"] > 0) == features["decoder_loss_weights"]).all()
     again = streams.TrainStream(task, lengths, config.data, range(4))
-    again.restore(positions)
+    again.begin(0, positions)
     for batch in seen[5:]:
         for shard, part in next(again).items():
             for name in part:

@@ -125,9 +125,9 @@ def long_inputs_of(task: Any) -> str:
     found = {
         next(
             (
-                choice
+                kind
                 for step in part.preprocessors
-                if (choice := getattr(getattr(step, "func", step), "long_inputs", None))
+                if (kind := getattr(getattr(step, "func", step), "long_inputs", None))
             ),
             "cut",
         )

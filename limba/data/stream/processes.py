@@ -29,8 +29,9 @@ from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.stream.positions import PositionError, advanced
+from limba.data.stream.protocol import Stream
 from limba.data.stream.shard import Rows
-from limba.data.stream.streams import Stream, TrainStream
+from limba.data.stream.streams import TrainStream
 from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)

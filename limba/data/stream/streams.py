@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, Self
 
 import numpy as np
 
@@ -21,67 +20,13 @@ from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
 from limba.data.stream.positions import DataPositions, Resumption
 from limba.data.stream.prefetch import num_threads
+from limba.data.stream.protocol import Stream
 from limba.data.stream.shard import Pipeline, Rows, Shard, row_shapes, source_error, source_errors
 from limba.data.tasks import Provider
 
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_END = 10
-
-
-class Stream(Iterator[dict[int, Rows]], Protocol):
-    """Iterates over {shard: rows}: this host's logical shards and their rows of each global batch.
-
-    A data position follows the batches that `next` has returned, not the prefetched ones. `next` and the other calls
-    raise InputError if a bad part of the corpus is found during reading.
-    """
-
-    def __iter__(self) -> Self:
-        return self
-
-    def empty(self) -> dict[int, Rows]:
-        """Returns rows of padding, for a host whose corpus ends before another host's."""
-        ...
-
-    def skipped(self) -> list[tuple[str, str]]:
-        """Returns (unit, reason) of each unit that this host skipped, with on_read_failure 'skip'."""
-        ...
-
-    def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
-        ...
-
-    def tokens(self) -> dict[str, float]:
-        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
-        ...
-
-    def failure(self) -> BaseException | None:
-        """Returns the error with which prefetching has failed: `next` raises it when the rows before it are used up."""
-        ...
-
-    def positions(self) -> dict[int, bytes]:
-        """Returns each shard's data position after the batches returned so far, also where prefetching has failed."""
-        ...
-
-    def check(self, positions: Mapping[int, bytes]) -> None:
-        """Opens all data positions fully, and changes nothing.
-
-        Raises InputError as `begin` does, and PositionError, a ValueError, for damaged ones.
-        """
-        ...
-
-    def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
-        """Sets a new stream to the batch after a step: by data positions, or the beginning of the data.
-
-        Of the positions of all shards this host's are applied. Raises InputError if one is missing or belongs to other
-        data, and if the corpus has changed with `on_changed_corpus` 'refuse'; with 'new_epoch' a new pass over the
-        files of now begins.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends what reads; TensorFlow aborts if an iterator is open when the interpreter ends."""
-        ...
 
 
 class TrainStream(Stream):
@@ -175,11 +120,8 @@ class TrainStream(Stream):
         return self._positions.check(positions)
 
     def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
-        if positions is not None:
-            self.restore(positions)
-
-    def restore(self, positions: Mapping[int, bytes]) -> None:
-        """Resumes a new stream from the data positions of all shards."""
+        if positions is None:
+            return
         resumption = self._resumption(positions)
         if self.shards and self.shards[0].index == 0:  # one host's one process logs them
             for note in resumption.notes:

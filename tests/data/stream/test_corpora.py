@@ -105,7 +105,7 @@ def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataCo
         rest = taken(stream, 5, counts)
     after = dict(counts)
     with opened(config) as again:
-        again.restore(positions)
+        again.begin(0, positions)
         assert sum(again.tokens().values()) < sum(after.values())
         for one, other in zip(taken(again, 5, Counter()), rest, strict=True):
             np.testing.assert_array_equal(one, other)

@@ -69,7 +69,7 @@ def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]
     for begin, end in zip(begins, [*begins[1:], number], strict=True):
         with opened(config) as stream:
             if positions is not None:
-                stream.restore(positions)
+                stream.begin(0, positions)
                 if found:
                     assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
             for batch in range(begin, end):
