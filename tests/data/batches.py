@@ -14,7 +14,7 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -191,15 +191,29 @@ def registered(folder: Path) -> Iterator[None]:
             seqio.TaskRegistry.remove(f"golden_{name}")
 
 
-def _cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
-    spans = {"mixture_or_task_name": "demo_span_corruption", "task_feature_lengths": {"inputs": 48}, "batch_size": 16,
-             "vocabulary": "byte", "num_data_shards": 2, "validation_percent": 5.0, "seed": 1}  # fmt: skip
-    pair = {**spans, "task_feature_lengths": {"inputs": 32, "targets": 24}, "validation_percent": 10.0}
+SPANS: dict[str, Any] = {
+    "mixture_or_task_name": "demo_span_corruption",
+    "task_feature_lengths": {"inputs": 48},
+    "batch_size": 16,
+    "vocabulary": "byte",
+    "num_data_shards": 2,
+    "validation_percent": 5.0,
+    "seed": 1,
+}
+PAIR = {**SPANS, "task_feature_lengths": {"inputs": 32, "targets": 24}, "validation_percent": 10.0}
+OTHER = {"data_files": "CORPUS/other.jsonl", "vocabulary": "VOCABULARY"}
+PAIRS = {"mixture_or_task_name": "text_to_text", "data_files": "CORPUS/other_pairs.jsonl"}
 
-    def add(name: str, choices: Mapping[str, Any], base: Mapping[str, Any] = spans, **options: Any) -> None:
-        found[name] = Case({**base, **choices}, **options)
 
+class Cases(dict[str, Case]):
+    """Cases by name."""
+
+    def add(self, name: str, choices: Mapping[str, Any], base: Mapping[str, Any] = SPANS, **options: Any) -> None:
+        case = Case({**base, **choices}, **options)
+        self[name] = replace(case, resumes=case.resumes or 2 * (name in SAVED))
+
+
+def _of_kinds(add: Callable[..., None]) -> None:
     # Every format of files, by 1, 4 and 16 shards, dealt evenly and in whole units.
     for form in (*FORMATS, *PREPARED):
         own: dict[str, Any] = {
@@ -219,7 +233,7 @@ def _cases() -> dict[str, Case]:
         files = {"data_files": "CORPUS/other_pairs.jsonl" if is_pair else "CORPUS/other.jsonl"}
         own = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
         more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name else {}
-        add(f"task_{name}", {"mixture_or_task_name": name, **files, **own, **more}, spans if is_text else pair)
+        add(f"task_{name}", {"mixture_or_task_name": name, **files, **own, **more}, SPANS if is_text else PAIR)
     # Every objective, with pieces and bytes, padded and packed; what decoder-only models learn.
     for name, each in OBJECTIVES.items():
         lengths = {"task_feature_lengths": {"inputs": 48} if each.has_inputs else {"targets": 48}}
@@ -229,14 +243,15 @@ def _cases() -> dict[str, Case]:
             add(f"objective_{name}_{kind}", {**choices, **lengths})
             if each.for_decoder and each.has_inputs:
                 add(f"decoder_{name}_{kind}", {**choices, "task_feature_lengths": {"targets": 48}})
-    other = {"data_files": "CORPUS/other.jsonl", "vocabulary": "VOCABULARY"}
-    add("spans_denser", {**other, "noise_density": 0.3, "mean_noise_span_length": 5.0})
-    pairs_of = {"mixture_or_task_name": "text_to_text", "data_files": "CORPUS/other_pairs.jsonl"}
-    add("pairs_packed", {**pairs_of, "pack": True, "prefix": "say: "}, pair, resumes=2)
-    add("decoder_pairs", {**pairs_of, "task_feature_lengths": {"targets": 40, "prefix": 24}}, pair)
-    add("decoder_pairs_packed", {**pairs_of, "task_feature_lengths": {"targets": 64}, "pack": True}, pair)
+    add("spans_denser", {**OTHER, "noise_density": 0.3, "mean_noise_span_length": 5.0})
+    add("pairs_packed", {**PAIRS, "pack": True, "prefix": "say: "}, PAIR, resumes=2)
+    add("decoder_pairs", {**PAIRS, "task_feature_lengths": {"targets": 40, "prefix": 24}}, PAIR)
+    add("decoder_pairs_packed", {**PAIRS, "task_feature_lengths": {"targets": 64}, "pack": True}, PAIR)
     files = {"train": "CORPUS/other.jsonl", "validation": "CORPUS/validation.jsonl"}
     add("own_validation", {"data_files": files})
+
+
+def _of_orders(add: Callable[..., None]) -> None:
     # Ends and beginnings of epochs, choices of order.
     small = {"data_files": "CORPUS/small.jsonl", "batch_size": 8}
     small_pairs = {"mixture_or_task_name": "text_to_text", "data_files": "CORPUS/small_pairs.jsonl", "batch_size": 8}
@@ -244,24 +259,24 @@ def _cases() -> dict[str, Case]:
         add(f"endless_{kind}", small, batches=40, resumes=25, is_dealt=is_dealt)
         add(f"two_epochs_{kind}", {**small, "num_epochs": 2}, batches=500, resumes=20, is_dealt=is_dealt)
         add(
-            f"two_epochs_pairs_{kind}", {**small_pairs, "num_epochs": 2}, pair, batches=50, resumes=7, is_dealt=is_dealt
+            f"two_epochs_pairs_{kind}", {**small_pairs, "num_epochs": 2}, PAIR, batches=50, resumes=7, is_dealt=is_dealt
         )
         records = {"data_files": "CORPUS/array_record/*.array_record", "num_epochs": 1}
         add(f"one_epoch_records_{kind}", records, batches=500, resumes=30, is_dealt=is_dealt)
         mix = {"mixture_or_task_name": "golden_mix", "batch_size": 8, "num_epochs": 1}
         add(f"one_epoch_mixture_{kind}", mix, batches=500, resumes=20, is_dealt=is_dealt)
-    add("one_epoch_packed", {**small_pairs, "num_epochs": 1, "pack": True}, pair, batches=50, resumes=3)
-    add("first_examples", {**small_pairs, "num_epochs": 3, "max_examples": 17}, pair, batches=50, resumes=3)
+    add("one_epoch_packed", {**small_pairs, "num_epochs": 1, "pack": True}, PAIR, batches=50, resumes=3)
+    add("first_examples", {**small_pairs, "num_epochs": 3, "max_examples": 17}, PAIR, batches=50, resumes=3)
     add("first_records", {**records, "max_examples": 50, "num_epochs": 2}, batches=500, resumes=5)
     add("in_order", {**small, "shuffle": False}, batches=30, resumes=11)
-    add("shuffle_buffer", {**other, "shuffle_buffer": 20}, batches=12, resumes=5)
-    add("another_seed", {**other, "seed": 77})
-    add("column", {**pairs_of, "mixture_or_task_name": "demo_span_corruption", "column": "summary"})
-    add("columns", {**pairs_of, "column": {"inputs": "en", "targets": "ms"}}, pair)
-    add("many_batches", {**other, "batch_size": 4, "num_data_shards": 2}, batches=150, resumes=70)
+    add("shuffle_buffer", {**OTHER, "shuffle_buffer": 20}, batches=12, resumes=5)
+    add("another_seed", {**OTHER, "seed": 77})
+    add("column", {**PAIRS, "mixture_or_task_name": "demo_span_corruption", "column": "summary"})
+    add("columns", {**PAIRS, "column": {"inputs": "en", "targets": "ms"}}, PAIR)
+    add("many_batches", {**OTHER, "batch_size": 4, "num_data_shards": 2}, batches=150, resumes=70)
     add("mixture", {"mixture_or_task_name": "golden_mix"}, batches=12, resumes=5)
     add("mixture_by_size", {"mixture_or_task_name": "golden_mix", "mixture_temperature": 3.33})
-    add("mixture_pairs_packed", {"mixture_or_task_name": "golden_pairs", "pack": True}, pair, batches=12, resumes=5)
+    add("mixture_pairs_packed", {"mixture_or_task_name": "golden_pairs", "pack": True}, PAIR, batches=12, resumes=5)
     # Damaged files: what is skipped, and what is read before and after.
     damaged = {"data_files": "CORPUS/damaged/*", "on_read_failure": "skip", "batch_size": 4, "num_data_shards": 2}
     for is_dealt, kind in ((True, "dealt"), (False, "whole_units")):
@@ -272,16 +287,17 @@ def _cases() -> dict[str, Case]:
     add("stages_resumed_at_a_change", stages, batches=14, resumes=5)
     for hosts in (2, 4):
         parts = [tuple(range(16))[first * 16 // hosts : (first + 1) * 16 // hosts] for first in range(hosts)]
-        add(f"hosts_{hosts}", {**other, "num_data_shards": 16}, shards=parts, resumes=2)
+        add(f"hosts_{hosts}", {**OTHER, "num_data_shards": 16}, shards=parts, resumes=2)
         parts = [tuple(range(4))[first::hosts] for first in range(hosts)]
         add(f"stages_hosts_{hosts}", {**stages, "num_data_shards": 4}, batches=11, resumes=7, shards=parts)
     for processes in (1, 2, 4):
-        read = {**other, "num_data_shards": 4, "num_reader_processes": processes, "task_modules": ["tasks.demo"]}
+        read = {**OTHER, "num_data_shards": 4, "num_reader_processes": processes, "task_modules": ["tasks.demo"]}
         add(f"processes_{processes}", read, batches=12, resumes=5)
-    return {name: replace(case, resumes=case.resumes or 2 * (name in SAVED)) for name, case in found.items()}
 
 
-CASES = _cases()
+CASES = Cases()
+_of_kinds(CASES.add)
+_of_orders(CASES.add)
 
 
 def config_of(case: Case, folder: Path) -> DataConfig:
