@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import seqio
@@ -44,7 +43,7 @@ class Deal:
     marks_corpora: bool = False
 
     @property
-    def identity(self) -> dict[str, Any] | None:
+    def identity(self) -> dict[str, object] | None:
         """What a data position says of it; None if nothing is counted."""
         marks = {"corpora": True} if self.marks_corpora else {}
         return {"version": VERSION, "tasks": sorted(self.counts), **marks} if self.counts or marks else None

@@ -11,7 +11,7 @@ import dataclasses
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import seqio
@@ -164,7 +164,7 @@ class _Names:
 
         return documents.map(with_number)
 
-    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: Any = False) -> tf.Tensor:
+    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: tf.Tensor | bool = False) -> tf.Tensor:
         """Returns the document's number and a mark, one int32, in place of each token but zeros, which are padding."""
         code = self._base + 2 * (tf.cast(number, tf.int32) * len(self.parts) + part)
         return tf.where(tokens == 0, 0, code + tf.cast(marks, tf.int32))
@@ -254,7 +254,7 @@ def _followed(
     return objective if objective_of(step) else step
 
 
-def _marks(part: seqio.Task) -> Callable[[tf.Tensor], Any]:
+def _marks(part: seqio.Task) -> Callable[[tf.Tensor], tf.Tensor | bool]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:

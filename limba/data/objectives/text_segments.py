@@ -6,11 +6,12 @@ Nothing is lost: the segments' texts and what stands between them are the text, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import regex
 
 Count = Callable[[str], int]
+Dataset = TypeVar("Dataset")
 
 # Scripts that put no space after a sentence: their full stops end one wherever they stand.
 WIDE_ENDS = "。！？｡"
@@ -116,7 +117,7 @@ def _fitting(pieces: Sequence[str], place: int, count: Count, limit: int) -> int
     return low
 
 
-def long_inputs_of(task: Any) -> str:
+def long_inputs_of(task: object) -> str:
     """Returns what a task does with inputs longer than its length, when text is generated: 'segments' or 'cut'.
 
     A preprocessor says it by its attribute `long_inputs`; a mixture does what its tasks do if they agree.
@@ -136,7 +137,7 @@ def long_inputs_of(task: Any) -> str:
     return found.pop() if len(found) == 1 else "cut"
 
 
-def long_inputs_in_segments(dataset: Any) -> Any:
+def long_inputs_in_segments(dataset: Dataset) -> Dataset:
     """Returns the data set unchanged; a task that has this preprocessor generates text for long inputs in segments."""
     return dataset
 

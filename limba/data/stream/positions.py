@@ -240,7 +240,7 @@ class DataPositions:
             )
         return "", notes
 
-    def _identity(self, shard: int) -> dict[str, Any]:
+    def _identity(self, shard: int) -> dict[str, object]:
         """Returns all that a position depends on but the corpus: with another choice the run would read other text.
 
         Names and values are a format on disk.
@@ -358,7 +358,7 @@ def _corpora_of(sources: Mapping[str, UnitSource], split: str, end_bytes: Mappin
     return Corpora({name: source.marks(split, end_bytes.get(name) or None) for name, source in sources.items()})
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 

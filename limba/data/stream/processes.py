@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPAT
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
 }  # fewer page faults in arrays; the user's own setting has priority
+Part = TypeVar("Part")  # of one shard
+
 SECONDS_TO_END = 10
 MOST_DEATHS = 3  # of a process and those in its place, without a batch between
 KEEP_SECONDS = 30.0  # between two looks at the data positions, at least; the batches since are made again
@@ -81,7 +83,7 @@ class _Reader:
         self.is_open = False
         self.send(self.recipe)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Sends a call; that the process has ended is for `receive` to find."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
@@ -137,7 +139,7 @@ class ReaderProcesses(Stream):
         self._since = 0  # the batches taken since them, or since the beginning
         self._keep_at = 0.0
 
-    def _asked(self, name: str, *arguments: Any) -> list[Any]:
+    def _asked(self, name: str, *arguments: object) -> list[Any]:
         """Calls a method of each process's stream; returns the results, and where one failed its exception."""
         for reader in self._readers:
             reader.send((name, arguments))
@@ -177,7 +179,7 @@ class ReaderProcesses(Stream):
         except Exception as failed:  # noqa: BLE001  the corpus is not what it was
             reader.lost = failed
 
-    def _call_all(self, name: str, *arguments: Any) -> list[Any]:
+    def _call_all(self, name: str, *arguments: object) -> list[Any]:
         """Calls a method of each process's stream; returns the results. Raises the exception of one."""
         answers = self._asked(name, *arguments)
         for answer in answers:
@@ -222,7 +224,7 @@ class ReaderProcesses(Stream):
         pairs = zip(self._readers, parts, strict=True)
         return self._in_order([dict.fromkeys(r.recipe.shards, padding) if part is None else part for r, part in pairs])
 
-    def _in_order(self, parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
+    def _in_order(self, parts: Sequence[Mapping[int, Part]]) -> dict[int, Part]:
         merged = {shard: value for part in parts for shard, value in part.items()}
         return {shard: merged[shard] for shard in self._shards}
 
@@ -314,7 +316,7 @@ def serve(file_descriptor: int) -> None:
         contextlib.ExitStack() as stack,
     ):
         recipe = connection.recv()
-        stream: list[Any] = []
+        stream: list[TrainStream] = []
 
         def opened() -> None:
             stream.append(stack.enter_context(contextlib.closing(_open(recipe))))
