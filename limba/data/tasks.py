@@ -186,11 +186,11 @@ def _tempered_rate(task: seqio.Task, split: str, temperature: float) -> float:
 def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
     """Returns the task with its hub data sets pinned to these commits, by task name."""
 
+    sources = _hub_sources(task)
+
     def with_revision(part: seqio.Task) -> seqio.Task:
-        revision = revisions.get(part.name)
-        if revision and isinstance(part.source, HubSource):
-            return part.replace(source=part.source.pinned(revision))
-        return part
+        known = part.name in revisions and part.name in sources
+        return part.replace(source=sources[part.name].pinned(revisions[part.name])) if known else part
 
     if isinstance(task, seqio.Mixture):
         return seqio.Mixture(task.name, [(with_revision(part), task.get_rate(part)) for part in task.tasks])
@@ -199,25 +199,20 @@ def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
 
 def revisions(task: Provider, known: Collection[str] = ()) -> dict[str, str]:
     """Returns name -> current commit of each hub data set that is not pinned; queries the hub but for `known` names."""
-    found = {
-        _pin_name(part): part.source.resolved_revision
-        for part in parts_of(task)
-        if isinstance(part.source, HubSource) and not part.source.is_pinned and _pin_name(part) not in known
-    }
+    names = {_pin_name(name, source): source for name, source in _hub_sources(task).items() if not source.is_pinned}
+    found = {name: source.resolved_revision for name, source in names.items() if name not in known}
     return {name: commit for name, commit in found.items() if commit}
 
 
-def _pin_name(part: seqio.Task) -> str:
+def _pin_name(task: str, source: HubSource) -> str:
     """Returns the name that a task's commit is saved under: with the data set, if the run has named one for the task.
 
     So another data set in a run's configuration gets a commit of its own.
     """
-    source, registered = part.source, part.name in seqio.TaskRegistry.names()
-    own = seqio.TaskRegistry.get(part.name).source if registered else None
-    is_own = isinstance(own, HubSource) and isinstance(source, HubSource) and own.hub_name == source.hub_name
-    if is_own or not (isinstance(source, HubSource) and source.is_named):
-        return part.name
-    return f"{part.name} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
+    own = _hub_sources(seqio.TaskRegistry.get(task)).get(task) if task in seqio.TaskRegistry.names() else None
+    if not source.is_named or (own is not None and own.hub_name == source.hub_name):
+        return task
+    return f"{task} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
 
 
 def pinned_for_run(task: Provider, model_dir: str) -> Provider:
@@ -235,7 +230,8 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
         if not path.exists():
             return task
         known = _revisions_in(path)
-        return pinned(task, {part.name: known[_pin_name(part)] for part in parts_of(task) if _pin_name(part) in known})
+        names = {name: _pin_name(name, source) for name, source in _hub_sources(task).items()}
+        return pinned(task, {name: known[pin] for name, pin in names.items() if pin in known})
 
 
 def _revisions_in(path: epath.Path) -> dict[str, str]:
@@ -259,12 +255,8 @@ def has_exact_positions(task: Provider) -> bool:
 
 def pinned_revisions(task: Provider) -> dict[str, str]:
     """Returns task name -> commit of each hub data set that is pinned."""
-    sources = {part.name: part.source for part in parts_of(task)}
-    return {
-        name: source.revision
-        for name, source in sources.items()
-        if isinstance(source, HubSource) and source.revision and source.is_pinned
-    }
+    sources = _hub_sources(task).items()
+    return {name: source.revision for name, source in sources if source.revision and source.is_pinned}
 
 
 def check_sources(task: Provider, config: DataConfig) -> None:
@@ -291,8 +283,7 @@ def needs_sentinels(task: Provider) -> bool:
 
 def hub_datasets(task: Provider) -> tuple[str, ...]:
     """Returns the names of the hub's data sets that a task reads."""
-    sources = (part.source for part in parts_of(task))
-    return tuple(dict.fromkeys(source.path for source in sources if isinstance(source, HubSource)))
+    return tuple(dict.fromkeys(source.path for source in _hub_sources(task).values()))
 
 
 def addresses_of(task: Provider) -> list[str]:
@@ -314,6 +305,10 @@ def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
 def parts_of(task: Provider) -> list[seqio.Task]:
     """Returns the tasks of a mixture, or the task itself."""
     return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+
+
+def _hub_sources(task: Provider) -> dict[str, HubSource]:
+    return {name: source for name, source in unit_sources(task).items() if isinstance(source, HubSource)}
 
 
 def unit_sources(task: Provider) -> dict[str, UnitSource]:

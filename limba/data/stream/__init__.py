@@ -1,3 +1,4 @@
-"""Epochs whose rows are dealt evenly: how many documents a corpus has, which of them each data shard reads, and how
-many steps that gives. It may import `limba.data.sources`, and what stands below; no jax.
+"""The stream of a run's batches: shards, their data positions, the processes that read them, stages, and devices.
+
+Part of `data/`: imports its sources, objectives, tasks and deal; only `placement` imports jax.
 """
