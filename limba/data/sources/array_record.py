@@ -8,6 +8,7 @@ little-endian int32 ids of a document as a prepared corpus has them; or with one
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -157,15 +158,15 @@ class ArrayRecordSource(FileSource):
                 return None
             return Counts((total,), is_exact=False) if total else None  # unread, no record counts as empty
         left_out, kept, num_pieces = list[int](), 0, 0
-        for first in range(0, total, RECORDS_PER_UNIT):
-            for number, text in self.records_at(split, np.arange(first, min(first + RECORDS_PER_UNIT, total))):
-                if kept == most:
-                    break
-                if text and self.filtered(split, [text]):
-                    kept += 1
-                    num_pieces += len(self.pieces(text))
-                else:
-                    left_out.append(number)
+        blocks = (np.arange(first, min(first + RECORDS_PER_UNIT, total)) for first in range(0, total, RECORDS_PER_UNIT))
+        for number, text in itertools.chain.from_iterable(self.records_at(split, block) for block in blocks):
+            if kept == most:
+                break
+            if text and self.filtered(split, [text]):
+                kept += 1
+                num_pieces += len(self.pieces(text))
+            else:
+                left_out.append(number)
         return Counts((kept,), left_out=tuple(left_out), num_pieces=num_pieces) if kept else None
 
     def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
