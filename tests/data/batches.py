@@ -171,7 +171,9 @@ def registered(folder: Path) -> Iterator[None]:
                for form in ("tfrecord", "array_record")}  # fmt: skip
     sources["hub_folder"] = HubSource(str(folder / "hub"), rewrite=paragraphs)
     sources |= {name: FileSource(str(folder / f"{name}.jsonl"), validation_percent=5.0) for name in ("small", "other")}
-    features = dict.fromkeys(("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32))
+    features: dict[str, Any] = dict.fromkeys(
+        ("inputs", "targets"), seqio.Feature(seqio.ByteVocabulary(100), dtype=tf.int32)
+    )
     steps: dict[str, Any] = {name: [tokenize_documents, span_corruption] for name in sources}
     columns = {name: name for name in ("inputs", "targets")}
     for name in ("small", "other"):
