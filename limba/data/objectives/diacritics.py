@@ -21,6 +21,7 @@ import tensorflow as tf
 from limba.config import InputError
 from limba.data.objectives import transliteration
 from limba.data.objectives.text_segments import SPACES, segments_of
+from limba.data.objectives.token_blocks import Features
 from limba.data.sources.shards import call_numpy
 
 LETTERS = {
@@ -170,7 +171,7 @@ def restore_diacritics(
 def _restore(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None = None,
-    output_features: Mapping[str, seqio.Feature] | None = None,
+    output_features: Features | None = None,
     *,
     pairs: Callable[..., np.ndarray],
     bytes_per_token: float | None,

@@ -6,7 +6,7 @@ Nothing is lost: the segments' texts and what stands between them are the text, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import regex
 
@@ -117,7 +117,7 @@ def _fitting(pieces: Sequence[str], place: int, count: Count, limit: int) -> int
     return low
 
 
-def long_inputs_of(task: object) -> str:
+def long_inputs_of(task: Any) -> str:
     """Returns what a task does with inputs longer than its length, when text is generated: 'segments' or 'cut'.
 
     A preprocessor says it by its attribute `long_inputs`; a mixture does what its tasks do if they agree.
