@@ -49,7 +49,7 @@ def _limba(files: str, vocabulary: str, num_shards: int, rows: int, num_processe
     """Yields the raw tokens in each batch of Limba's own stream."""
     import tasks.demo  # noqa: F401  registers demo_span_corruption
     from limba.config import DataConfig
-    from limba.data.reader_processes import open_stream
+    from limba.data.stream.processes import open_stream
     from limba.data.tasks import resolve_task
 
     config = DataConfig(
@@ -207,7 +207,7 @@ def main(argv: Sequence[str]) -> None:
     if args.t5 or args.only == "seqio":
         _t5_file(args.t5)
     with environment.quiet_imports():
-        import limba.data.sources.files  # noqa: F401  without TensorFlow's start-up notes
+        import limba.data.sources.units  # noqa: F401  without TensorFlow's start-up notes
     if args.only:
         given = (args.only, args.files, args.vocabulary, args.megabytes, args.shards, args.t5, args.processes)
         print(json.dumps(measure(*given)))

@@ -48,7 +48,7 @@ import hashlib, os, sys, time
 from limba.config import environment
 environment.set_variables()
 with environment.quiet_imports():
-    from limba.data import streams
+    from limba.data.stream import streams
     from limba.cli.main import main
 taken = streams.TrainStream.__next__
 def recorded(stream):

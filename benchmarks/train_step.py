@@ -28,7 +28,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
 
     from limba.config import LossConfig, MeshConfig, OptimizerConfig
     from limba.data.packing import model_features
-    from limba.data.placement import place_batch
+    from limba.data.stream.placement import place_batch
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
     from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
         overrides.append(f"VOCAB_SIZE={args.vocab}")
     with environment.quiet_imports():
         config = read_model(f"gin/models/{args.family}/{args.size}.gin", overrides)
-        import limba.data.streams  # noqa: F401  TensorFlow's notes, held back
+        import limba.data.stream.streams  # noqa: F401  TensorFlow's notes, held back
     figures = time_step(config, args)
     if args.json:
         print(json.dumps({**vars(args), **figures}))

@@ -29,8 +29,9 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
         from limba.cli.use import model
-        from limba.data import streams, validation
+        from limba.data import validation_split as validation
         from limba.data.objectives import derive_lengths
+        from limba.data.stream import streams
         from limba.data.tasks import resolve_task
         from limba.training.metrics.logging import read_metrics
     source = model.find(arguments.model_dir)

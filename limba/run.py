@@ -1,6 +1,6 @@
 """READ ME FIRST. One training run, from a frozen configuration to a saved model, as a straight line.
 
-The path of a batch: tasks/<corpus>.py -> limba/data/streams.py -> here -> limba/training/loop.py ->
+The path of a batch: tasks/<corpus>.py -> limba/data/stream/streams.py -> here -> limba/training/loop.py ->
 limba/training/step.py -> limba/model/t5.py.
 """
 
@@ -15,9 +15,10 @@ import jax
 from jax.sharding import Mesh
 
 from limba.config import RunConfig
-from limba.data import placement, streams, validation
-from limba.data.epochs.stages import begin_at, open_stages
+from limba.data import validation_split
 from limba.data.objectives.choice import reads_prefix
+from limba.data.stream import placement, streams
+from limba.data.stream.stages import begin_at, open_stages
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
@@ -135,7 +136,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
-                for sentence in validation.truncation(task, lengths, config.data):
+                for sentence in validation_split.truncation(task, lengths, config.data):
                     metrics.say(sentence)
             sentences = introduction(plan.planned, count_parameters(abstract.params), lengths, start)
             for sentence in (*plan.notes, *sentences):

@@ -26,6 +26,16 @@ FLOORS = {
     "cli": 5,
     "tools": 6,
 }
+IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
+    **dict.fromkeys(("demo_corpus", "sources"), 0),
+    **dict.fromkeys(("packing", "vocabulary"), 1),
+    "objectives": 2,
+    **dict.fromkeys(("metrics", "function_tasks"), 3),
+    "tasks": 4,
+    **dict.fromkeys(("deal", "vocabulary.train"), 5),
+    "stream": 6,
+    **dict.fromkeys(("provenance", "validation_split"), 7),
+}
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
 # The ways in to all floors.
 WITHOUT_FLOOR = ("limba", "limba.__main__")
@@ -44,7 +54,7 @@ OF_OPTIMIZERS = "limba/config/optimizer.py"
 WITHOUT_JAX = tuple(f"limba/data/{room}/" for room in ("sources", "objectives", "vocabulary"))
 PATH_OF_A_BATCH = (
     "tasks/ro.py",
-    "limba/data/streams.py",
+    "limba/data/stream/streams.py",
     "limba/run.py",
     "limba/training/loop.py",
     "limba/training/step.py",
@@ -90,6 +100,27 @@ def test_imports_go_down() -> None:
         if is_above(name, own)
     ]
     assert not found, "\n".join(found)
+
+
+def room_in_data(module: str) -> str | None:
+    """Returns the room of limba/data/ that a module is in; None for others, and for limba.data itself."""
+    name = module.removeprefix("limba.data.")
+    rooms = [room for room in IN_DATA if f"{name}.".startswith(f"{room}.")] if name != module else []
+    assert rooms or not module.startswith("limba.data."), f"{module} has no floor yet: give it one in IN_DATA"
+    return max(rooms, key=len, default=None)
+
+
+def test_imports_inside_of_data_go_down() -> None:
+    found, arrows = [], 0
+    for module, path in MODULES.items():
+        own = room_in_data(module)
+        for name in imports(path) if own else ():
+            other = room_in_data(name)
+            if own and other and own != other:
+                arrows += 1
+                if IN_DATA[other] >= IN_DATA[own]:
+                    found.append(f"{module} ({own}) imports {name}, which does not stand below it")
+    assert arrows > 50 and not found, "\n".join(found)
 
 
 def outside_of_walls(path: Path) -> Iterator[str]:

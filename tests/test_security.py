@@ -20,7 +20,7 @@ FORBIDDEN = {
 # Calls that load a compiled program: only jax does, from the user's own folder (limba/config/compile_cache.py).
 PROGRAMS = ("deserialize_and_load", "deserialize_executable", "export.deserialize")
 UNPICKLES = ("limba/tools/corpus/preparation/local_tasks.py",)  # jobs, which its own process has packed
-UNPACKS = ("limba/data/positions.py",)  # a data position, which a run has written
+UNPACKS = ("limba/data/stream/positions.py",)  # a data position, which a run has written
 IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/__init__.py": "a table in it",
     "limba/cli/main.py": "a table in it",
@@ -28,7 +28,7 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/cli/start/completion.py": "the table of limba/cli/main.py",
     "limba/cli/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",
-    "limba/data/reader_processes.py": "the run that has imported them",
+    "limba/data/stream/processes.py": "the run that has imported them",
     "limba/config/lean_imports.py": "tables in it",
     "limba/tools/migrate/t5_names/finder.py": "tables in it",
     "limba/data/objectives/choice.py": "the table of limba/config/data.py",

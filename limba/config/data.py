@@ -269,7 +269,12 @@ class DataConfig:
         return None if "inputs" in self.task_feature_lengths else self.task_feature_lengths["targets"]
 
     @property
+    def num_shards(self) -> int:
+        """The logical data shards; `num_data_shards`, which may be given as None."""
+        assert self.num_data_shards is not None  # __post_init__ has set it
+        return self.num_data_shards
+
+    @property
     def rows_per_shard(self) -> int:
         """Rows of a global batch that come from each logical data shard."""
-        assert self.num_data_shards is not None  # __post_init__ has set it
-        return self.batch_size // self.num_data_shards
+        return self.batch_size // self.num_shards

@@ -1,4 +1,4 @@
-"""Fits tasks that were written for T5X: a source that is a function, and features that only the objective makes."""
+"""Fits tasks that were written for T5X: sources that are functions, caches, features that only the objective makes."""
 
 from __future__ import annotations
 
@@ -6,47 +6,20 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 import tensorflow as tf
 
-from limba import toolbox
-from limba.config import InputError
-
-if TYPE_CHECKING:
-    from limba.data.objectives.token_blocks import Features
+from limba.config import ConfigError, InputError
+from limba.data.objectives.supervised import has_objective, name_of
+from limba.data.objectives.token_blocks import Features
 
 logger = logging.getLogger(__name__)
 
 _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
-# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
-OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
-
-
-def has_objective(task: seqio.Task) -> bool:
-    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
-    return any(_name(step) in OBJECTIVES and _module(step).startswith(_T5) for step in task.preprocessors)
-
-
-_T5 = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
-
-
-def _function(step: Any) -> Any:
-    while isinstance(step, functools.partial):
-        step = step.func
-    return step
-
-
-def _name(step: Any) -> str:
-    return getattr(_function(step), "__name__", "")
-
-
-def _module(step: Any) -> str:
-    return getattr(_function(step), "__module__", "") or ""
 
 
 def with_inputs(task: seqio.Task) -> seqio.Task:
@@ -106,7 +79,7 @@ def resumable_form(task: seqio.Task) -> str | None:
     source = f'source=HubSource({path!r}{more}, column="text", splits={tuple(task.splits)!r})'
     if path in BUILDERS:  # no data set of the hub, but the form of files
         source = f'source=FileSource({about.get("data_files", "FILES")!r}, column="text")'
-    is_spans = any(_name(step) == "span_corruption" for step in task.preprocessors)
+    is_spans = any(name_of(step) == "span_corruption" for step in task.preprocessors)
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 
 
@@ -131,3 +104,41 @@ def warn_of_function(name: str, form: str) -> None:
         name,
         form,
     )
+
+
+class CachedSource(seqio.DataSource):
+    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
+
+    def __init__(self, task: seqio.Task):
+        prefix, ending = "info.", ".json"
+        assert task.cache_dir is not None  # as `from_cache` checks
+        names = tf.io.gfile.listdir(task.cache_dir)
+        splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
+        # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
+        self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
+        super().__init__(tuple(self._sources), caching_permitted=False)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return self._sources[split].list_shards(split)
+
+    def get_dataset(self, split: str, *arguments, **choices) -> tf.data.Dataset:
+        return self._sources[split].get_dataset(split, *arguments, **choices)
+
+
+def from_cache(task: seqio.Task, directory: str) -> seqio.Task:
+    """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
+    seqio.add_global_cache_dirs([directory])
+    steps = list(task.preprocessors)
+    places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+    if not places or not task.cache_dir:
+        why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
+        raise ConfigError(
+            "DataConfig.cache_dir",
+            f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
+            " DataConfig.cache_dir out.",
+        )
+    return task.replace(source=CachedSource(task), preprocessors=steps[places[0] + 1 :])

@@ -8,30 +8,29 @@ then names its documents.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
-from limba.data.epochs.deal import WHOLE_UNITS, Deal
+from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
-from limba.data.objectives.token_blocks import Features
+from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
-from limba.data.positions import DataPositions
-from limba.data.shard import Follow, examples_of, rows_per_fetch, shard_dataset, source_errors
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR
 from limba.data.sources.units import DOCUMENT, UnitSource
-from limba.data.tasks import Provider, parts_of
+from limba.data.stream.positions import DataPositions
+from limba.data.stream.shard import Follow, Pipeline, examples_of, source_errors
+from limba.data.tasks import Provider
 
 LARGEST = np.iinfo(np.int32).max
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
@@ -89,29 +88,29 @@ def documents_by_row(
     Raises InputError for a batch or row that does not exist, for a corpus that has changed, and for a task whose source
     is not one of limba.data.sources.
     """
-    others = [row for several in rows.values() for row in several if not 0 <= row < config.rows_per_shard]
-    if others or not 0 <= shard < config.batch_size // config.rows_per_shard:
+    size = config.rows_per_shard
+    others = [row for several in rows.values() for row in several if not 0 <= row < size]
+    if others or not 0 <= shard < config.num_shards:
         raise InputError(
-            f"There is no row {others[0] if others else 0} of data shard {shard}; a batch has"
-            f" {config.batch_size // config.rows_per_shard} shards of {config.rows_per_shard} rows, counted from 0."
+            f"There is no row {others[0] if others else 0} of data shard {shard}; a batch has {config.num_shards}"
+            f" shards of {size} rows, counted from 0."
         )
     if not rows:
         return {}
-    first_epochs, before = _pass(task, lengths, config, shard, min(rows), position, deal)
-    per_fetch = rows_per_fetch(config) // config.rows_per_shard
+    first_epochs, before = _pass(Pipeline(task, lengths, config, deal), shard, min(rows), position)
+    # Without the marks of a mixture's tasks: ids are numbers of documents here.
+    pipeline = Pipeline(task, lengths, config, dataclasses.replace(deal, marks_corpora=False))
     wanted: dict[int, list[tuple[int, int, int]]] = {}
     for batch, several in sorted(rows.items()):
-        fetch, place = divmod(batch - 1 - before, per_fetch)
-        wanted.setdefault(fetch, []).extend((batch, row, place * config.rows_per_shard + row) for row in several)
-    plain = dataclasses.replace(deal, marks_corpora=False)  # ids are numbers of documents here
-    replay = functools.partial(shard_dataset, task, lengths, config, shard, first_epochs, deal=plain)
+        fetch, place = divmod(batch - 1 - before, pipeline.rows_per_fetch // size)
+        wanted.setdefault(fetch, []).extend((batch, row, place * size + row) for row in several)
     with source_errors(task):
-        names, is_exact = _Names(task), True
+        names, is_exact = _Names(pipeline), True
         try:
-            found = _followed_rows(names, replay(_following(names, lengths)), wanted)
+            found = _followed_rows(names, pipeline.dataset(shard, first_epochs, _following(names, lengths)), wanted)
         except _NotFollowedError:
-            names, is_exact = _Names(task), False
-            found = _read_recently(names, replay(_counting(names)), wanted)
+            names, is_exact = _Names(pipeline), False
+            found = _read_recently(names, pipeline.dataset(shard, first_epochs, _counting(names)), wanted)
         return {row: list(_documents(config.train_split, names, numbers, is_exact)) for row, numbers in found.items()}
 
 
@@ -122,14 +121,13 @@ class _NotFollowedError(Exception):
 class _Names:
     """Numbers the documents of all tasks as they are read; a number stands for a token in the replayed pipeline."""
 
-    def __init__(self, task: Provider):
-        self.parts = parts_of(task)
-        for part in self.parts:
-            if not isinstance(part.source, UnitSource):
-                raise InputError(
-                    f"The documents of task {part.name} have no names, since its source is not one of"
-                    " limba.data.sources; set DataConfig.data_files to its files."
-                )
+    def __init__(self, pipeline: Pipeline):
+        self.parts, self.sources = pipeline.parts, pipeline.sources
+        if unnamed := [part.name for part in self.parts if part.name not in self.sources]:
+            raise InputError(
+                f"The documents of task {unnamed[0]} have no names, since its source is not one of"
+                " limba.data.sources; set DataConfig.data_files to its files."
+            )
         self._names = [array("q") for _ in self.parts]  # the numbers of each document's name, one after another
         self._widths = [1] * len(self.parts)
         vocabularies = [feature.vocabulary for part in self.parts for feature in part.output_features.values()]
@@ -166,7 +164,7 @@ class _Names:
 
         return documents.map(with_number)
 
-    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: Any = False) -> tf.Tensor:
+    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: tf.Tensor | bool = False) -> tf.Tensor:
         """Returns the document's number and a mark, one int32, in place of each token but zeros, which are padding."""
         code = self._base + 2 * (tf.cast(number, tf.int32) * len(self.parts) + part)
         return tf.where(tokens == 0, 0, code + tf.cast(marks, tf.int32))
@@ -219,7 +217,7 @@ def _followed(
     names: _Names, place: int, part: seqio.Task, step: Callable[..., tf.data.Dataset]
 ) -> Callable[..., tf.data.Dataset]:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
-    function, choices, marks = _function(step), getattr(step, "keywords", {}), _marks(part)
+    function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
 
     def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
         _require_number(dataset)
@@ -235,7 +233,7 @@ def _followed(
     def objective(
         dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
     ) -> tf.data.Dataset:
-        if tokenize_documents not in map(_function, part.preprocessors):  # tokens of another preprocessor
+        if tokenize_documents not in map(unwrapped, part.preprocessors):  # tokens of another preprocessor
             _require_number(dataset)
             dataset = dataset.map(
                 lambda example: {
@@ -256,14 +254,14 @@ def _followed(
     return objective if objective_of(step) else step
 
 
-def _marks(part: seqio.Task) -> Callable[[tf.Tensor], Any]:
+def _marks(part: seqio.Task) -> Callable[[tf.Tensor], tf.Tensor | bool]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:
-        if _function(step) is whole_word_span_corruption:
+        if unwrapped(step) is whole_word_span_corruption:
             begins = tf.constant(begins_word(vocabulary))
             return lambda tokens: tf.gather(begins, tokens)
-        if _function(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
+        if unwrapped(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
             return lambda tokens: tokens == vocabulary.eos_id
     return lambda tokens: False
 
@@ -279,10 +277,6 @@ def _require_number(dataset: tf.data.Dataset) -> None:
 
 def _spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
     return cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-
-
-def _function(step: Any) -> Any:
-    return getattr(step, "func", step)
 
 
 def _followed_rows(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:
@@ -333,8 +327,8 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is
             first -= 1
         pieces.setdefault((part, first), []).append(number - first)
     for (part, first), read in pieces.items():
-        source, name = names.parts[part].source, names.name(part, first)
-        assert isinstance(source, UnitSource) and name is not None  # as `_Names` has checked
+        source, name = names.sources[names.parts[part].name], names.name(part, first)
+        assert name is not None
         unit, row, document = source.named(split, name)
         parts = source.pieces(document)
         text = b" ".join(parts[each % len(parts)] for each in read)
@@ -348,20 +342,11 @@ def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> 
     return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")
 
 
-def _pass(
-    task: Provider,
-    lengths: Mapping[str, int],
-    config: DataConfig,
-    shard: int,
-    batch: int,
-    position: bytes | None,
-    deal: Deal,
-) -> tuple[Mapping[str, int], int]:
+def _pass(pipeline: Pipeline, shard: int, batch: int, position: bytes | None) -> tuple[Mapping[str, int], int]:
     """Returns (first epochs, batches before them) of the pass that the batch is part of."""
-    if position is None:
-        first_epochs, before = {}, 0
-    else:
-        resumption = DataPositions(task, dict(lengths), config, deal).check({shard: position})
+    first_epochs, before = {}, 0
+    if position is not None:
+        resumption = DataPositions(pipeline).check({shard: position})
         saved = resumption.saved[shard]
         first_epochs, before = saved.first_epochs, saved.about.get("batches_before", 0)
         if resumption.new_pass is not None:

@@ -12,16 +12,22 @@ import seqio
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError, StorageError
-from limba.data.function_tasks import gives_texts, resumable_form, text_alone, warn_of_function, with_inputs
+from limba.data.function_tasks import (
+    from_cache,
+    gives_texts,
+    resumable_form,
+    text_alone,
+    warn_of_function,
+    with_inputs,
+)
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.sources.array_record import ArrayRecordSource
-from limba.data.sources.cache import from_cache
-from limba.data.sources.files import DataFiles, FileSource, patterns_of
-from limba.data.sources.hub import HubSource, hub_corpus
+from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.units import Column, UnitSource
+from limba.data.sources.splits import Column
+from limba.data.sources.units import DataFiles, FileSource, UnitSource, patterns_of
 from limba.data.vocabulary.files import content, directory_of, keep, place_of
 from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
@@ -121,8 +127,8 @@ def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> se
         task = task.replace(source=source_of_files(config.data_files, column, config.validation_percent))
     elif form is not None:
         warn_of_function(task.name, form)
-    if isinstance(task.source, UnitSource):
-        task.source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
+    for source in unit_sources(task).values():
+        source.read_by(ReadPolicy(config.read_timeout_seconds, config.read_attempts, config.on_read_failure))
     return task
 
 
@@ -167,23 +173,24 @@ def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
 
 def _tempered_rate(task: seqio.Task, split: str, temperature: float) -> float:
     """Returns size^(1/T) of the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
-    if not isinstance(task.source, UnitSource):
+    source = unit_sources(task).get(task.name)
+    if source is None:
         raise ConfigError(
             "DataConfig.mixture_temperature",
             f"is {temperature}, and the size of the corpus of task {task.name} is not known; leave it out and register"
             " the mixture with rates.",
         )
-    return task.source.num_bytes(split) ** (1.0 / temperature)
+    return source.num_bytes(split) ** (1.0 / temperature)
 
 
 def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
     """Returns the task with its hub data sets pinned to these commits, by task name."""
 
+    sources = _hub_sources(task)
+
     def with_revision(part: seqio.Task) -> seqio.Task:
-        revision = revisions.get(part.name)
-        if revision and isinstance(part.source, HubSource):
-            return part.replace(source=part.source.pinned(revision))
-        return part
+        known = part.name in revisions and part.name in sources
+        return part.replace(source=sources[part.name].pinned(revisions[part.name])) if known else part
 
     if isinstance(task, seqio.Mixture):
         return seqio.Mixture(task.name, [(with_revision(part), task.get_rate(part)) for part in task.tasks])
@@ -192,25 +199,20 @@ def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
 
 def revisions(task: Provider, known: Collection[str] = ()) -> dict[str, str]:
     """Returns name -> current commit of each hub data set that is not pinned; queries the hub but for `known` names."""
-    found = {
-        _pin_name(part): part.source.resolved_revision
-        for part in parts_of(task)
-        if isinstance(part.source, HubSource) and not part.source.is_pinned and _pin_name(part) not in known
-    }
+    names = {_pin_name(name, source): source for name, source in _hub_sources(task).items() if not source.is_pinned}
+    found = {name: source.resolved_revision for name, source in names.items() if name not in known}
     return {name: commit for name, commit in found.items() if commit}
 
 
-def _pin_name(part: seqio.Task) -> str:
+def _pin_name(task: str, source: HubSource) -> str:
     """Returns the name that a task's commit is saved under: with the data set, if the run has named one for the task.
 
     So another data set in a run's configuration gets a commit of its own.
     """
-    source, registered = part.source, part.name in seqio.TaskRegistry.names()
-    own = seqio.TaskRegistry.get(part.name).source if registered else None
-    is_own = isinstance(own, HubSource) and isinstance(source, HubSource) and own.hub_name == source.hub_name
-    if is_own or not (isinstance(source, HubSource) and source.is_named):
-        return part.name
-    return f"{part.name} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
+    own = _hub_sources(seqio.TaskRegistry.get(task)).get(task) if task in seqio.TaskRegistry.names() else None
+    if not source.is_named or (own is not None and own.hub_name == source.hub_name):
+        return task
+    return f"{task} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
 
 
 def pinned_for_run(task: Provider, model_dir: str) -> Provider:
@@ -228,7 +230,8 @@ def pinned_for_run(task: Provider, model_dir: str) -> Provider:
         if not path.exists():
             return task
         known = _revisions_in(path)
-        return pinned(task, {part.name: known[_pin_name(part)] for part in parts_of(task) if _pin_name(part) in known})
+        names = {name: _pin_name(name, source) for name, source in _hub_sources(task).items()}
+        return pinned(task, {name: known[pin] for name, pin in names.items() if pin in known})
 
 
 def _revisions_in(path: epath.Path) -> dict[str, str]:
@@ -247,17 +250,13 @@ def _revisions_in(path: epath.Path) -> dict[str, str]:
 
 def has_exact_positions(task: Provider) -> bool:
     """Returns whether all sources can save their data position; else a resumed run reads its data again."""
-    return all(isinstance(part.source, UnitSource) for part in parts_of(task))
+    return len(unit_sources(task)) == len(parts_of(task))
 
 
 def pinned_revisions(task: Provider) -> dict[str, str]:
     """Returns task name -> commit of each hub data set that is pinned."""
-    sources = {part.name: part.source for part in parts_of(task)}
-    return {
-        name: source.revision
-        for name, source in sources.items()
-        if isinstance(source, HubSource) and source.revision and source.is_pinned
-    }
+    sources = _hub_sources(task).items()
+    return {name: source.revision for name, source in sources if source.revision and source.is_pinned}
 
 
 def check_sources(task: Provider, config: DataConfig) -> None:
@@ -265,11 +264,11 @@ def check_sources(task: Provider, config: DataConfig) -> None:
 
     An endless run also needs a document for each data shard.
     """
-    num_shards = config.batch_size // config.rows_per_shard if config.num_epochs is None else 1
+    num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
     for part in parts_of(task):
-        if isinstance(part.source, UnitSource):
-            part.source.check(config.train_split, num_shards=num_shards)
-            part.source.check(config.validation_split, may_be_empty=True)
+        if source := sources.get(part.name):
+            source.check(config.train_split, num_shards=num_shards)
+            source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
             raise ConfigError(
                 "DataConfig.train_split",
@@ -284,8 +283,7 @@ def needs_sentinels(task: Provider) -> bool:
 
 def hub_datasets(task: Provider) -> tuple[str, ...]:
     """Returns the names of the hub's data sets that a task reads."""
-    sources = (part.source for part in parts_of(task))
-    return tuple(dict.fromkeys(source.path for source in sources if isinstance(source, HubSource)))
+    return tuple(dict.fromkeys(source.path for source in _hub_sources(task).values()))
 
 
 def addresses_of(task: Provider) -> list[str]:
@@ -307,3 +305,12 @@ def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
 def parts_of(task: Provider) -> list[seqio.Task]:
     """Returns the tasks of a mixture, or the task itself."""
     return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+
+
+def _hub_sources(task: Provider) -> dict[str, HubSource]:
+    return {name: source for name, source in unit_sources(task).items() if isinstance(source, HubSource)}
+
+
+def unit_sources(task: Provider) -> dict[str, UnitSource]:
+    """Returns task name -> source, of the tasks whose source can be read in units, from any saved data position."""
+    return {part.name: part.source for part in parts_of(task) if isinstance(part.source, UnitSource)}

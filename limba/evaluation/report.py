@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from limba.config import RunConfig
-from limba.data import validation
+from limba.data import validation_split
 from limba.data.vocabulary.load import num_sentinels, sentinel_ids
 from limba.evaluation.summary import plot_loss as plot_loss
 from limba.evaluation.summary import summary as summary
@@ -22,7 +22,7 @@ def infills(config: RunConfig, num: int = 3) -> list[tuple[str, str, str]]:
     """
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
-    batches = validation.validation_batches(trained.task, trained.lengths, config.data, 1)
+    batches = validation_split.validation_batches(trained.task, trained.lengths, config.data, 1)
     if not batches:
         return []
     inputs = batches[0]["encoder_input_tokens"]

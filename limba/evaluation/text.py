@@ -24,7 +24,7 @@ from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMe
 
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
-from limba.data import validation
+from limba.data import validation_split
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.tasks import Provider, parts_of
@@ -62,7 +62,7 @@ class TextEvaluation:
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
         self._examples = {
-            part.name: validation.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
+            part.name: validation_split.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
         self.tasks: list[seqio.Task] = [part for part in parts if self._examples[part.name]]

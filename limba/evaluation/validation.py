@@ -16,9 +16,9 @@ from jaxtyping import Array
 from limba.config import LossConfig, RunConfig
 from limba.config.errors import require
 from limba.data.objectives.supervised import is_supervised
-from limba.data.placement import place_batch
+from limba.data.stream.placement import place_batch
 from limba.data.tasks import Provider, parts_of
-from limba.data.validation import validation_batches
+from limba.data.validation_split import validation_batches
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import has_dummy_space, piece_bytes
 from limba.model import Batch, Network

@@ -25,7 +25,7 @@ from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.errors import reason_of
-from limba.data.reader_processes import LARGE_PAGES, NO_DEVICES
+from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.export.card import HubDestination
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import is_first, of_first

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from limba.config import GenerationConfig, InputError, LossConfig
 from limba.data.packing import model_features
-from limba.data.placement import place_batch
+from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network

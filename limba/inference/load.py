@@ -317,7 +317,7 @@ class TrainedModel:
 
         The states are the encoder's output, or a language model's last hidden states.
         """
-        from limba.data.placement import place_batch
+        from limba.data.stream.placement import place_batch
         from limba.inference.generate import batches_of_like_lengths, fetched, padded
 
         ids = [self.tokenize(text) for text in _listed(texts)]

@@ -14,7 +14,7 @@ from limba.config import ConfigError, GenerationConfig, InputError
 from limba.inference.generate import Written, ids_of
 
 if TYPE_CHECKING:
-    from limba.data.objectives.segments import Segment
+    from limba.data.objectives.text_segments import Segment
     from limba.inference.generate import Writer
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class SegmentWriter:
 
     def read(self, text: str, name: str) -> Read:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
-        from limba.data.objectives.segments import Segment, segments_of
+        from limba.data.objectives.text_segments import Segment, segments_of
 
         text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs, and UTF-8 cannot
         if self._continues:
@@ -195,7 +195,7 @@ class SegmentWriter:
 
     def _halves(self, segment: Segment, samples: Sequence[Written], halvings: int) -> list[Segment]:
         """Returns the parts of a segment whose output did not end, or nothing if it is not cut any more."""
-        from limba.data.objectives.segments import segments_of
+        from limba.data.objectives.text_segments import segments_of
 
         if self.choice != "segments" or halvings == HALVINGS or not self._is_unfinished(samples):
             return []
@@ -230,7 +230,7 @@ def choice_of(trained: Any, config: GenerationConfig) -> str:
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.
     """
-    from limba.data.objectives.segments import long_inputs_of
+    from limba.data.objectives.text_segments import long_inputs_of
 
     if not trained.network.config.is_decoder_only:
         return config.long_inputs or long_inputs_of(trained.task)
@@ -249,7 +249,7 @@ def check_all(writer: SegmentWriter, texts: Iterable[str], name: str = "Input") 
 
 def _sample(parts: Sequence[tuple[Segment, Sequence[Written]]], number: int) -> Written:
     """Returns one sample of all segments, joined."""
-    from limba.data.objectives.segments import joined
+    from limba.data.objectives.text_segments import joined
 
     samples = [samples[number] if samples else None for _, samples in parts]
     text = joined([segment for segment, _ in parts], ["" if each is None else each.text for each in samples])

@@ -14,9 +14,9 @@ from typing import Any
 from etils import epath
 
 from limba.config import ConfigError, RunConfig
-from limba.data.epochs.deal import Deal, corpora_of, deal_of, said
-from limba.data.epochs.stages import Stage
-from limba.data.positions import opened
+from limba.data.deal import Deal, corpora_of, deal_of, said
+from limba.data.stream.positions import opened
+from limba.data.stream.stages import Stage
 from limba.data.tasks import Provider
 from limba.formats import limba_checkpoint
 from limba.sharding.agreement import is_first, of_first, together

@@ -14,9 +14,8 @@ from etils import epath
 
 from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
 from limba.config.errors import NOT_WRITABLE, reason_of
-from limba.data.epochs.stages import StagedStream
-from limba.data.reader_processes import ReaderProcesses
-from limba.data.streams import Rows, TrainStream
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Rows
 from limba.model import Network
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
@@ -37,7 +36,6 @@ from limba.training.step import without_update
 from limba.training.updates.average import evaluated_weights
 
 Figures = Mapping[str, float]
-Stream = TrainStream | ReaderProcesses | StagedStream
 Place = Callable[[Any], Any]  # from one process's rows of a batch to the global batch
 # From a function that restores a checkpoint to the state, a new stream there, and the checkpoint's notes.
 Begin = Callable[[Callable[..., Restored | None]], tuple[TrainState, Stream, Mapping[str, Any] | None]]

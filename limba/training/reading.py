@@ -11,7 +11,7 @@ import jax
 
 from limba.config import InputError, RestartError
 from limba.config.errors import SentenceError, reason_of
-from limba.data.streams import Rows
+from limba.data.stream.streams import Rows
 from limba.sharding.agreement import any_process, together
 
 

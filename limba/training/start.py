@@ -10,8 +10,8 @@ import jax
 
 from limba.config import RunConfig, plain
 from limba.config.secrets import without_credentials
-from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
 from limba.data.objectives import derive_lengths
+from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.tasks import (
     Provider,
     check_sources,

@@ -9,9 +9,10 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError, LossConfig
-from limba.data import streams, validation
+from limba.data import validation_split as validation
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources import FileSource
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.model import Network
 from limba.training.step import loss_sums
@@ -154,12 +155,12 @@ def test_a_packed_stream_resumes_exactly(config):
     stream.close()
     assert all(len(position) < 100_000 for position in positions.values())
     again = streams.TrainStream(task, lengths, config, [0, 1])
-    again.restore(positions)
+    again.begin(0, positions)
     np.testing.assert_array_equal(taken(again, 60), expected)
     again.close()
     plain = streams.TrainStream(task, lengths, dataclasses.replace(config, pack=False), [0, 1])
     with pytest.raises(InputError, match="saved with pack True"):
-        plain.restore(positions)
+        plain.begin(0, positions)
     plain.close()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import json
@@ -24,12 +25,12 @@ from fsspec import get_filesystem_class
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data import positions, streams
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.positions import PositionError, advanced, corpus_table
-from limba.data.reader_processes import ReaderProcesses, Recipe
 from limba.data.sources import FileSource
 from limba.data.sources.order import random_generator
+from limba.data.stream import positions, streams
+from limba.data.stream.positions import PositionError, advanced
+from limba.data.stream.processes import ReaderProcesses, Recipe
 from limba.data.tasks import resolve_task
 from tests.bucket_server import emulated
 
@@ -89,14 +90,14 @@ def test_another_text_in_a_file_of_any_format_is_named(name: str, tmp_path: Path
     path = write(tmp_path / name)
     before, rest = saved(path)
     with stream_of(path) as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         np.testing.assert_array_equal(taken(stream, 4), rest)
     then = path.stat().st_size
     write(path, [text.replace("old", "new") for text in TEXTS])
     now = path.stat().st_size
     sizes = f"{then:,} bytes as then, with other content" if now == then else f"{then:,} bytes then, {now:,} now"
     with stream_of(path) as stream:
-        for method in (stream.check, stream.restore):
+        for method in (stream.check, functools.partial(stream.begin, 0)):
             with pytest.raises(InputError) as refusal:
                 method(before)
             sentence = str(refusal.value)
@@ -109,7 +110,7 @@ def test_another_text_in_an_object_of_the_same_size_is_named(monkeypatch: pytest
         server.put("bucket", "a.txt", "\n".join(TEXTS).encode())
         before, rest = saved("gs://bucket/a.txt")
         with stream_of("gs://bucket/a.txt") as stream:
-            stream.restore(before)
+            stream.begin(0, before)
             np.testing.assert_array_equal(taken(stream, 4), rest)
         server.put("bucket", "a.txt", "\n".join(TEXTS).replace("old", "new").encode())
         get_filesystem_class("gs").clear_instance_cache()  # a new start has no listing of before
@@ -140,7 +141,7 @@ def test_files_that_appear_and_vanish_are_named_and_order_decides(tmp_path: Path
     (tmp_path / "8.txt").unlink()
     (tmp_path.parent / "2.away").rename(tmp_path / "22.txt")  # the same place in the order: the same run
     with stream_of(f"{tmp_path}/*.txt") as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         np.testing.assert_array_equal(taken(stream, 4), rest)
     (tmp_path / "22.txt").rename(tmp_path / "9.txt")
     with (
@@ -156,7 +157,7 @@ def test_a_corpus_that_has_moved_resumes_and_says_what_changed_on_the_way(tmp_pa
     before, rest = saved(f"{tmp_path}/here/**/*.txt*")
     shutil.move(tmp_path / "here", tmp_path / "elsewhere")
     with stream_of(f"{tmp_path}/elsewhere/**/*.txt*") as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         np.testing.assert_array_equal(taken(stream, 4), rest)
         again = stream.positions()
     write(tmp_path / "elsewhere/web/2.txt.gz", TEXTS[:9])
@@ -174,7 +175,7 @@ def test_a_time_alone_is_no_change_and_a_middle_that_nobody_reads_is_said(tmp_pa
     before, rest = saved(path)
     os.utime(path, (1, 1))
     with stream_of(path) as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         np.testing.assert_array_equal(taken(stream, 4), rest)
     assert [record.message for record in caplog.records if "another time of change" in record.message]
     caplog.clear()
@@ -182,7 +183,7 @@ def test_a_time_alone_is_no_change_and_a_middle_that_nobody_reads_is_said(tmp_pa
     before, _ = saved(small)
     os.utime(small, (1, 1))
     with stream_of(small) as stream:
-        stream.restore(before)
+        stream.begin(0, before)
     assert "another time" not in caplog.text
 
 
@@ -193,7 +194,7 @@ def test_a_changed_corpus_may_begin_a_new_pass_which_resumes_bit_for_bit(tmp_pat
     new = {"on_changed_corpus": "new_epoch"}
     with stream_of(path, **new) as stream:
         stream.check(before)
-        stream.restore(before)
+        stream.begin(0, before)
         assert stream.epochs() == {"demo_span_corruption": 1.0}
         first = taken(stream, 2)
         assert not np.array_equal(first, rest[:2])
@@ -201,16 +202,16 @@ def test_a_changed_corpus_may_begin_a_new_pass_which_resumes_bit_for_bit(tmp_pat
     (sentence,) = [record.message for record in caplog.records if "new pass" in record.message]
     assert "a.txt has changed since step 3: " in sentence and sentence.endswith("begins, with epoch 1.")
     with stream_of(path) as stream:  # nothing has changed since: either choice resumes
-        stream.restore(middle)
+        stream.begin(0, middle)
         np.testing.assert_array_equal(taken(stream, 4), expected)
     with stream_of(path, (1,), **new) as stream:  # one of two hosts, both of which have all positions
-        stream.restore(before)
+        stream.begin(0, before)
         np.testing.assert_array_equal(taken(stream, 2), first[:, 2:])
     with stream_of(path) as stream:  # a run that was never stopped reads the new files in another order
         assert not np.array_equal(taken(stream, 2), first)
     write(path, ["third " + text for text in TEXTS])
     with stream_of(path, **new) as stream:
-        stream.restore(middle)
+        stream.begin(0, middle)
         assert stream.epochs() == {"demo_span_corruption": 2.0}
 
 
@@ -221,7 +222,7 @@ def test_a_new_pass_of_a_run_with_an_end_is_read_once_more(tmp_path: Path) -> No
     texts = [f"new {number:03}" + "x" * 60 for number in range(40)]
     write(path, texts)
     with stream_of(path, **ends) as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         rows = np.concatenate(
             [np.concatenate([part[n] for part in rows.values() for n in part], None) for rows in stream]
         )
@@ -250,17 +251,15 @@ def test_one_task_of_a_mixture_and_one_of_two_reader_processes(tmp_path: Path, m
         for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
             task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()  # as a new process
         with stream_of(None, **mixed) as stream:
-            stream.restore(before)
+            stream.begin(0, before)
             np.testing.assert_array_equal(taken(stream, 4), rest)
-    table = corpus_table(seqio.MixtureRegistry.get("positions_mixed"), "train")
-    assert sorted(table) == [f"{tmp_path}/a/a.txt", f"{tmp_path}/b/b.txt"]
     write(tmp_path / "b" / "b.txt", TEXTS[:200])
     for task in seqio.MixtureRegistry.get("positions_mixed").tasks:
         task.source._files.clear(), task.source._units.clear(), task.source._marks.clear()
     with stream_of(None, **mixed) as stream, pytest.raises(InputError, match="/b/b.txt has changed since step 3"):
         stream.check(before)
     with stream_of(None, **mixed, on_changed_corpus="new_epoch") as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         assert stream.epochs() == {"position_a": 1.0, "position_b": 1.0}
         taken(stream, 2)
 
@@ -272,7 +271,7 @@ def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
     write(path, TEXTS[::-1])
     choices = {"data_files": str(path), "task_modules": ("tasks.demo",), "num_reader_processes": 2}
     with stream_of(path, on_changed_corpus="new_epoch") as stream:
-        stream.restore(before)
+        stream.begin(0, before)
         expected = taken(stream, 2)
     config = dataclasses.replace(CONFIG, **choices, on_changed_corpus="new_epoch")
     lengths = derive_lengths(resolve_task(config), config.task_feature_lengths)
@@ -280,7 +279,7 @@ def test_reader_processes_check_and_begin_the_same_pass(tmp_path: Path) -> None:
         apart.check(before)
         with pytest.raises(PositionError, match="data position of shard 1 cannot be read"):
             apart.check({**before, 1: before[1][:-30]})
-        apart.restore(before)
+        apart.begin(0, before)
         np.testing.assert_array_equal(taken(apart, 2), expected)
 
 
@@ -298,7 +297,7 @@ def test_a_position_is_moved_on_without_its_shard(tmp_path: Path, number: int) -
         shard: advanced(advanced(each, number // 2, rows), number - number // 2, rows) for shard, each in before.items()
     }
     with stream_of(path) as stream:
-        stream.restore(moved)
+        stream.begin(0, moved)
         np.testing.assert_array_equal(taken(stream, 4), expected)
         np.testing.assert_equal(stream.epochs(), epochs)
 
@@ -333,7 +332,7 @@ def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path
         with pytest.raises(ConfigError, match="no data position for shard 1"):
             stream.check({0: whole})
         stream.check(before)
-        stream.restore(before)
+        stream.begin(0, before)
 
 
 def _zip(contents: dict[str, bytes]) -> bytes:
@@ -362,6 +361,8 @@ def test_the_table_is_divided_among_the_shards_and_holds_no_credentials(tmp_path
     monkeypatch.setattr(units.UnitSource, "list_files", lambda self, patterns: listed)
     source = resolve_task(dataclasses.replace(CONFIG, data_files=str(path))).source
     table = positions.Corpora({"task": source.marks("train")})
-    assert list(table.table()) == [f"https://***@example.org/web/{name}.txt?lang=ro&sig=***" for name in "ab"]
-    texts = [repr(table.table()), repr(positions.unpacked_table(table.packed(0, 1))), *source.list_shards("train")]
+    packed = positions.unpacked_table(table.packed(0, 1))
+    paths = [mark.path for mark in packed["task"].values()]
+    assert paths == [f"https://***@example.org/web/{name}.txt?lang=ro&sig=***" for name in "ab"]
+    texts = [repr(packed), *source.list_shards("train")]
     assert not any("hidden" in text for text in texts)

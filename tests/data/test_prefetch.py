@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from limba.data.prefetch import Prefetch
+from limba.data.stream.prefetch import Prefetch
 
 
 def failing_after(calls: int) -> Prefetch[int]:

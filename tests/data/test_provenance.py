@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import provenance, streams
+from limba.data import provenance
 from limba.data.objectives import (
     SUPERVISED,
     add_prefix,
@@ -26,6 +26,7 @@ from limba.data.objectives import (
 )
 from limba.data.provenance import Document, documents_by_row, documents_of
 from limba.data.sources import ArrayRecordSource, FileSource, readers
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.test_positions import write
@@ -178,9 +179,9 @@ def test_mixtures_and_array_records(tmp_path: Path) -> None:
 
 
 def test_a_long_document_is_named_once_with_the_pieces_that_were_read(tmp_path: Path, monkeypatch) -> None:
-    from limba.data.sources import units
+    from limba.data.sources import splits
 
-    monkeypatch.setattr(units, "PIECE_BYTES", 60)
+    monkeypatch.setattr(splits, "PIECE_BYTES", 60)
     long = [f"{number} " + " ".join(["w" * 8] * 40) for number in range(60)]
     long[20:26] = [" ".join([chr(byte) * 8] * 40) for byte in POISONS[:6]]
     write(tmp_path / "a.txt", long)
@@ -223,7 +224,7 @@ def test_after_a_new_pass_the_position_says_where_the_batch_is(tmp_path: Path) -
         before = opened.positions()
     write(path, texts(7))
     with stream() as opened:
-        opened.restore(before)
+        opened.begin(0, before)
         taken = [next(opened) for _ in range(3)]
         after = opened.positions()
     task = resolve_task(config)

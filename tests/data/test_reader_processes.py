@@ -15,8 +15,9 @@ import pytest
 
 import tasks.text_to_text  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError, RestartError
-from limba.data import reader_processes, streams
-from limba.data.reader_processes import ReaderProcesses, Recipe, open_stream
+from limba.data.stream import processes as reader_processes
+from limba.data.stream import streams
+from limba.data.stream.processes import ReaderProcesses, Recipe, open_stream
 from limba.data.tasks import resolve_task
 from tests.data.test_streams import config, flat, opened, taken  # noqa: F401  a fixture
 
@@ -34,11 +35,11 @@ def test_processes_give_what_one_does(once):
     with contextlib.closing(alone), contextlib.closing(apart), contextlib.closing(again):
         taken(alone, 5)
         stop(apart._readers[1], signal.SIGKILL)  # before it has read anything
-        apart.restore(alone.positions())
+        apart.begin(0, alone.positions())
         np.testing.assert_array_equal(taken(apart, 4), taken(alone, 4))
         np.testing.assert_equal(apart.epochs(), alone.epochs())  # not known yet
         assert apart.skipped() == []
-        again.restore(apart.positions())
+        again.begin(0, apart.positions())
         rest = [flat(rows) for rows in alone]
         np.testing.assert_array_equal([flat(rows) for rows in again], rest)
         np.testing.assert_array_equal([flat(rows) for rows in apart], rest)  # padding where a shard has ended
@@ -83,7 +84,7 @@ def test_a_process_that_is_gone_is_started_again_with_the_next_row(once, monkeyp
                 next(apart)
         assert isinstance(apart.failure(), RestartError) and apart.epochs().keys() == alone.epochs().keys()
         with contextlib.closing(streams.TrainStream(task, lengths, limited, range(4))) as again:
-            again.restore(apart.positions())
+            again.begin(0, apart.positions())
             np.testing.assert_array_equal(taken(again, 5), taken(alone, 5))
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     for shards, why in (("0, 2", r"has ended \(-9\)"), ("1, 3", "gives no answer for 4 s")):
@@ -137,5 +138,5 @@ def test_a_failed_read_is_told_while_there_are_rows(tmp_path):
     whole, again = (streams.TrainStream(task, dict(apart.task_feature_lengths), apart, range(4)) for _ in range(2))
     with contextlib.closing(whole), contextlib.closing(again):
         taken(whole, number + 3)
-        again.restore(positions)
+        again.begin(0, positions)
         np.testing.assert_array_equal(taken(again, 20), taken(whole, 20))

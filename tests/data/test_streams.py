@@ -17,11 +17,12 @@ from sentencepiece import sentencepiece_model_pb2
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
 from limba.config import DataConfig, InputError
-from limba.data import placement, streams, validation
+from limba.data import validation_split as validation
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.packing import model_features
-from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource, HubSource, readers
+from limba.data.stream import placement, streams
+from limba.data.stream.processes import open_stream
 from limba.data.tasks import check_sources, pinned, resolve_task, revisions
 from tests.data.sources.test_readers import write
 
@@ -64,7 +65,7 @@ config, path = DataConfig(**json.loads(sys.argv[1])), sys.argv[2]
 with np.load(path + "/positions.npz") as saved:
     positions = {int(shard): saved[shard].tobytes() for shard in saved}
 _, _, stream = opened(config)
-stream.restore(positions)
+stream.begin(0, positions)
 np.save(path + "/again.npy", taken(stream, 60))
 stream.close()
 """
@@ -93,15 +94,15 @@ def test_positions_of_other_data_are_refused(config):
     _, _, stream = opened(config, [0, 1])
     positions = stream.positions()
     with pytest.raises(InputError, match="shard 1"):
-        stream.restore({0: positions[0]})
+        stream.begin(0, {0: positions[0]})
     with pytest.raises(InputError, match="shard"):
-        stream.restore({0: positions[1], 1: positions[0]})
+        stream.begin(0, {0: positions[1], 1: positions[0]})
     stream.close()
     changes = [("task_feature_lengths", {"inputs": 32}), ("validation_percent", 30.0), ("shuffle_buffer", 5)]
     for name, value in [*changes, ("train_split", "validation")]:
         _, _, other = opened(dataclasses.replace(config, **{name: value}), [0])
         with pytest.raises(InputError, match=name):
-            other.restore(positions)
+            other.begin(0, positions)
         other.close()
 
 
@@ -114,14 +115,14 @@ def test_positions_of_another_column_or_vocabulary_are_refused(config, tmp_path,
     stream.close()
     _, _, other = opened(dataclasses.replace(english, column="id"), [0])
     with pytest.raises(InputError, match=r"column \['en'\] and this run has \['id'\]"):
-        other.restore(positions)
+        other.begin(0, positions)
     other.close()
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.read_bytes())
     proto.pieces[-1].piece, proto.pieces[-2].piece = proto.pieces[-2].piece, proto.pieces[-1].piece
     (tmp_path / "other.model").write_bytes(proto.SerializeToString())
     _, _, other = opened(dataclasses.replace(english, vocabulary=str(tmp_path / "other.model")), [0])
     with pytest.raises(InputError, match="vocabulary 'sentencepiece"):
-        other.restore(positions)
+        other.begin(0, positions)
     other.close()
 
 
@@ -137,7 +138,7 @@ def test_a_shuffle_buffer_mixes_the_rows_once_more_and_is_part_of_the_position(c
     stream.close()
     assert max(map(len, positions.values())) < 100_000
     _, _, again = opened(buffered)
-    again.restore(positions)
+    again.begin(0, positions)
     np.testing.assert_equal(again.epochs(), epochs)
     np.testing.assert_array_equal(taken(again, 20), expected)
     again.close()
@@ -278,7 +279,7 @@ def test_mixtures_follow_their_rates_and_resume(config, tmp_path, monkeypatch):
     expected = taken(stream, 10)
     stream.close()
     again = streams.TrainStream(task, lengths, mixed, [0, 1])
-    again.restore(positions)
+    again.begin(0, positions)
     np.testing.assert_array_equal(taken(again, 10), expected)
     again.close()
     with pytest.raises(InputError, match="is a mixture"):
@@ -356,7 +357,7 @@ def test_other_sources_train_and_resume_by_reading_again(config, caplog):
     expected = taken(stream, 5)
     stream.close()
     again = streams.TrainStream(task, lengths, legacy, [0, 1])
-    again.restore(positions)
+    again.begin(0, positions)
     np.testing.assert_array_equal(taken(again, 5), expected)
     again.close()
     assert validation.validation_batches(task, lengths, legacy, 3) == []

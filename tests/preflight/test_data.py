@@ -19,7 +19,6 @@ import tensorflow as tf
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, DataConfig, RunConfig
-from limba.data.epochs import counts
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.data.tasks import resolve_task
@@ -195,7 +194,7 @@ def test_a_line_is_there_where_the_data_calls_for_it(
 ) -> None:
     changes, chips, constants, (level, says, mend) = CASES[name]
     for constant, value in constants.items():
-        monkeypatch.setattr(counts if constant == "COUNTED_BYTES" else data, constant, value)
+        monkeypatch.setattr(splits if constant == "COUNTED_BYTES" else data, constant, value)
     wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
     if "batch_size" in changes:
         changes = {**changes, "num_data_shards": 8}

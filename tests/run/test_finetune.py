@@ -19,10 +19,11 @@ from limba.cli.use import evaluate, generate, lines, score
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
-from limba.data import placement, streams, validation
+from limba.data import validation_split as validation
 from limba.data.objectives.supervised import add_prefix
 from limba.data.packing import model_features
 from limba.data.sources import FileSource
+from limba.data.stream import placement, streams
 from limba.data.tasks import resolve_task
 from limba.evaluation.text import TextEvaluation
 from limba.formats.limba_checkpoint import LimbaCheckpoint, checkpoints_of
@@ -153,7 +154,7 @@ def test_pairs_end_once_padding_weighs_nothing_and_the_stream_resumes(files: Pat
     features = model_features(seen[0][0])
     assert ((features["decoder_target_tokens"] > 0) == features["decoder_loss_weights"]).all()
     again = streams.TrainStream(task, lengths, config.data, range(4))
-    again.restore(positions)
+    again.begin(0, positions)
     for batch in seen[5:]:
         for shard, part in next(again).items():
             for name in part:

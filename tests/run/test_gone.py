@@ -80,7 +80,7 @@ def readers_of(process: subprocess.Popen) -> list[int]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"limba.data.reader" in command:
+        if b"limba.data.stream.reader" in command:
             found.append(int(child))
     return found
 

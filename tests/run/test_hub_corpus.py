@@ -30,7 +30,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.data.sources.hub import HubSource
+from limba.data.sources.hub_data import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub_models as models
 from limba.run import train

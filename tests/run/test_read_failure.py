@@ -38,12 +38,11 @@ def run(argv):
         import jax
         from jax.experimental.multihost_utils import sync_global_devices
         from limba.config import InputError, plain
-        from limba.data.epochs import counts
-        from limba.data.sources import units
+        from limba.data.sources import splits
         from limba.run import train
         import tasks.text_to_text
-        counts.COUNTED_BYTES = 0
-        units.BYTES_CHECKED = units.MOST_BYTES_CHECKED = 1
+        splits.COUNTED_BYTES = 0
+        splits.BYTES_CHECKED = splits.MOST_BYTES_CHECKED = 1
         whole, broken = (plain.from_text(Path(path).read_text(), path) for path in argv[:2])
         corpus, place = Path(whole.data.data_files["train"]), int(argv[2])
 

@@ -19,9 +19,9 @@ from etils import epath
 from limba.cli import main
 from limba.cli.runs import skipped
 from limba.config import CheckpointConfig, ConfigError, EvaluationConfig, InputError
-from limba.data import positions as positions_module
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource
+from limba.data.stream import positions as positions_module
 from limba.formats import limba_checkpoint
 from limba.run import train
 from limba.tools.pages.page.page import page_of

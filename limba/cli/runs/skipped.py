@@ -16,7 +16,7 @@ from limba.config import InputError, RunConfig, environment
 from limba.config.errors import reason_of
 
 if TYPE_CHECKING:
-    from limba.data.epochs.stages import Stage
+    from limba.data.stream.stages import Stage
     from limba.inference.source import Source
 
 ABOUT = """Finds the documents in the batches that a run has dropped or passed over: those of the rows that stood out,
@@ -101,8 +101,8 @@ def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: b
 
 def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
     """Returns the lengths of a run's rows, and a function from a stage's first batch to the stage."""
-    from limba.data.epochs.stages import Stage, task_of_stage
     from limba.data.objectives import derive_lengths
+    from limba.data.stream.stages import Stage, task_of_stage
     from limba.data.tasks import pinned_for_run
     from limba.inference.source import task_of
     from limba.training.epochs import deal_of_run
@@ -124,7 +124,7 @@ def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
 
 def _check_ended(position: bytes, shard: int, stage: Stage) -> None:
     """Raises InputError if the corpus of a stage that has ended changed while it was read, or since then."""
-    from limba.data.positions import digest_of_files, opened
+    from limba.data.stream.positions import digest_of_files, opened
 
     for ended in opened(position, shard).stages.get("ended", ()):
         if ended["begins"] != stage.begins:

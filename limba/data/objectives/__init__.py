@@ -7,9 +7,9 @@ from limba.data.objectives.choice import derive_lengths, of_one_sequence, with_o
 from limba.data.objectives.denoisers import ul2
 from limba.data.objectives.diacritics import restore_diacritics
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation, prefix_lm
-from limba.data.objectives.segments import long_inputs_in_segments
 from limba.data.objectives.spans import span_corruption
 from limba.data.objectives.supervised import SUPERVISED, add_prefix
+from limba.data.objectives.text_segments import long_inputs_in_segments
 from limba.data.objectives.tokenization import tokenize_documents
 from limba.data.objectives.whole_words import whole_word_span_corruption
 

@@ -18,7 +18,7 @@ import seqio
 from limba.config import OBJECTIVES, ConfigError
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised
-from limba.data.objectives.token_blocks import check_targets
+from limba.data.objectives.token_blocks import check_targets, unwrapped
 from limba.data.objectives.tokenization import tokenize_documents
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,9 @@ def function_of(objective: str, ending: str = "") -> Callable[..., Any]:
     return getattr(module, objective + ending)
 
 
-def objective_of(step: Any) -> str | None:
+def objective_of(step: Callable[..., object]) -> str | None:
     """Returns the name of the objective that a preprocessor is; None if it is another step."""
-    return next((name for name in OBJECTIVES if _function(step) is function_of(name)), None)
-
-
-def _function(step: Any) -> Any:
-    return step.func if isinstance(step, functools.partial) else step
+    return next((name for name in OBJECTIVES if unwrapped(step) is function_of(name)), None)
 
 
 def with_objective(task: seqio.Task, name: str) -> seqio.Task:
@@ -61,7 +57,7 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     steps[places[0]] = function_of(name)
     if not OBJECTIVES[name].has_inputs:  # its rows have no end of sequence of their own
         steps = [
-            functools.partial(step, append_eos=True) if _function(step) is tokenize_documents else step
+            functools.partial(step, append_eos=True) if unwrapped(step) is tokenize_documents else step
             for step in steps
         ]
     return task.replace(preprocessors=steps)
@@ -75,7 +71,7 @@ def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
     given = {name: value for name, value in choices.items() if value is not None}
     steps = list(task.preprocessors)
     for place, step in enumerate(steps if given else ()):
-        if objective_of(step) and set(given) <= set(inspect.signature(_function(step)).parameters):
+        if objective_of(step) and set(given) <= set(inspect.signature(unwrapped(step)).parameters):
             steps[place] = functools.partial(step, **given)
             return task.replace(preprocessors=steps)
     if given:
@@ -99,7 +95,7 @@ def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
                 f"gives only targets, and the objective of task {task.name} is {objective}, whose inputs an encoder"
                 f" reads; set DataConfig.objective to one of {', '.join(names)}.",
             )
-        if _function(step) is tokenize_documents:
+        if unwrapped(step) is tokenize_documents:
             step = functools.partial(step, append_eos=True)
         steps.append(as_one_sequence(step, packed))
     return task.replace(preprocessors=steps)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked
+from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
 
 ROWS_PER_BLOCK = 32
 
@@ -149,7 +149,7 @@ def as_one_sequence(step: Callable, packed: bool) -> Callable:
 
     Documents already end with the end-of-sequence id, so a split adds none; packed, each document is an example.
     """
-    function = step.func if isinstance(step, functools.partial) else step
+    function = unwrapped(step)
     if function in (prefix_lm, lm_adaptation):
         return functools.partial(step, append_eos=False)
     if function is causal_lm:

@@ -7,18 +7,21 @@ such a task. The text stays in the example as `targets_pretokenized`, for metric
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import seqio
 import tensorflow as tf
 
+from limba import toolbox
 from limba.config import ConfigError
-from limba.data.function_tasks import has_objective
+from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
+T5_OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
+T5_MODULES = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
 TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
@@ -36,7 +39,7 @@ def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
 def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     """Returns the task with another prefix; ConfigError if it has no `add_prefix`."""
     steps = list(task.preprocessors)
-    places = [i for i, step in enumerate(steps) if getattr(step, "func", step) is add_prefix]
+    places = [i for i, step in enumerate(steps) if unwrapped(step) is add_prefix]
     if len(places) != 1:
         raise ConfigError(
             "DataConfig.prefix",
@@ -49,15 +52,24 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
 def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
     """Returns the task's prefix; "" for a task without `add_prefix`, and for a mixture."""
     for step in getattr(task, "preprocessors", ()):
-        if getattr(step, "func", None) is add_prefix:
+        if isinstance(step, functools.partial) and step.func is add_prefix:
             return step.keywords["prefix"]
     return ""
 
 
 def is_supervised(task: seqio.Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
-    steps = [getattr(step, "func", step) for step in task.preprocessors]
-    return any(step in TOKENIZERS for step in steps) and not has_objective(task)
+    return any(unwrapped(step) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
+
+
+def has_objective(task: seqio.Task) -> bool:
+    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
+    modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)
+    return any(name in T5_OBJECTIVES and module.startswith(T5_MODULES) for name, module in modules)
+
+
+def name_of(step: Callable[..., object]) -> str:
+    return getattr(unwrapped(step), "__name__", "")
 
 
 def lengths_of(

@@ -7,6 +7,7 @@ depend on another shard.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -19,6 +20,13 @@ from limba.data.vocabulary.load import has_byte_sentinels, num_sentinels, warn_o
 Features = Mapping[str, seqio.Feature]
 Rows = dict[str, tf.Tensor]
 Side = tuple[tf.Tensor, tf.Tensor]  # tokens int32 [B, L], and bool [B, L]: which of them stay
+
+
+def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
+    """Returns the function of a preprocessor, without the choices that `functools.partial` has given it."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    return step
 
 
 def rows_of_blocks(

@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from limba.config import ConfigError, InputError
 from limba.config.secrets import without_credentials
-from limba.data.sources.files import DataFiles, corpus_of
+from limba.data.sources.counts import Counts
 from limba.data.sources.order import Reading, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.units import Column, UnitSource, call_numpy, with_names
+from limba.data.sources.shards import call_numpy
+from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -119,19 +120,15 @@ class _Records:
         return joined([value[0] for value in values]) if all(values) else None
 
 
-class ArrayRecordSource(UnitSource):
+class ArrayRecordSource(FileSource):
     """Documents of ArrayRecord files; each epoch is a new permutation of all of them.
 
     `data_files` as in FileSource, on a local or mounted disk or in a bucket of Google's: a record of gs:// is one
     request. With column `tokens` the elements are {"tokens": string}, which `tokenize_documents` accepts.
     """
 
-    def __init__(self, data_files: DataFiles, column: Column = "text", validation_percent: float = 1.0):
-        name, patterns, splits = corpus_of(data_files)
-        super().__init__(name, lambda: patterns, splits, column, validation_percent)
-        self._records_of = functools.lru_cache(maxsize=None)(self._open_records)
-
-    def _open_records(self, split: str) -> _Records:
+    @functools.cache  # noqa: B019  sources live as long as their process
+    def _records_of(self, split: str) -> _Records:
         paths = [file.path for file in self._listed(self.patterns_of_split(split))]
         other = next((path for path in paths if not path.endswith(SUFFIX)), None)
         if other:
@@ -153,60 +150,99 @@ class ArrayRecordSource(UnitSource):
             for start in range(0, count, RECORDS_PER_UNIT)
         ]
 
+    def count(self, split: str, most: int | None = None) -> Counts | None:
+        """Returns which records are left out, if that is known or quickly read."""
+        total, is_small = self._records_of(split).total, self.is_small(split)
+        if most is None and not is_small:
+            if self.carved_percent(split):
+                return None
+            return Counts((total,), is_exact=False) if total else None  # unread, no record counts as empty
+        left_out, kept, num_pieces = list[int](), 0, 0
+        blocks = (np.arange(first, min(first + RECORDS_PER_UNIT, total)) for first in range(0, total, RECORDS_PER_UNIT))
+        for number, text in itertools.chain.from_iterable(self.records_at(split, block) for block in blocks):
+            if kept == most:
+                break
+            if text and self.filtered(split, [text]):
+                kept += 1
+                num_pieces += len(self.pieces(text))
+            else:
+                left_out.append(number)
+        return Counts((kept,), left_out=tuple(left_out), num_pieces=num_pieces) if kept else None
+
     def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
         if chunk > 0:
             return None
         records = self._records_of(split)
         file = records.paths.index(unit.path)
-        first = sum(records.counts[:file])
-        numbers = first + np.arange(unit.start, unit.stop)
-        return [text for text in records[numbers] if text]
+        return [text for text in records[sum(records.counts[:file]) + np.arange(unit.start, unit.stop)] if text]
 
     def records_at(self, split: str, numbers: np.ndarray) -> Iterator[tuple[int, bytes | None]]:
         """Yields (number, document) of some records; None or b"" for one without a value in a column."""
         yield from zip(map(int, numbers), self._records_of(split)[numbers], strict=True)
-
-    def records_in_order(self, split: str) -> Iterator[tuple[int, bytes | None]]:
-        """Yields the same of all records."""
-        for first in range(0, total := self._records_of(split).total, RECORDS_PER_UNIT):
-            yield from self.records_at(split, np.arange(first, min(first + RECORDS_PER_UNIT, total)))
 
     def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
         records, number = self._records_of(split), int(name)
         (text,) = records[np.array([number])]
         return *records.place(number), text or b""
 
-    def read_in_order(self, reading: Reading) -> tf.data.Dataset:
-        """Returns the documents of one shard: every `num_shards`-th record of an epoch's order."""
-        split, shard, num_shards, traced = reading.split, reading.shard, reading.num_shards, reading.traced
-        total = self._records_of(split).total
-        count = len(range(shard, total, num_shards))
-        if count == 0 and reading.is_endless:
+    def read_in_order(self, reading: Reading, counts: Counts | None, offset: int) -> tf.data.Dataset:
+        total = self._records_of(reading.split).total
+        if counts is None and reading.is_endless and total <= reading.shard:
             raise InputError(
-                f"{self.name} has {total} records in split {split!r}, none for data shard {shard} of {num_shards}; "
-                "set DataConfig.num_data_shards lower, or give more documents."
+                f"{self.name} has {total} records in split {reading.split!r}, none for data shard {reading.shard} of"
+                f" {reading.num_shards}; set DataConfig.num_data_shards lower, or give more documents."
             )
-        num_empty = [0]  # reads since the last document
+        return _ShardRecords(self, reading, total, counts, offset).dataset()
 
-        def texts(epoch: int, block: int) -> np.ndarray:
-            with self.failures():
-                self.note_progress(split, shard, int(epoch) + int(block) * RECORDS_PER_READ / count)
-                first = int(block) * RECORDS_PER_READ
-                places = shard + num_shards * np.arange(first, min(first + RECORDS_PER_READ, count))
-                numbers = permuted(places, total, reading.seed, int(epoch)) if reading.shuffle else places
-                found = zip(numbers, self._records_of(split)[numbers], strict=True)
-                rows = [(number, text) for number, text in found if text and self.filtered(split, [text])]
-                num_empty[0] = 0 if rows else num_empty[0] + 1
-                if reading.is_endless and num_empty[0] > -(-count // RECORDS_PER_READ):
-                    raise InputError(f"{self.name} holds no document in split {split!r}; give files with text.")
-                if traced:
-                    return with_names(self, (text for _, text in rows), (b"%d" % number for number, _ in rows))
-                pieces = itertools.chain.from_iterable(self.pieces(text) for _, text in rows)
-                return np.array(list(pieces), dtype=object)
+
+class _ShardRecords:
+    """One shard's records: every epoch is one permutation of all of them, of which it reads every num_shards-th."""
+
+    def __init__(self, source: ArrayRecordSource, reading: Reading, total: int, counts: Counts | None, offset: int):
+        self._source, self._reading, self._offset, self._is_dealt = source, reading, offset, counts is not None
+        self._total = total if counts is None else counts.total
+        left_out = np.array(() if counts is None else counts.left_out, np.int64)
+        self._gaps = left_out - np.arange(len(left_out))  # of each one, the records before it that are read
+        self._num_empty = 0  # reads since the last document
+
+    def dataset(self) -> tf.data.Dataset:
+        """Returns the documents of all epochs."""
+        shape = [None, 2] if self._reading.traced else [None]
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            blocks = tf.data.Dataset.range(-(-count // RECORDS_PER_READ))
-            shape, elements = ([None, 2], self.traced_elements) if traced else ([None], self.elements)
-            return blocks.flat_map(lambda block: elements(call_numpy(texts, tf.string, shape, epoch, block)))
+            blocks = tf.data.Dataset.range(call_numpy(self.num_blocks, tf.int64, [], epoch))
+            return blocks.flat_map(
+                lambda block: self._source.elements(call_numpy(self.documents, tf.string, shape, epoch, block))
+            )
 
-        return reading.epochs().flat_map(of_epoch)
+        return self._reading.epochs().flat_map(of_epoch)
+
+    def _places(self, epoch: int) -> range:
+        """Returns the shard's places in an epoch's order; of a deal those whose number in all epochs is its own."""
+        shard, num_shards = self._reading.shard, self._reading.num_shards
+        first = (shard - self._offset - epoch * self._total) % num_shards if self._is_dealt else shard
+        return range(first, self._total, num_shards)
+
+    def num_blocks(self, epoch: int) -> np.int64:
+        """Returns the number of the shard's reads in an epoch."""
+        return np.int64(-(-len(self._places(int(epoch))) // RECORDS_PER_READ))
+
+    def documents(self, epoch: int, block: int) -> np.ndarray:
+        """Returns the documents of one read, as `ShardUnits.documents` does."""
+        source, reading = self._source, self._reading
+        with source.failures():
+            first, all_places = int(block) * RECORDS_PER_READ, self._places(int(epoch))
+            if not self._is_dealt:
+                source.note_progress(reading.split, reading.shard, int(epoch) + first / len(all_places))
+            places = all_places[first:][:RECORDS_PER_READ]
+            order = np.arange(places.start, places.stop, places.step)
+            if reading.shuffle:
+                order = permuted(order, self._total, reading.seed, int(epoch))
+            numbers = order + np.searchsorted(self._gaps, order, side="right")
+            found = source.records_at(reading.split, numbers)
+            rows = [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
+            self._num_empty = 0 if rows else self._num_empty + 1
+            if reading.is_endless and self._num_empty > self.num_blocks(epoch):
+                raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
+            names = (b"%d" % number for number, _ in rows) if reading.traced else None
+            return source.rows((text for _, text in rows), names)

@@ -36,11 +36,6 @@ class Corpora:
         kinds = {task: [(mark.content or "").partition(":")[0] for mark in marks] for task, marks in self.files.items()}
         return {task: next((int(kind) for kind in each if kind.isdigit()), 0) for task, each in kinds.items()}
 
-    def table(self) -> dict[str, tuple[int | None, str | None]]:
-        """Returns path -> (size, content), without credentials."""
-        marks = [mark for each in self.files.values() for mark in each]
-        return {without_credentials(mark.path): (mark.size, mark.content) for mark in marks}
-
     @functools.cached_property
     def _names(self) -> dict[str, tuple[str, list[str]]]:
         return {task: _relative(marks) for task, marks in self.files.items()}

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import google_crc32c
 
@@ -65,7 +64,7 @@ class Mark:
         return bool(mine[0] == others[0] and mine[2] != others[2])
 
 
-def version_of(entry: Mapping[str, Any]) -> str | None:
+def version_of(entry: Mapping[str, object]) -> str | None:
     """Returns the version of a file in a server's listing.
 
     >>> version_of({"size": 3, "ETag": '"5-a"', "mtime": 1}), version_of({"size": 3})

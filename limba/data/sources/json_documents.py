@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO
 
 from limba.data.sources.parquet import flat, stored_name
 
@@ -39,7 +39,7 @@ def is_array(head: bytes) -> bool:
     return match is not None and not (b"{" in match[0] and head[match.end() : match.end() + 1] == b'"')
 
 
-def array_records(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+def array_records(file: IO[bytes]) -> Iterator[tuple[int, object]]:
     """Yields (offset in bytes, record) of a file that is one array, in bounded memory. JsonError for bad JSON."""
     head = file.read(HEAD_BYTES)
     match = _ARRAY.match(head)
@@ -84,16 +84,7 @@ def _whole_text(data: bytes, offset: int, is_over: bool) -> tuple[str, bytes]:
         return data[: error.start].decode("utf-8"), data[error.start :]
 
 
-def has_column(record: Mapping[str, Any], column: str) -> bool:
-    """Returns whether a record has a column; `translation.en` is `en` within `translation`."""
-    try:
-        value_at(record, column)
-    except KeyError:
-        return False
-    return True
-
-
-def value_at(record: Mapping[str, Any], column: str) -> Any:
+def value_at(record: Mapping[str, object], column: str) -> object:
     """Returns a column's value as text where it is one; KeyError if the record lacks it.
 
     >>> value_at({"translation": {"en": "a", "ro": "b"}}, "translation.ro"), value_at({"words": ["a", "b"]}, "words")

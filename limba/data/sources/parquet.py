@@ -6,11 +6,15 @@ import array
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.data.sources.remote import ReadError, ReadPolicy, open_file
+
+if TYPE_CHECKING:
+    from pyarrow import Array, RecordBatch
+    from pyarrow.parquet import FileMetaData, RowGroupMetaData
 
 TOKENS = "tokens"  # a column of documents tokenized beforehand: int32 ids as bytes
 MAGIC = b"PAR1"
@@ -32,10 +36,10 @@ class Footers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._cache: OrderedDict[str, tuple[int, Any]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[int, FileMetaData]] = OrderedDict()
         self._num_bytes = 0
 
-    def __call__(self, path: str, policy: ReadPolicy) -> tuple[int, Any]:
+    def __call__(self, path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
         with self._lock:
             if path in self._cache:
                 self._cache.move_to_end(path)
@@ -51,7 +55,7 @@ class Footers:
         return found
 
 
-def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
+def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, FileMetaData]:
     import pyarrow
     import pyarrow.parquet
 
@@ -82,7 +86,7 @@ def _read_footer(path: str, policy: ReadPolicy) -> tuple[int, Any]:
 
 
 def parquet_values(
-    path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: Any
+    path: str, group: int, columns: Sequence[str], policy: ReadPolicy, size: int, metadata: FileMetaData
 ) -> Iterator[tuple[str | bytes, ...]]:
     """Yields the texts of some columns of a row group, row by row; rows with a null are left out.
 
@@ -111,7 +115,7 @@ def parquet_values(
         raise UnitError(f"{place} cannot be read as parquet ({reason_of(error)}); check the file.") from error
 
 
-def _texts(path: str, values: Any, column: str) -> list[str | bytes | None]:
+def _texts(path: str, values: Array, column: str) -> list[str | bytes | None]:
     import pyarrow
 
     if isinstance(values, pyarrow.DictionaryArray):
@@ -143,7 +147,7 @@ def flat(value: Any, column: str) -> Any:
     return value
 
 
-def _column(batch: Any, name: str) -> Any:
+def _column(batch: RecordBatch, name: str) -> Array:
     """Returns a column of a batch; `translation.en` is the field `en` of `translation`."""
     import pyarrow.compute
 
@@ -154,14 +158,14 @@ def _column(batch: Any, name: str) -> Any:
     return pyarrow.compute.struct_field(batch.column(first), fields)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def not_text(place: str, value: Any, column: str) -> str:
+def not_text(place: str, value: object, column: str) -> str:
     """Returns the error message for a value that is not text."""
     if column == TOKENS and isinstance(value, list):
         return f"{place} holds words in column {column!r}, a name for ids; set DataConfig.column to '{column}[]'."
     return f"{place} holds {type(value).__name__} in column {column!r}, not text; set DataConfig.column to another one."
 
 
-def _column_range(group: Any, column: str, size: int) -> tuple[int, int]:
+def _column_range(group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:
     """Returns the byte range [start, stop) of a row group's column."""
     starts, stops, column = [], [], stored_name(column)
     for index in range(group.num_columns):

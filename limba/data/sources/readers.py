@@ -20,13 +20,14 @@ from typing import IO, Any
 
 import fsspec
 import zstandard
+from fsspec import AbstractFileSystem
 
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
-from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, has_column, is_array, value_at
+from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
 from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
 from limba.storage import servers
@@ -151,7 +152,7 @@ def _is_directory(pattern: str) -> InputError:
     )
 
 
-def _remote_matches(pattern: str, system: Any, path: str, policy: ReadPolicy) -> list[File]:
+def _remote_matches(pattern: str, system: AbstractFileSystem, path: str, policy: ReadPolicy) -> list[File]:
     def answer(method: str, *arguments: str, **options: object) -> Any:
         try:
             return ask(system, policy, method, *arguments, **options)
@@ -378,7 +379,7 @@ def _text(unit: Unit, file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _records(unit: Unit, file: Any) -> Iterator[tuple[int, Any]]:
+def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
     """Yields (offset, record) of JSON lines, or of a .json file that is one array."""
     may_be_array = unit.stop is None and _is_json(unit.path.lower().removesuffix(".gz").removesuffix(".zst"))
     if may_be_array and is_array(file.peek(HEAD_BYTES)[:HEAD_BYTES]):
@@ -416,9 +417,10 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             )
         values = []
         for column in columns:
-            if not has_column(record, column):
-                raise kind(_no_column(unit.path, column, list(record)))
-            value = value_at(record, column)
+            try:
+                value = value_at(record, column)
+            except KeyError:
+                raise kind(_no_column(unit.path, column, list(record))) from None
             if not isinstance(value, str | bytes | None):
                 raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", value, column))
             values.append(value)

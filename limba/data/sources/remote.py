@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 import tenacity
+from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 
 from limba.config import InputError
@@ -67,11 +68,11 @@ class ReadError(OSError):
         self.is_temporary, self.missing, self.is_unreachable = is_temporary, missing, is_unreachable
 
 
-def _protocols(system: Any) -> tuple[str, ...]:
+def _protocols(system: AbstractFileSystem) -> tuple[str, ...]:
     return (system.protocol,) if isinstance(system.protocol, str) else tuple(system.protocol)
 
 
-def ask(system: Any, policy: ReadPolicy, method: str, *arguments: Any, **options: Any) -> Any:
+def ask(system: AbstractFileSystem, policy: ReadPolicy, method: str, *arguments: object, **options: object) -> Any:
     """Calls a method of the file system within the time limit; repeats it if it may succeed later.
 
     Raises ReadError when the attempts are used up, or at once for a permanent failure (404, 403).
@@ -120,7 +121,7 @@ async def _http_range(system: Any, url: str, start: int, stop: int) -> bytes:
         return await reply.read()
 
 
-def _await(system: Any, seconds: float, method: str, arguments: tuple, options: dict) -> Any:
+def _await(system: AsyncFileSystem, seconds: float, method: str, arguments: tuple, options: dict) -> Any:
     return sync(system.loop, getattr(system, method), *arguments, timeout=seconds, **options)
 
 
@@ -229,7 +230,7 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(
         self,
-        system: Any,
+        system: AbstractFileSystem,
         path: str,
         policy: ReadPolicy,
         start: int = 0,

@@ -18,7 +18,8 @@ from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.readers import Unit, in_chunks, joined
 from limba.data.sources.remote import ReadPolicy
-from limba.data.sources.units import Column, Rewrite, UnitSource
+from limba.data.sources.splits import Column, Rewrite
+from limba.data.sources.units import UnitSource
 
 OPTIONAL = ("validation", "test")  # splits that a data set need not have
 RECORDS_AT_ONCE = 1024
@@ -45,7 +46,6 @@ class TfdsSource(UnitSource):
     ):
         self.tfds_name, self._data_dir, self._community = name, data_dir, community
         self._slices = dict(splits or {split: split for split in ("train", *OPTIONAL)})
-        self._names = tuple(column.values()) if isinstance(column, Mapping) else (column,)
         super().__init__(
             f"The data set {name}",
             lambda: self._existing_slices,
@@ -84,7 +84,7 @@ class TfdsSource(UnitSource):
                 " folder."
             )
         features = cast(Mapping[str, Any], builder.info.features)
-        if missing := [name for name in self._names if name not in features]:
+        if missing := [name for name in self.columns if name not in features]:
             names = ", ".join(map(repr, sorted(features)))
             raise InputError(f"{self.name} has no feature {missing[0]!r}; it has {names}: name one of these.")
         return builder
@@ -134,6 +134,12 @@ class TfdsSource(UnitSource):
         ends = [part.skip + part.take if part.take >= 0 else part.examples_in_shard for part in parts]  # -1: all
         return [Unit(str(part.filename), part.skip, end) for part, end in zip(parts, ends, strict=True)]
 
+    def sizes(self, split: str) -> list[int]:
+        return [(unit.stop or 0) - unit.start for unit in self.units(split)]
+
+    def is_small(self, split: str) -> bool:
+        return False  # its files say their documents, without being read
+
     def num_bytes(self, split: str) -> int:
         parts = self.builder.info.splits[self.patterns_of_split(split)[0]].file_instructions
         taken = [(part.take if part.take >= 0 else part.examples_in_shard - part.skip) for part in parts]
@@ -149,7 +155,7 @@ class TfdsSource(UnitSource):
         features = self.builder.info.features
         for record in self._file_records(unit):
             row = features.deserialize_example_np(record)
-            yield joined([row[name] for name in self._names])
+            yield joined([row[name] for name in self.columns])
 
     def _file_records(self, unit: Unit) -> Iterator[bytes]:
         assert unit.stop is not None  # as `list_units` makes them

@@ -397,7 +397,10 @@ def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
 
 def _stages_in(positions: Positions) -> Mapping[str, Any]:
     """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
-    from limba.data.positions import PositionError, opened  # TensorFlow comes with it, seconds that a report spares
+    from limba.data.stream.positions import (  # TensorFlow comes with it, seconds that a report spares
+        PositionError,
+        opened,
+    )
 
     with contextlib.suppress(PositionError):
         return next((opened(each, shard).stages for shard, each in positions.items()), {})

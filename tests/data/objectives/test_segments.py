@@ -5,7 +5,7 @@ import seqio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limba.data.objectives.segments import Segment, joined, long_inputs_of, segments_of
+from limba.data.objectives.text_segments import Segment, joined, long_inputs_of, segments_of
 
 BYTES = seqio.ByteVocabulary()
 SCRIPTS = {

@@ -15,11 +15,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import tasks.cc100  # noqa: F401  registers its tasks
 from limba.config import DataConfig, InputError
-from limba.data import streams
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import ArrayRecordSource, FileSource, TfdsSource
 from limba.data.sources.array_record import permuted
-from limba.data.sources.units import PIECE_BYTES
+from limba.data.sources.splits import PIECE_BYTES
+from limba.data.stream import streams
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from tests.data.sources.test_readers import TEXTS, write

@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.data.sources import FileSource, HubSource, readers, units
+from limba.data.sources import FileSource, HubSource, readers, splits
 from tests.data.sources.test_readers import TEXTS, write
 
 NO_VALIDATION = 0.0
@@ -178,7 +178,7 @@ def _cut_by_copies(text: bytes, most: int) -> list[bytes]:
 def test_pieces_of_long_documents_are_the_same_as_ever(text, most):
     source = FileSource("nothing.txt")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(units, "PIECE_BYTES", most)
+        patch.setattr(splits, "PIECE_BYTES", most)
         assert source.pieces(text.encode()) == _cut_by_copies(text.encode(), most)
 
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 from limba.config import DataConfig, InputError
 from limba.data import function_tasks as foreign
 from limba.data.objectives.supervised import is_supervised
-from limba.data.shard import source_errors
 from limba.data.sources import FileSource
+from limba.data.stream.shard import source_errors
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import finder
 from tests.data.objectives.test_objectives import GoldenVocabulary, features

@@ -39,8 +39,8 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
         names = ["encoder_input_tokens", *(["encoder_segment_ids"] if packed else [])]
         lengths |= dict.fromkeys(names, inputs)
         return {name: (rows, length) for name, length in lengths.items()}
-    from limba.data import streams
     from limba.data.objectives import derive_lengths
+    from limba.data.stream import streams
     from limba.data.tasks import resolve_task
 
     try:

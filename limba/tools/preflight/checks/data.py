@@ -10,13 +10,13 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from limba.config import RunConfig
-from limba.data.epochs.counts import COUNTED_BYTES, count
-from limba.data.epochs.stages import check_rows_of_stage, task_of_stage
 from limba.data.objectives import derive_lengths
 from limba.data.packing import FEATURES
-from limba.data.shard import shard_dataset, source_errors
 from limba.data.sources.readers import Unit, file_format
+from limba.data.sources.splits import COUNTED_BYTES
 from limba.data.sources.units import UnitSource
+from limba.data.stream.shard import Pipeline, source_errors
+from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.tasks import Provider, check_sources, has_exact_positions, parts_of
 from limba.tools.corpus.preparation.inspect import Inspection
 from limba.tools.preflight.checks import sample
@@ -128,7 +128,7 @@ def _size(config: RunConfig, part: Any, found: Inspection, data: dict[str, Any])
     if not isinstance(part.source, UnitSource):
         return
     per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
-    counts = count(part.source, config.data.train_split)
+    counts = part.source.count(config.data.train_split)
     if counts is not None:
         tokens, how = counts.total * per_document, f"{counts.total:,} documents{'' if counts.is_exact else ', about'}"
     else:
@@ -255,7 +255,7 @@ def _timed(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> tup
     """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for SECONDS."""
     rows, filled = 0, {name: 0 for name in FEATURES if name in lengths}
     with source_errors(task), logged():  # of units and shards `_shards` says more
-        iterator = shard_dataset(task, dict(lengths), config.data, 0).as_numpy_iterator()
+        iterator = Pipeline(task, lengths, config.data).dataset(0).as_numpy_iterator()
         iterator = cast(Iterator[dict[str, np.ndarray]], iterator)
         first = next(iterator, None)  # opens files, and is not timed
         began, cpu = time.monotonic(), time.process_time()

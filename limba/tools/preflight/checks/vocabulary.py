@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from limba.config import ConfigError, InputError, RunConfig
-from limba.data.epochs.deal import has_row_per_document
+from limba.data.deal import has_row_per_document
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, needs_sentinels, parts_of
 from limba.data.vocabulary.load import (

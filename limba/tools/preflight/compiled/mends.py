@@ -233,13 +233,13 @@ def _of_data(config: RunConfig) -> Sequence[Line]:
     if config.data.pack:
         return []
     from limba.data.objectives import derive_lengths
-    from limba.data.shard import shard_dataset
+    from limba.data.stream.shard import Pipeline
     from limba.data.tasks import resolve_task
 
     try:
         task = resolve_task(config.data)
         lengths = derive_lengths(task, config.data.task_feature_lengths)
-        rows = next(iter(shard_dataset(task, lengths, config.data, 0).take(1).as_numpy_iterator()), {})
+        rows = next(iter(Pipeline(task, lengths, config.data).dataset(0).take(1).as_numpy_iterator()), {})
     except (InputError, OSError):
         return []
     arrays = [rows[name] for name in lengths if name in rows]

@@ -1,27 +1,29 @@
 """The deal of a run: the tasks whose documents are counted, so that each epoch is dealt evenly to its shards.
 
-Counted documents are dealt one by one (`even.py`), others in whole units.
+Counted documents are dealt one by one, others in whole units (`sources/shards.py`). Each token of a mixture carries the
+number of its task in the upper bits of its id until its batch is taken, so that rows, packed or not, are read ahead,
+saved and resumed as all others are. Runs that began without it keep plain ids.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig
-from limba.data.epochs.corpora import MOST_TASKS
-from limba.data.epochs.counts import Counts, count
-from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, has_exact_positions, parts_of
+from limba.data.sources.counts import Counts
+from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
 VERSION = 2  # of how counted documents are dealt; part of the format of data positions
+ID_BITS = 24  # of a token's int32; no vocabulary has 16 million pieces
+MOST_TASKS = 127  # whose numbers, from 1, fit into the other bits
 TRIED = 7  # documents with which a task's preprocessors are tried, without reading any
 
 
@@ -31,7 +33,7 @@ class Deal:
 
     `rows` are those of one epoch of all tasks; None if they cannot be known beforehand, and `reason` then says why.
     `is_exact` is False if they are an estimate. With `marks_corpora` the tokens of a mixture are counted by task
-    (`corpora.py`).
+    (`marked`).
     """
 
     counts: Mapping[str, Counts] = field(default_factory=dict)
@@ -41,7 +43,7 @@ class Deal:
     marks_corpora: bool = False
 
     @property
-    def identity(self) -> dict[str, Any] | None:
+    def identity(self) -> dict[str, object] | None:
         """What a data position says of it; None if nothing is counted."""
         marks = {"corpora": True} if self.marks_corpora else {}
         return {"version": VERSION, "tasks": sorted(self.counts), **marks} if self.counts or marks else None
@@ -53,9 +55,7 @@ class Deal:
 
     def to_text(self) -> str:
         """Returns the deal as JSON."""
-        counts = {name: each.plain() for name, each in self.counts.items()}
-        fields = {name: getattr(self, name) for name in ("rows", "is_exact", "reason", "marks_corpora")}
-        return json.dumps({"counts": counts, **fields})
+        return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def of_text(text: str) -> Deal:
@@ -68,16 +68,43 @@ class Deal:
 WHOLE_UNITS = Deal()
 
 
+def marked(example: Mapping[str, tf.Tensor], number: int) -> dict[str, tf.Tensor]:
+    """Returns the features, int32 [L] each, with the number of a task in each token; padding stays 0."""
+    found = dict(example)
+    for name, tokens in example.items():
+        if tokens.dtype.is_integer:
+            tokens = tf.cast(tokens, tf.int32)
+            found[name] = tf.where(tokens == 0, 0, tokens + (number << ID_BITS))
+    return found
+
+
+def unmarked(
+    rows: Mapping[str, np.ndarray], names: Mapping[str, int], num_tasks: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns (the rows with plain ids, the tokens of each task in them, int64 [num_tasks]).
+
+    `names` are those of the features whose tokens are marked.
+
+    >>> rows, counts = unmarked({"targets": np.array([[7 + (2 << 24), 1 + (1 << 24), 0]], np.int32)}, {"targets": 3}, 2)
+    >>> rows["targets"].tolist(), counts.tolist()
+    ([[7, 1, 0]], [1, 1])
+    """
+    plain, counts = dict(rows), np.zeros(num_tasks + 1, np.int64)
+    for name in names:
+        counts += np.bincount((rows[name] >> ID_BITS).ravel(), minlength=num_tasks + 1)
+        plain[name] = rows[name] & ((1 << ID_BITS) - 1)
+    return plain, counts[1:]
+
+
 def corpora_of(task: Provider, config: DataConfig) -> str:
     """Returns a digest of what the counts depend on: files, columns, splits and the number of examples chosen."""
-    sources = [part.source for part in parts_of(task) if isinstance(part.source, UnitSource)]
     facts = [
         (
             [(mark.size, mark.content or mark.path) for mark in source.marks(config.train_split)],
             source.columns,
             source.carved_percent(config.train_split),
         )
-        for source in sources
+        for source in unit_sources(task).values()
     ]
     text = repr((VERSION, task.name, config.train_split, config.max_examples, facts))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -98,31 +125,28 @@ def deal_of(
     `names` are the tasks that a resumed run deals evenly; None for a new one. `marks_corpora` is taken for mixtures
     only. Raises ConfigError for `max_examples` of a corpus without documents to choose, and InputError for bad files.
     """
-    counts, reasons, is_exact = dict[str, Counts](), list[str](), True
+    counts, reasons = dict[str, Counts](), list[str]()
+    sources = unit_sources(task) if has_exact_positions(task) else {}
     for part in parts_of(task):
         found = None if known is None else known.get(part.name)
-        if known is None and isinstance(part.source, UnitSource) and has_exact_positions(task):
-            found = count(part.source, config.train_split, config.max_examples)
+        if known is None and part.name in sources:
+            found = sources[part.name].count(config.train_split, config.max_examples)
         if found is None and config.max_examples is not None:
             raise ConfigError(
                 "DataConfig.max_examples",
                 f"is {config.max_examples:,}, and {task.name} reads documents that cannot be counted; set"
                 " DataConfig.data_files to its files.",
             )
-        if found is not None and not found.is_exact and not wants_epochs:
-            found = None
-        if names is not None and part.name not in names:
-            found = None
-        if found is not None:
+        is_wanted = names is None or part.name in names
+        if found is not None and is_wanted and (found.is_exact or wants_epochs):
             counts[part.name] = found
-            is_exact = is_exact and found.is_exact
-        reasons.append(_unknown(part, lengths, config, found))
+        reasons.append(_unknown(part, lengths, config, counts.get(part.name)))
     reason = next(filter(None, reasons), "")
     if isinstance(task, seqio.Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
     rows = None if reason else sum(each.total for each in counts.values())
     marks_corpora = marks_corpora and isinstance(task, seqio.Mixture) and len(parts_of(task)) <= MOST_TASKS
-    return Deal(counts, rows, is_exact, reason, marks_corpora)
+    return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason, marks_corpora)
 
 
 def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
@@ -140,8 +164,7 @@ def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, c
 
 def has_row_per_document(part: seqio.Task, lengths: Mapping[str, int]) -> bool:
     """Returns whether each document gives exactly one row: no preprocessor cuts, joins or filters."""
-    assert isinstance(part.source, UnitSource)
-    documents = tf.data.Dataset.from_tensors(dict.fromkeys(part.source.keys, "")).repeat(TRIED)
+    documents = tf.data.Dataset.from_tensors(dict.fromkeys(unit_sources(part)[part.name].keys, "")).repeat(TRIED)
     dataset = part.preprocess_precache(documents, seed=0)
     examples = part.preprocess_postcache(dataset, sequence_length=lengths, seed=0)
     return int(np.asarray(examples.cardinality())) == TRIED

@@ -13,5 +13,5 @@ if __name__ == "__main__":
     environment.set_variables()
     environment.set_logging()
     with environment.quiet_imports():
-        from limba.data.reader_processes import serve
+        from limba.data.stream.processes import serve
     serve(int(sys.argv[1]))

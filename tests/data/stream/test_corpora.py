@@ -14,10 +14,10 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig
-from limba.data.epochs.deal import Deal, deal_of
+from limba.data.deal import Deal, deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
-from limba.data.streams import TrainStream
+from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
 from tests.data.test_positions import write
 
@@ -105,7 +105,7 @@ def test_tokens_are_those_of_the_rows_and_a_resumed_run_counts_on(config: DataCo
         rest = taken(stream, 5, counts)
     after = dict(counts)
     with opened(config) as again:
-        again.restore(positions)
+        again.begin(0, positions)
         assert sum(again.tokens().values()) < sum(after.values())
         for one, other in zip(taken(again, 5, Counter()), rest, strict=True):
             np.testing.assert_array_equal(one, other)

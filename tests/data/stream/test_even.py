@@ -18,12 +18,11 @@ import tensorflow as tf
 import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data.epochs.counts import count, shares
-from limba.data.epochs.deal import Deal, deal_of
-from limba.data.epochs.even import even_documents
+from limba.data.deal import Deal, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths
-from limba.data.reader_processes import open_stream
+from limba.data.sources.counts import shares
 from limba.data.sources.order import Reading
+from limba.data.stream.processes import open_stream
 from limba.data.tasks import resolve_task, source_of_files
 from tests.data.test_positions import FORMATS, write
 
@@ -129,31 +128,31 @@ def test_every_format_is_dealt_evenly(tmp_path: Path, name: str, shuffle: bool) 
     texts = [f"{number} " + "ord " * (number % 97 * 20) for number in range(300)]
     path = write(tmp_path / name, texts)
     source = source_of_files(str(path), "text", validation_percent=10.0)
-    known, kept = count(source, "train"), set(source.texts("train"))
+    known, kept = source.count("train"), set(source.texts("train"))
     assert known is not None and known.is_exact and known.total == len(kept) and 240 < known.total < 300
     found = []
     for shard in range(3):
         reading = Reading("train", shard, 3, 3, shuffle, 2, 0, False)
-        found.append(texts_of(even_documents(source, reading, known, 0)))
+        found.append(texts_of(source.dataset(reading, known)))
     assert max(map(len, found)) - min(map(len, found)) <= 1
     whole = Counter(text.split(" ")[0] for texts in found for text in texts)
     assert whole == dict.fromkeys((text.split(" ")[0] for text in kept), 2)
 
 
 def test_large_parquet_files_are_dealt_by_what_their_footers_say(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("limba.data.epochs.counts.COUNTED_BYTES", 0)
+    monkeypatch.setattr("limba.data.sources.splits.COUNTED_BYTES", 0)
     path = write(tmp_path / "a.parquet", [*map(str, range(300)), "", " "])
     exact = source_of_files({"train": str(path), "validation": str(path)})
     carved = source_of_files(str(path), "text", validation_percent=10.0)
     for source, claimed in ((exact, 302), (carved, 272)):
-        known = count(source, "train")
+        known = source.count("train")
         assert known is not None and (known.total, known.is_exact, known.chunks) == (claimed, False, ())
         found: list[str] = []
         for shard in range(4):
             reading = Reading("train", shard, 4, 3, True, 1, 0, False)
-            found += texts_of(even_documents(source, reading, known, 0))
+            found += texts_of(source.dataset(reading, known))
         assert sorted(found) == sorted(source.texts("train"))
-    assert count(source_of_files(str(write(tmp_path / "a.jsonl"))), "train") is None
+    assert source_of_files(str(write(tmp_path / "a.jsonl"))).count("train") is None
 
 
 def test_shares_differ_by_one_over_any_number_of_epochs() -> None:
@@ -178,7 +177,7 @@ def test_epochs_rise_where_documents_make_any_number_of_rows(corpus: Path) -> No
     found = [epochs for epochs in found if not math.isnan(epochs)]
     assert found == sorted(found) and 1 < found[0] < 4 and len(set(found)) == len(found) > 1
     with opened(str(corpus), range(4), num_data_shards=4, num_epochs=None, **text) as stream:
-        stream.restore(positions)
+        stream.begin(0, positions)
         assert [*stream.epochs().values()] == found[-1:]
         for _ in range(100):
             next(stream)
@@ -210,7 +209,7 @@ def test_a_stream_resumes_in_any_epoch_on_any_number_of_hosts(pairs: Path, stop:
     with opened(files_of(pairs), range(8), num_epochs=2) as a, opened(files_of(pairs), range(8, 16), num_epochs=2) as b:
         for part in (a, b):
             part.check(before)
-            part.restore(before)
+            part.begin(0, before)
             assert part.epochs() == {"text_to_text": stop / 96}
         again = [numbers(left | right, EVERY) for left, right in zip(a, b, strict=True)]
     assert again == batches[stop:]
@@ -228,10 +227,10 @@ def test_the_first_examples_alone_are_read(pairs: Path) -> None:
 def test_first_examples_of_array_record(tmp_path: Path) -> None:
     path = write(tmp_path / "a.array_record", [*map(str, range(300))])
     source = source_of_files(str(path), "text", validation_percent=10.0)
-    known = count(source, "train", most=40)
+    known = source.count("train", most=40)
     assert known is not None and known.total == 40
     reading = Reading("train", 0, 1, 3, True, 1, 0, False)
-    found = texts_of(even_documents(source, reading, known, 0))
+    found = texts_of(source.dataset(reading, known))
     assert sorted(found) == sorted(list(source.texts("train"))[:40])
 
 

@@ -7,11 +7,8 @@ stream; a file in it says what the stages before gave of each corpus.
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +16,13 @@ import numpy as np
 import seqio
 
 from limba.config import ConfigError, DataConfig
-from limba.data.epochs.deal import Deal
-from limba.data.positions import STAGES_FILE, Saved, opened
-from limba.data.reader_processes import ReaderProcesses, open_stream
-from limba.data.shard import Rows
-from limba.data.sources.units import UnitSource
-from limba.data.streams import TrainStream, feature_shapes
-from limba.data.tasks import Provider, copies_of, parts_of, resolve_task
+from limba.data.deal import Deal
+from limba.data.stream.positions import Saved, opened, with_stages
+from limba.data.stream.processes import open_stream
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Rows
+from limba.data.stream.streams import feature_shapes
+from limba.data.tasks import Provider, copies_of, parts_of, resolve_task, unit_sources
 from limba.data.vocabulary.load import content_name
 
 PREFIX = "stage_"  # of the tokens of one stage: "stage_80000/ro_clean"
@@ -47,15 +44,12 @@ class Stage:
         return not isinstance(self.task, seqio.Mixture)
 
 
-class StagedStream:
-    """Iterates over the stages of a run, with the methods of a `TrainStream`; call `begin` before the first batch.
-
-    A stage's stream is opened at its first batch, when the one before is closed.
-    """
+class StagedStream(Stream):
+    """The stream of several stages; a stage's own is opened at its first batch, when the one before is closed."""
 
     def __init__(self, stages: Sequence[Stage], lengths: Mapping[str, int], shards: Sequence[int]):
         self._stages, self._lengths, self._shards = stages, dict(lengths), tuple(shards)
-        self._stream: TrainStream | ReaderProcesses | None = None
+        self._stream: Stream | None = None
         self._number = self._batch = 0  # of the stage, and of the next batch
         self._ended: dict[int, list[dict[str, Any]]] = {shard: [] for shard in shards}  # what earlier stages gave
         self._tokens: dict[int, int | None] = dict.fromkeys(shards, 0)  # of a stage of one task; None: not known
@@ -65,28 +59,24 @@ class StagedStream:
     def _stage(self) -> Stage:
         return self._stages[self._number]
 
-    def _open(self, number: int) -> TrainStream | ReaderProcesses:
+    def _open(self, number: int) -> Stream:
         """Returns the stream of a stage, opened unless it is the current one."""
         if self._stream is None or self._number != number:
-            self._close_stream()
+            self.close()
             stage = self._stages[number]
             self._number = number
             self._stream = open_stream(stage.task, self._lengths, stage.config, self._shards, stage.deal)
         return self._stream
 
     def check(self, positions: Positions) -> None:
-        """Opens all data positions fully; raises what `TrainStream.check` raises."""
         self._open(self._number_of(positions)).check(positions)
 
     def begin(self, step: int, positions: Positions | None = None) -> None:
-        """Sets the stream to the batch after a step: to data positions, or to the beginning of the stage's data.
-
-        Positions of all shards that were saved with the last batch of a stage begin the next one.
-        """
+        """As `Stream.begin`; positions of all shards that were saved with a stage's last batch begin the next one."""
         self._batch = step
         wanted = max(number for number, stage in enumerate(self._stages) if stage.begins <= step)
         if positions is None:
-            self._open(wanted)
+            self._open(wanted).begin(0)
             return
         number = self._number_of(positions)
         mine = {shard: positions[shard] for shard in self._shards if shard in positions}
@@ -94,7 +84,7 @@ class StagedStream:
             self._ended[shard] = list(saved.stages.get("ended", []))
             self._tokens[shard] = saved.stages.get("tokens")
         if number == wanted:
-            self._open(number).restore(positions)
+            self._open(number).begin(step, positions)
             return
         self._number = number
         self._end_stage(mine)
@@ -124,8 +114,7 @@ class StagedStream:
 
     def _end_stage(self, positions: Positions) -> None:
         """Notes what the current stage has given, by its last positions, and closes its stream."""
-        parts = parts_of(self._stage.task)
-        counted = [part.name for part in parts if isinstance(part.source, UnitSource)]
+        parts, counted = parts_of(self._stage.task), unit_sources(self._stage.task)
         for shard, saved in _opened(positions).items():
             tokens: Mapping[str, int] | None = None
             if self._stage.counts_rows:
@@ -140,10 +129,7 @@ class StagedStream:
             self._ended[shard].append(entry)
             self._tokens[shard] = 0
         self._last = dict(positions)
-        self._close_stream()
-
-    def __iter__(self) -> Iterator[dict[int, Rows]]:
-        return self
+        self.close()
 
     def __next__(self) -> dict[int, Rows]:
         following = self._stages[self._number + 1 : self._number + 2]
@@ -163,15 +149,9 @@ class StagedStream:
         """Returns each shard's data position after the batches so far; between two stages the first one's."""
         if self._stream is None or (self._last and self._batch == self._stage.begins):
             return dict(self._last)
-        found = self._stream.positions()
-        return {shard: self._with_stages(shard, position) for shard, position in found.items()}
-
-    def _with_stages(self, shard: int, position: bytes) -> bytes:
-        packed = io.BytesIO(position)
-        with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED) as archive:
-            said = {"begins": self._stage.begins, "ended": self._ended[shard], "tokens": self._tokens[shard]}
-            archive.writestr(STAGES_FILE, json.dumps(said))
-        return packed.getvalue()
+        begins, positions = self._stage.begins, self._stream.positions()
+        said = {s: {"begins": begins, "ended": self._ended[s], "tokens": self._tokens[s]} for s in positions}
+        return {shard: with_stages(position, said[shard]) for shard, position in positions.items()}
 
     def tokens(self) -> dict[str, float]:
         """Returns the tokens trained of each task, and of each task in each stage: "ro_clean", "stage_80000/ro_clean".
@@ -179,7 +159,7 @@ class StagedStream:
         They are all shards', if these are like the others. A count that is not known is left out.
         """
         by_stage = self._mean("tokens")
-        scale = self._stage.config.batch_size // self._stage.config.rows_per_shard
+        scale = self._stage.config.num_shards
         found = {place: {name: scale * mean for name, mean in means.items()} for place, means in by_stage.items()}
         if not self._stage.counts_rows:
             found[self._stage.begins] = {} if self._stream is None else self._stream.tokens()
@@ -194,7 +174,6 @@ class StagedStream:
         return totals | staged
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, over all stages; nan where they are not known."""
         totals = {} if self._stream is None else dict(self._stream.epochs())
         for means in self._mean("epochs").values():
             for name, mean in means.items():
@@ -218,22 +197,15 @@ class StagedStream:
         return [] if self._stream is None else self._stream.skipped()
 
     def failure(self) -> BaseException | None:
-        """Returns the error with which prefetching in the current stage has failed."""
         return None if self._stream is None else self._stream.failure()
 
-    def _close_stream(self) -> None:
+    def close(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
-    def close(self) -> None:
-        """Closes the open stream."""
-        self._close_stream()
 
-
-def open_stages(
-    stages: Sequence[Stage], lengths: Mapping[str, int], shards: Sequence[int]
-) -> TrainStream | ReaderProcesses | StagedStream:
+def open_stages(stages: Sequence[Stage], lengths: Mapping[str, int], shards: Sequence[int]) -> Stream:
     """Returns the stream of a run: of its only stage, or of all of them."""
     if len(stages) > 1:
         return StagedStream(stages, lengths, shards)
@@ -241,14 +213,9 @@ def open_stages(
     return open_stream(only.task, lengths, only.config, shards, only.deal)
 
 
-def begin_at(
-    stream: TrainStream | ReaderProcesses | StagedStream, step: int, positions: Positions | None = None
-) -> None:
+def begin_at(stream: Stream, step: int, positions: Positions | None = None) -> None:
     """Sets a newly opened stream to the batch after a step: by its data positions, or the beginning of the data."""
-    if isinstance(stream, StagedStream):
-        stream.begin(step, positions)
-    elif positions is not None:
-        stream.restore(positions)
+    stream.begin(step, positions)
 
 
 def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], config: DataConfig) -> Provider:

@@ -24,14 +24,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from limba.config import DataConfig, InputError
+from limba.config import InputError
 from limba.config.errors import SentenceError, reason_of
-from limba.data.epochs.deal import WHOLE_UNITS, Deal
-from limba.data.shard import FirstEpochs, KeptState, Rows, Shard, source_errors, state_of
 from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, has_exact_positions, parts_of
+from limba.data.stream.shard import FirstEpochs, KeptState, Pipeline, Rows, Shard, source_errors, state_of
+from limba.data.tasks import Provider, unit_sources
 from limba.data.vocabulary.load import content_name
 
 logger = logging.getLogger(__name__)
@@ -81,62 +80,54 @@ class Resumption:
 class DataPositions:
     """Saves and restores the data positions of one stream's shards."""
 
-    def __init__(self, task: Provider, lengths: Mapping[str, int], config: DataConfig, deal: Deal = WHOLE_UNITS):
-        self._task, self._lengths, self._config, self._deal = task, lengths, config, deal
-        self.is_exact = has_exact_positions(task)
-        self._sources = _unit_sources(task)
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline, self._config, self._sources = pipeline, pipeline.config, pipeline.sources
         self._packed: dict[int, bytes] = {}
 
     @functools.cached_property
-    def corpora(self) -> Corpora:
+    def _corpora(self) -> Corpora:
         """The files as this run has found them."""
-        return self._corpora({})
-
-    def _corpora(self, end_bytes: Mapping[str, int]) -> Corpora:
-        return _corpora_of(self._sources, self._config.train_split, end_bytes)
+        return _corpora_of(self._sources, self._config.train_split, {})
 
     def look(self, shards: Sequence[int]) -> None:
         """Prepares what the positions of these shards say of the corpus; `save` does it otherwise.
 
         Raises InputError for a file that changes or cannot be read.
         """
-        corpora = self.corpora
+        corpora = self._corpora
         _ = (corpora.digest, corpora.num_files, corpora.end_bytes, self._layout)
         for shard in set(shards) - set(self._packed):
-            self._packed[shard] = corpora.packed(shard, self._num_shards)
+            self._packed[shard] = corpora.packed(shard, self._config.num_shards)
 
     def save(self, shard: Shard) -> bytes:
         """Returns the shard's position after the batches taken so far."""
         self.look([shard.index])
-        corpora = self.corpora
-        about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self.is_exact}
-        about["epochs"] = [shard.progress(part) for part in parts_of(self._task) if part.name in self._sources]
-        trained = {part.name: shard.trained(part) for part in parts_of(self._task) if part.name in self._sources}
+        corpora = self._corpora
+        about = {**self._identity(shard.index), "num_batches": shard.num_batches, "exact": self._pipeline.is_exact}
+        about["epochs"] = [shard.progress(name) for name in self._sources]
+        trained = {name: shard.trained(name) for name in self._sources}
         about["trained"] = {name: epochs for name, epochs in trained.items() if not math.isnan(epochs)}
-        about["pace"] = shard.pace
-        if self._deal.marks_corpora:
+        about["pace"] = shard.epochs.pace
+        if self._pipeline.deal.marks_corpora:
             about["tokens"] = shard.tokens.tolist()
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
         about |= {"end_bytes": corpora.end_bytes, "tensorflow": tf.__version__}
-        about |= {"first_epochs": shard.first_epochs, "batches_before": shard.batches_before}
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as directory:
-            archive.writestr(FILES_FILE, self._packed[shard.index], zipfile.ZIP_STORED)
-            if self.is_exact:
-                with shard.prefetch.paused() as made:
-                    batches = [batch for batch in made if batch is not None]
-                    state = state_of(shard.iterator)
-                    if shard.has_failed and shard.kept_state is not None:  # asked after the state was taken
-                        num_made, state = shard.kept_state
-                        about["passed"] = max(0, shard.num_batches - num_made)
-                        batches = batches[: max(0, num_made - shard.num_batches)]
-                    tf.train.Checkpoint(iterator=KeptState(state)).write(f"{directory}/{ITERATOR}")
-                rows: dict[str, Any] = _concatenated(batches)
+        about |= {"first_epochs": shard.epochs.first, "batches_before": shard.batches_before}
+        contents = {FILES_FILE: self._packed[shard.index]}
+        if self._pipeline.is_exact:
+            with shard.prefetch.paused() as made:
+                batches = [batch for batch in made if batch is not None]
+                state = state_of(shard.iterator)
+                if shard.has_failed and shard.kept_state is not None:  # asked after the state was taken
+                    num_made, state = shard.kept_state
+                    about["passed"] = max(0, shard.num_batches - num_made)
+                    batches = batches[: max(0, num_made - shard.num_batches)]
+            rows: dict[str, Any] = _concatenated(batches)
+            with tempfile.TemporaryDirectory() as directory:
+                tf.train.Checkpoint(iterator=KeptState(state)).write(f"{directory}/{ITERATOR}")
                 np.savez(f"{directory}/{ROWS_FILE}", **rows)
-                for path in sorted(Path(directory).iterdir()):
-                    archive.write(path, path.name)
-            archive.writestr(ABOUT_FILE, json.dumps(about))
-        return packed.getvalue()
+                contents |= {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
+        return packed({**contents, ABOUT_FILE: json.dumps(about).encode()})
 
     def check(self, positions: Mapping[int, bytes]) -> Resumption:
         """Opens the positions fully, and returns how to resume from them.
@@ -174,12 +165,12 @@ class DataPositions:
         for source, epochs in zip(self._sources.values(), about["epochs"], strict=True):
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
-        shard.shown, shard.pace = dict(about["trained"]), dict(about["pace"])
-        if not self.is_exact:
+        shard.epochs.shown, shard.epochs.pace = dict(about["trained"]), dict(about["pace"])
+        if not self._pipeline.is_exact:
             shard.skip(shard.num_batches)
             return
         try:
-            with tempfile.TemporaryDirectory() as directory, source_errors(self._task):
+            with tempfile.TemporaryDirectory() as directory, source_errors(self._pipeline.task):
                 for name, content in saved.iterator.items():
                     (Path(directory) / name).write_bytes(content)
                 tf.train.Checkpoint(iterator=shard.iterator).read(f"{directory}/{ITERATOR}").assert_consumed()
@@ -188,9 +179,9 @@ class DataPositions:
                 f"The data position of shard {shard.index} cannot be restored by TensorFlow {tf.__version__}"
                 f" ({reason_of(error)}); it was saved by {about['tensorflow']}: install that."
             ) from error
-        names = [name for name in self._sources if name in self._deal.counts]
+        names = [name for name in self._sources if name in self._pipeline.deal.counts]
         epochs = dict(zip(self._sources, about["epochs"], strict=True))
-        with source_errors(self._task):
+        with source_errors(self._pipeline.task):
             passed = {name: epochs[name] for name in names}
             shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
@@ -198,7 +189,7 @@ class DataPositions:
         """Records that a shard begins a new pass after the saved position."""
         shard.tokens = saved.tokens(len(shard.tokens))
         for name, source in self._sources.items():
-            source.note_progress(self._config.train_split, shard.index, shard.first_epochs[name])
+            source.note_progress(self._config.train_split, shard.index, shard.epochs.first[name])
 
     def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
@@ -208,7 +199,7 @@ class DataPositions:
             raise InputError(
                 f"The data position has format {found}, and this version of Limba reads {FORMAT}; {advice}."
             )
-        for name, now in {**self._identity(shard), "exact": self.is_exact}.items():
+        for name, now in {**self._identity(shard), "exact": self._pipeline.is_exact}.items():
             if about[name] != now:
                 raise InputError(
                     f"The data position was saved with {name} {about[name]!r} and this run has {now!r}; change it "
@@ -219,7 +210,11 @@ class DataPositions:
     def _compared(self, saved: Mapping[int, Saved], step: int) -> tuple[str, list[str]]:
         """Returns (what has changed in the corpus since the step, sentences for the log)."""
         about = next(iter(saved.values())).about
-        now, found, notes = self._corpora(about["end_bytes"]), Changes(), list[str]()
+        now, found, notes = (
+            _corpora_of(self._sources, self._config.train_split, about["end_bytes"]),
+            Changes(),
+            list[str](),
+        )
         for name, num_files in about["num_files"].items():
             then = {place: mark for each in saved.values() for place, mark in each.files.get(name, {}).items()}
             some = changes(then, num_files, now.files.get(name, ()))
@@ -245,29 +240,26 @@ class DataPositions:
             )
         return "", notes
 
-    @property
-    def _num_shards(self) -> int:
-        return self._config.batch_size // self._config.rows_per_shard
-
-    def _identity(self, shard: int) -> dict[str, Any]:
+    def _identity(self, shard: int) -> dict[str, object]:
         """Returns all that a position depends on but the corpus: with another choice the run would read other text.
 
         Names and values are a format on disk.
         """
-        config, vocabulary = self._config, self._task.output_features["targets"].vocabulary
+        config, task = self._config, self._pipeline.task
+        vocabulary = task.output_features["targets"].vocabulary
         sources = self._sources.values()
         return {
             "format": FORMAT,
-            "task": self._task.name,
+            "task": task.name,
             "seed": config.seed,
             "shuffle": config.shuffle,
             "shard": shard,
             "num_data_shards": config.num_data_shards,
             "batch_size": config.batch_size,
             "num_epochs": config.num_epochs,
-            "dealing": self._deal.identity,
+            "dealing": self._pipeline.deal.identity,
             "max_examples": config.max_examples,
-            "task_feature_lengths": self._lengths,
+            "task_feature_lengths": dict(self._pipeline.lengths),
             "objective": config.objective,
             "noise_density": config.noise_density,
             "mean_noise_span_length": config.mean_noise_span_length,
@@ -288,33 +280,21 @@ class DataPositions:
         for name, source in self._sources.items():
             places = {mark.path: place for place, mark in enumerate(source.marks(split))}
             layout.append((name, [(places[unit.path], unit.start, unit.stop) for unit in source.units(split)]))
-        others = [part.name for part in parts_of(self._task) if part.name not in self._sources]
+        others = [part.name for part in self._pipeline.parts if part.name not in self._sources]
         return _digest((layout, others))
-
-
-def corpus_table(task: Provider, split: str) -> dict[str, tuple[int | None, str | None]]:
-    """Returns file -> (size, mark of its content) of a task's or mixture's corpora, without credentials in the names.
-
-    A local file's mark is checksums of its ends, a remote one's what its server lists; each file is read once in a
-    process. Raises InputError for a file that cannot be read.
-    """
-    corpora = Corpora({name: source.marks(split) for name, source in _unit_sources(task).items()})
-    return corpora.table()
 
 
 def digest_of_files(task: Provider, split: str, end_bytes: Mapping[str, int]) -> str:
     """Returns what a data position says of the content of a task's files, under "files" and "end_bytes", as of now."""
-    return _corpora_of(_unit_sources(task), split, end_bytes).digest
+    return _corpora_of(unit_sources(task), split, end_bytes).digest
 
 
 def opened(position: bytes, shard: int) -> Saved:
     """Returns the content of a data position; PositionError if any byte of it is damaged."""
     try:
-        with zipfile.ZipFile(io.BytesIO(position)) as archive:
-            strange = [name for name in archive.namelist() if not MEMBER.fullmatch(name)]
-            if strange:
-                raise ValueError(f"it holds {strange[0]!r}")
-            contents = {name: archive.read(name) for name in archive.namelist()}  # compares checksums
+        contents = _contents(position)
+        if strange := [name for name in contents if not MEMBER.fullmatch(name)]:
+            raise ValueError(f"it holds {strange[0]!r}")
         # The first format did not say which it was; version 0.2.0 wrote this one without what is trained, and its pace.
         about = {"format": 1, "trained": {}, "pace": {}, **json.loads(contents[ABOUT_FILE])}
         if about["format"] == FORMAT and not isinstance(about["num_batches"], int):
@@ -341,9 +321,8 @@ def advanced(position: bytes, num_batches: int, rows_per_batch: int) -> bytes:
 
     The counts of epochs and of a mixture's tokens stay those of `position`.
     """
-    with zipfile.ZipFile(io.BytesIO(position)) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist()}
-    about, packed, rows = json.loads(contents[ABOUT_FILE]), io.BytesIO(), io.BytesIO()
+    contents, rows = _contents(position), io.BytesIO()
+    about = json.loads(contents[ABOUT_FILE])
     about["num_batches"] += num_batches
     if ROWS_FILE in contents:
         with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
@@ -352,21 +331,34 @@ def advanced(position: bytes, num_batches: int, rows_per_batch: int) -> bytes:
         num_ahead = max(map(len, ahead.values()), default=0) // rows_per_batch
         about["passed"] = about.get("passed", 0) + max(0, num_batches - num_ahead)
         contents[ROWS_FILE] = rows.getvalue()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in {**contents, ABOUT_FILE: json.dumps(about)}.items():
-            archive.writestr(name, content)
-    return packed.getvalue()
+    return packed({**contents, ABOUT_FILE: json.dumps(about).encode()})
+
+
+def with_stages(position: bytes, stages: Mapping[str, object]) -> bytes:
+    """Returns a data position that also says what the stages before gave."""
+    return packed({**_contents(position), STAGES_FILE: json.dumps(stages).encode()})
+
+
+def _contents(position: bytes) -> dict[str, bytes]:
+    """Returns file name -> content; an error of `zipfile` where a checksum does not fit."""
+    with zipfile.ZipFile(io.BytesIO(position)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(contents: Mapping[str, bytes]) -> bytes:
+    """Returns a data position with these files."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content, zipfile.ZIP_STORED if name == FILES_FILE else None)
+    return found.getvalue()
 
 
 def _corpora_of(sources: Mapping[str, UnitSource], split: str, end_bytes: Mapping[str, int]) -> Corpora:
     return Corpora({name: source.marks(split, end_bytes.get(name) or None) for name, source in sources.items()})
 
 
-def _unit_sources(task: Provider) -> dict[str, UnitSource]:
-    return {part.name: part.source for part in parts_of(task) if isinstance(part.source, UnitSource)}
-
-
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 

@@ -17,19 +17,21 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from limba import toolbox
 from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
-from limba.data.epochs.deal import WHOLE_UNITS, Deal
-from limba.data.positions import PositionError, advanced
-from limba.data.streams import TrainStream
+from limba.data.deal import WHOLE_UNITS, Deal
+from limba.data.stream.positions import PositionError, advanced
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Rows
+from limba.data.stream.streams import TrainStream
 from limba.data.tasks import Provider, copies_of, has_exact_positions, pinned, pinned_revisions, resolve_task
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ NO_DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPAT
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
 }  # fewer page faults in arrays; the user's own setting has priority
+Part = TypeVar("Part")  # of one shard
+
 SECONDS_TO_END = 10
 MOST_DEATHS = 3  # of a process and those in its place, without a batch between
 KEEP_SECONDS = 30.0  # between two looks at the data positions, at least; the batches since are made again
@@ -71,7 +75,7 @@ class _Reader:
         environment = {**LARGE_PAGES, **os.environ, **NO_DEVICES, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.connection, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-m", "limba.data.reader", str(theirs.fileno())]
+            command = [sys.executable, "-m", "limba.data.stream.reader", str(theirs.fileno())]
             # Its own session: Ctrl-C and a closed terminal reach the run only, which still needs what is read.
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True, stderr=console()
@@ -79,7 +83,7 @@ class _Reader:
         self.is_open = False
         self.send(self.recipe)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Sends a call; that the process has ended is for `receive` to find."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
@@ -100,7 +104,7 @@ class _Reader:
 
     def go_to(self, positions: Mapping[int, bytes] | None, num_batches: int) -> None:
         """Sets a new process to the batch so many after the positions, or after the beginning."""
-        calls = [("restore", (positions,))] if positions else []
+        calls = [("begin", (0, positions))] if positions else []
         for call in (*calls, *[("__next__", ())] * num_batches):
             self.send(call)
             answer = self.receive()
@@ -115,8 +119,8 @@ class _Reader:
         return None
 
 
-class ReaderProcesses:
-    """A `TrainStream` read by `config.num_reader_processes` processes, with the same batches and data positions.
+class ReaderProcesses(Stream):
+    """A stream read by `config.num_reader_processes` processes, with the same batches and data positions.
 
     The constructor starts the processes; the first call waits for them. One that is killed, or gives no answer for
     twice as long as all attempts of one read may take, is started again: it goes to the last data positions, which
@@ -130,12 +134,12 @@ class ReaderProcesses:
         self._readers = [_Reader(recipe._replace(shards=part)) for part in parts]
         # Seconds for an answer, and for a start up to where the last process was; 0 until the first batch.
         self._began, self._limit, self._start_limit = time.monotonic(), 0.0, 0.0
-        self._begin: Mapping[int, bytes] | None = None  # what `restore` was given
+        self._begin: Mapping[int, bytes] | None = None  # what `begin` was given
         self._kept: dict[int, bytes] | None = None  # later positions, and
         self._since = 0  # the batches taken since them, or since the beginning
         self._keep_at = 0.0
 
-    def _asked(self, name: str, *arguments: Any) -> list[Any]:
+    def _asked(self, name: str, *arguments: object) -> list[Any]:
         """Calls a method of each process's stream; returns the results, and where one failed its exception."""
         for reader in self._readers:
             reader.send((name, arguments))
@@ -175,7 +179,7 @@ class ReaderProcesses:
         except Exception as failed:  # noqa: BLE001  the corpus is not what it was
             reader.lost = failed
 
-    def _call_all(self, name: str, *arguments: Any) -> list[Any]:
+    def _call_all(self, name: str, *arguments: object) -> list[Any]:
         """Calls a method of each process's stream; returns the results. Raises the exception of one."""
         answers = self._asked(name, *arguments)
         for answer in answers:
@@ -194,10 +198,7 @@ class ReaderProcesses:
             except (EOFError, OSError):  # the next one makes only the batches before
                 reader.end()
 
-    def __iter__(self) -> Iterator[dict[int, Any]]:
-        return self
-
-    def __next__(self) -> dict[int, Any]:
+    def __next__(self) -> dict[int, Rows]:
         if self._since and time.monotonic() > self._keep_at:
             self._keep_at = time.monotonic() + KEEP_SECONDS
             with contextlib.suppress(InputError, RestartError):  # the next save says it
@@ -223,11 +224,11 @@ class ReaderProcesses:
         pairs = zip(self._readers, parts, strict=True)
         return self._in_order([dict.fromkeys(r.recipe.shards, padding) if part is None else part for r, part in pairs])
 
-    def _in_order(self, parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
+    def _in_order(self, parts: Sequence[Mapping[int, Part]]) -> dict[int, Part]:
         merged = {shard: value for part in parts for shard, value in part.items()}
         return {shard: merged[shard] for shard in self._shards}
 
-    def empty(self) -> dict[int, Any]:
+    def empty(self) -> dict[int, Rows]:
         return self._in_order(self._call_all("empty"))
 
     def positions(self) -> dict[int, bytes]:
@@ -246,9 +247,10 @@ class ReaderProcesses:
     def check(self, positions: Mapping[int, bytes]) -> None:
         self._call_all("check", dict(positions))
 
-    def restore(self, positions: Mapping[int, bytes]) -> None:
-        self._call_all("restore", dict(positions))
-        self._begin = dict(positions)
+    def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
+        if positions is not None:
+            self._call_all("begin", step, dict(positions))
+            self._begin = dict(positions)
 
     def _living(self, name: str) -> list[tuple[_Reader, Any]]:
         """Returns the results of the processes that can be asked."""
@@ -259,11 +261,9 @@ class ReaderProcesses:
         return [found for _, each in self._living("skipped") for found in each]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
         return self._mean("epochs")
 
     def tokens(self) -> dict[str, float]:
-        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
         return self._mean("tokens")
 
     def _mean(self, name: str) -> dict[str, float]:
@@ -292,7 +292,7 @@ class ReaderProcesses:
 
 def open_stream(
     task: Provider, lengths: Mapping[str, int], config: DataConfig, shards: Sequence[int], deal: Deal = WHOLE_UNITS
-) -> TrainStream | ReaderProcesses:
+) -> Stream:
     """Returns the stream of these shards, read here or by `config.num_reader_processes` processes."""
     is_exact = has_exact_positions(task)
     if not is_exact:
@@ -316,7 +316,7 @@ def serve(file_descriptor: int) -> None:
         contextlib.ExitStack() as stack,
     ):
         recipe = connection.recv()
-        stream: list[Any] = []
+        stream: list[TrainStream] = []
 
         def opened() -> None:
             stream.append(stack.enter_context(contextlib.closing(_open(recipe))))

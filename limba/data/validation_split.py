@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from limba.config import DataConfig
 from limba.data.objectives.supervised import is_supervised, lengths_of, text_of, truncation_report
+from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES, batched, model_features
-from limba.data.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
-from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, parts_of
+from limba.data.stream.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
+from limba.data.tasks import Provider, parts_of, unit_sources
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +42,12 @@ def validation_batches(
         batches += [model_features(batch, config.sequence_length) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
-        sources = [part.source for part in parts_of(task) if isinstance(part.source, UnitSource)]
         logger.warning(
             "The split %r of %s has no text: nothing is evaluated. %s",
             config.validation_split,
             task.name,
             "A larger DataConfig.validation_percent takes more of the training text."
-            if any(source.is_carved(config.validation_split) for source in sources)
+            if any(source.is_carved(config.validation_split) for source in unit_sources(task).values())
             else "Check its files.",
         )
     return batches
@@ -68,12 +67,12 @@ def validation_examples(
     examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
     with source_errors(part):
         found = cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
-    is_one_text = any(getattr(getattr(step, "func", step), "is_one_text", False) for step in part.preprocessors)
+    is_one_text = any(getattr(unwrapped(step), "is_one_text", False) for step in part.preprocessors)
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
 
 
 def _has_split(part: seqio.Task, config: DataConfig) -> bool:
-    return isinstance(part.source, UnitSource) or config.validation_split in part.splits
+    return bool(unit_sources(part)) or config.validation_split in part.splits
 
 
 def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
@@ -89,17 +88,18 @@ def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, An
 def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:
     """Returns the validation split's examples, once and in order."""
     split = config.validation_split
-    if isinstance(part.source, UnitSource):
-        return examples_of(part, lengths, part.source.documents(split, shuffle=False, num_epochs=1), SEED)
+    for source in unit_sources(part).values():
+        return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
     return part.get_dataset(lengths, split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False)
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
     """Returns a sentence per supervised task: the share of its first examples that is truncated."""
     found = []
-    for part in parts_of(task):
-        if is_supervised(part) and isinstance(part.source, UnitSource):
-            documents = part.source.documents(config.train_split, shuffle=False, num_epochs=1)
+    sources = unit_sources(task)
+    for part in filter(is_supervised, parts_of(task)):
+        if part.name in sources:
+            documents = sources[part.name].documents(config.train_split, shuffle=False, num_epochs=1)
             with source_errors(task):
                 sizes = lengths_of(part, documents, lengths, count)
             if sizes:

@@ -10,31 +10,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from limba.config import ConfigError, DataConfig, InputError
-from limba.data.epochs.deal import WHOLE_UNITS, Deal
+from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.packing import model_features
-from limba.data.positions import DataPositions, Resumption
-from limba.data.prefetch import num_threads
-from limba.data.shard import Rows, Shard, row_shapes, shard_dataset, source_error, source_errors
-from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, parts_of
+from limba.data.stream.positions import DataPositions, Resumption
+from limba.data.stream.prefetch import num_threads
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Pipeline, Rows, Shard, row_shapes, source_error, source_errors
+from limba.data.tasks import Provider
 
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_END = 10
 
 
-class TrainStream:
-    """Iterates over {shard: rows}: this host's logical shards and their rows of each global batch.
+class TrainStream(Stream):
+    """The stream of one process, which reads its shards with threads.
 
-    With `num_epochs` it ends with its last shard; a shard that ends earlier gives padding. A data position
-    follows the batches that `next` has returned, not the prefetched ones. Raises InputError if a bad part of the
-    corpus is found during reading. Close it before the interpreter ends: TensorFlow aborts if an iterator is open.
+    With `num_epochs` it ends with its last shard; a shard that ends earlier gives padding.
     """
 
     def __init__(
@@ -46,21 +44,18 @@ class TrainStream:
         num_processes: int = 1,
         deal: Deal = WHOLE_UNITS,
     ):
-        self._task, self._deal, self._num_shards = task, deal, config.batch_size // config.rows_per_shard
-        self._positions = DataPositions(task, dict(lengths), config, deal)
+        self._pipeline = Pipeline(task, dict(lengths), config, deal)
+        self._positions = DataPositions(self._pipeline)
         # The files as they are now, for the data positions: read beside the first batches.
         self._looking = threading.Thread(target=self._look_at_files, args=[list(shards)], daemon=True)
         self._looking.start()
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
-        self.shards = [Shard(task, dict(lengths), config, index, self._pool, deal) for index in shards]
+        self.shards = [Shard(self._pipeline, index, self._pool) for index in shards]
         list(self._pool.map(Shard.start, self.shards))
-
-    def __iter__(self) -> Iterator[dict[int, Rows]]:
-        return self
 
     def __next__(self) -> dict[int, Rows]:
         self._request()
-        with source_errors(self._task):
+        with source_errors(self._pipeline.task):
             for shard in self.shards:  # an error comes before any shard has moved on
                 shard.prefetch.wait()
             rows = [shard.take() for shard in self.shards]
@@ -77,24 +72,21 @@ class TrainStream:
             shard.prefetch.request()
 
     def empty(self) -> dict[int, Rows]:
-        """Returns rows of padding, for a host whose corpus ends before another host's."""
         return {shard.index: shard.padding() for shard in self.shards}
 
     def skipped(self) -> list[tuple[str, str]]:
-        """Returns (unit, reason) of each unit that this host skipped, with on_read_failure 'skip'."""
-        return [found for part in parts_of(self._task) for found in getattr(part.source, "skipped", ())]
+        return [found for source in self._pipeline.sources.values() for found in source.skipped]
 
     def epochs(self) -> dict[str, float]:
-        """Returns task name -> epochs trained, a mean over this host's shards; nan where they are not known."""
-        parts = [part for part in parts_of(self._task) if isinstance(part.source, UnitSource)]
-        return {part.name: float(np.mean([shard.trained(part) for shard in self.shards])) for part in parts}
+        means = ((name, np.mean([shard.trained(name) for shard in self.shards])) for name in self._pipeline.sources)
+        return {name: float(mean) for name, mean in means}
 
     def tokens(self) -> dict[str, float]:
-        """Returns task name -> tokens trained, of a mixture's tasks; all shards', if these are like the others."""
-        if not self._deal.marks_corpora:
+        pipeline = self._pipeline
+        if not pipeline.deal.marks_corpora:
             return {}
-        sums = np.sum([shard.tokens for shard in self.shards], axis=0) * (self._num_shards / len(self.shards))
-        return {part.name: float(tokens) for part, tokens in zip(parts_of(self._task), sums, strict=True)}
+        sums = np.sum([shard.tokens for shard in self.shards], axis=0) * (pipeline.config.num_shards / len(self.shards))
+        return {part.name: float(tokens) for part, tokens in zip(pipeline.parts, sums, strict=True)}
 
     def put_back(self) -> None:
         """Undoes the last `next`."""
@@ -102,26 +94,20 @@ class TrainStream:
             shard.put_back()
 
     def failure(self) -> BaseException | None:
-        """Returns the error with which prefetching has failed: `next` raises it when the rows before it are used up."""
         failures = [shard.prefetch.failure for shard in self.shards if shard.prefetch.failure is not None]
-        return source_error(self._task, failures[0]) if failures else None
+        return source_error(self._pipeline.task, failures[0]) if failures else None
 
     def _look_at_files(self, shards: list[int]) -> None:
         with contextlib.suppress(InputError, RuntimeError):  # the first data position raises it again
             self._positions.look(shards)
 
     def positions(self) -> dict[int, bytes]:
-        """Returns each shard's data position after the batches returned so far, also where prefetching has failed."""
         indices = [shard.index for shard in self.shards]
         self._looking.join()
-        with source_errors(self._task):
+        with source_errors(self._pipeline.task):
             return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
 
     def check(self, positions: Mapping[int, bytes]) -> None:
-        """Opens all data positions fully, and changes nothing.
-
-        Raises InputError as `restore` does, and PositionError, a ValueError, for damaged ones.
-        """
         self._resumption(positions)
 
     def _resumption(self, positions: Mapping[int, bytes]) -> Resumption:
@@ -133,12 +119,9 @@ class TrainStream:
             )
         return self._positions.check(positions)
 
-    def restore(self, positions: Mapping[int, bytes]) -> None:
-        """Resumes from the data positions of all shards, of which this host's are applied.
-
-        Call it on a new stream. Raises InputError if one is missing or belongs to other data, and if the corpus has
-        changed with `on_changed_corpus` 'refuse'; with 'new_epoch' a new pass over the files of now begins.
-        """
+    def begin(self, step: int, positions: Mapping[int, bytes] | None = None) -> None:
+        if positions is None:
+            return
         resumption = self._resumption(positions)
         if self.shards and self.shards[0].index == 0:  # one host's one process logs them
             for note in resumption.notes:
@@ -155,11 +138,10 @@ class TrainStream:
             about = resumption.saved[shard.index].about
             shard.begin_pass(about["first_epochs"], about["batches_before"])
         list(self._pool.map(Shard.start, begun))
-        map_shards = self._pool.map if self._positions.is_exact else map  # such shards are read again one by one
+        map_shards = self._pool.map if self._pipeline.is_exact else map  # such shards are read again one by one
         list(map_shards(self._positions.restore, self.shards, saved))
 
     def close(self) -> None:
-        """Drops the iterators and their threads."""
         self._pool.shutdown(wait=True)
         self._looking.join(SECONDS_TO_END)
         for shard in self.shards:
@@ -168,7 +150,7 @@ class TrainStream:
 
 def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:
     """Returns the shapes of a global batch's model features; no text is read."""
-    shapes = row_shapes(shard_dataset(task, lengths, config, 0))
+    shapes = row_shapes(Pipeline(task, lengths, config).dataset(0))
     row = {name: np.zeros([1, *shape], np.int32) for name, shape in shapes.items()}
     features = model_features(row, config.sequence_length)
     return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}

@@ -16,10 +16,10 @@ import tensorflow as tf
 import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
 from limba.config import DataConfig
-from limba.data.epochs.deal import deal_of
+from limba.data.deal import deal_of
 from limba.data.objectives import derive_lengths
-from limba.data.reader_processes import open_stream
 from limba.data.sources import FileSource
+from limba.data.stream.processes import open_stream
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import preprocessors as t5_preprocessors
 
@@ -69,7 +69,7 @@ def told(config: DataConfig, upto: float, rows: int) -> list[tuple[float, float]
     for begin, end in zip(begins, [*begins[1:], number], strict=True):
         with opened(config) as stream:
             if positions is not None:
-                stream.restore(positions)
+                stream.begin(0, positions)
                 if found:
                     assert list(stream.epochs().values()) == pytest.approx([found[-1][1]])
             for batch in range(begin, end):

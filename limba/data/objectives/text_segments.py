@@ -6,11 +6,12 @@ Nothing is lost: the segments' texts and what stands between them are the text, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import regex
 
 Count = Callable[[str], int]
+Dataset = TypeVar("Dataset")
 
 # Scripts that put no space after a sentence: their full stops end one wherever they stand.
 WIDE_ENDS = "。！？｡"
@@ -125,9 +126,9 @@ def long_inputs_of(task: Any) -> str:
     found = {
         next(
             (
-                choice
+                kind
                 for step in part.preprocessors
-                if (choice := getattr(getattr(step, "func", step), "long_inputs", None))
+                if (kind := getattr(getattr(step, "func", step), "long_inputs", None))
             ),
             "cut",
         )
@@ -136,7 +137,7 @@ def long_inputs_of(task: Any) -> str:
     return found.pop() if len(found) == 1 else "cut"
 
 
-def long_inputs_in_segments(dataset: Any) -> Any:
+def long_inputs_in_segments(dataset: Dataset) -> Dataset:
     """Returns the data set unchanged; a task that has this preprocessor generates text for long inputs in segments."""
     return dataset
 

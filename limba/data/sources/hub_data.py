@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from limba.config import ConfigError, InputError
 from limba.config.errors import reason_of
-from limba.data.sources.files import DataFiles, patterns_of
 from limba.data.sources.readers import file_format
-from limba.data.sources.units import Column, Rewrite, UnitSource
+from limba.data.sources.splits import Column, Rewrite
+from limba.data.sources.units import DataFiles, UnitSource, patterns_of
 from limba.storage import servers
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -105,11 +106,10 @@ class HubSource(UnitSource):
         train_split: str = "train",
         is_named: bool = False,  # by the run's configuration; then splits with other names must exist
     ):
-        self._arguments: dict[str, Any] = {
-            "path": path, "name": name, "revision": revision, "column": column, "splits": tuple(splits),
-            "validation_percent": validation_percent, "validation_split": validation_split, "rewrite": rewrite,
-            "train_split": train_split, "is_named": is_named,
-        }  # fmt: skip
+        self._at = functools.partial(
+            HubSource, path, name, column=column, splits=tuple(splits), validation_percent=validation_percent,
+            validation_split=validation_split, rewrite=rewrite, train_split=train_split, is_named=is_named,
+        )  # fmt: skip
         self.path, self.config_name, self.revision, self.is_named = path, name, revision, is_named
         self._own_names = {"train": train_split, "validation": validation_split}
         super().__init__(f"The data set {path}", self._hub_files, splits, column, validation_percent, rewrite)
@@ -133,7 +133,7 @@ class HubSource(UnitSource):
 
     def pinned(self, revision: str) -> HubSource:
         """Returns this data set at this commit."""
-        source = HubSource(**{**self._arguments, "revision": revision})
+        source = self._at(revision=revision)
         source.read_by(self._policy)
         return source
 

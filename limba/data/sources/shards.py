@@ -1,0 +1,261 @@
+"""The units of one data shard as a data set: whole units, or an even share of the documents, one by one.
+
+Both orders are pure functions of (epoch, index among the shard's units, chunk). Dealt evenly, an epoch is a permutation
+of the units, and of the documents inside each chunk; each shard has a contiguous part of that order, so a unit is read
+by one shard, or by two where a part ends inside it, and shards differ by one document at most.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from limba.config import InputError
+from limba.config.secrets import without_credentials
+from limba.data.sources.counts import Counts, chunk_starts, shares
+from limba.data.sources.order import ENDLESS, INTERLEAVED_UNITS, Reading, random_generator, shard_of_row, unit_order
+from limba.data.sources.readers import Unit
+from limba.data.sources.splits import Splits
+
+logger = logging.getLogger(__name__)
+
+DOCUMENTS_NOTED = 32  # at once, for the progress
+MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
+
+Elements = Callable[[tf.Tensor], tf.data.Dataset]  # from documents, with their names if traced, to a data set of them
+
+
+def call_numpy(function: Callable, dtype: tf.DType, shape: Sequence[int | None], *arguments: tf.Tensor) -> tf.Tensor:
+    """Calls a Python function inside a graph; its result must depend only on its arguments."""
+    # Declared stateless, so that tf.data can save and restore the iterator.
+    result = tf.numpy_function(function, arguments, dtype, stateful=False)
+    result.set_shape(shape)
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(message: str) -> None:
+    logger.warning(without_credentials(message))
+
+
+class ShardUnits(abc.ABC):
+    """The parts of units that one shard reads in each epoch, interleaved, chunk by chunk."""
+
+    def __init__(self, source: Splits, reading: Reading):
+        self.source, self.reading, self.units = source, reading, source.units(reading.split)
+
+    def dataset(self, elements: Elements) -> tf.data.Dataset:
+        """Returns the elements of all epochs."""
+        shape, width = [None, 2] if self.reading.traced else [None], self.width if self.reading.shuffle else 1
+
+        def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
+            first = call_numpy(self.first_chunk, tf.int64, [], epoch, index)
+            chunks = tf.data.Dataset.range(first, ENDLESS)
+            chunks = chunks.take_while(lambda chunk: call_numpy(self.has_chunk, tf.bool, [], epoch, index, chunk))
+            # flat_map saves its argument, the chunk's number, and reads the chunk again when it is restored.
+            return chunks.flat_map(
+                lambda chunk: elements(call_numpy(self.documents, tf.string, shape, epoch, index, chunk))
+            )
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            parts = tf.data.Dataset.range(call_numpy(self.num_parts, tf.int64, [], epoch))
+            return parts.interleave(lambda index: of_unit(epoch, index), cycle_length=width, block_length=1)
+
+        return self.reading.epochs().flat_map(of_epoch)
+
+    @property
+    def width(self) -> int:
+        """The units that are interleaved."""
+        return INTERLEAVED_UNITS
+
+    @abc.abstractmethod
+    def num_parts(self, epoch: int) -> np.int64:
+        """Returns the number of units of which the shard reads a part in an epoch."""
+
+    @abc.abstractmethod
+    def first_chunk(self, epoch: int, index: int) -> np.int64:
+        """Returns the chunk in which a part of a unit begins."""
+
+    @abc.abstractmethod
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
+        """Returns whether a part of a unit has documents in this chunk, or in a later one."""
+
+    def documents(self, epoch: int, index: int, chunk: int) -> np.ndarray:
+        """Returns the shard's documents of a chunk, permuted, bytes [n]; traced ones with their names, bytes [n, 2]."""
+        with self.source.failures():
+            number, texts, rows = self.chosen(int(epoch), int(index), int(chunk))
+            names = (f"{number} {chunk} {row}".encode() for row in rows) if self.reading.traced else None
+            return self.source.rows((texts[row] for row in rows), names)
+
+    @abc.abstractmethod
+    def chosen(self, epoch: int, index: int, chunk: int) -> tuple[int, list[bytes], Sequence[int] | np.ndarray]:
+        """Returns (number of the unit, documents of the chunk, which of them the shard reads, in order)."""
+
+
+class WholeUnits(ShardUnits):
+    """Each unit in one shard; if there are fewer units than shards, every shard takes its own rows of all of them."""
+
+    def __init__(self, source: Splits, reading: Reading):
+        super().__init__(source, reading)
+        total, num_shards = len(self.units), reading.num_shards
+        self._divides_rows = total < num_shards
+        self._count = total if self._divides_rows else len(range(reading.shard, total, num_shards))
+        if self._divides_rows and num_shards > 1:
+            _warn_once(
+                f"{source.name} has {total} unit(s) in split {reading.split!r} and {num_shards} data shards: every"
+                " shard reads all of them and takes its own documents. With more or larger files each shard would read"
+                " only its own units."
+            )
+        if total == 0 and reading.is_endless:
+            raise InputError(
+                f"{source.name} holds no document in split {reading.split!r}; give files with text in them."
+            )
+        # Units opened since the last document, to notice an endless data set without any. A long line makes many empty
+        # units, and by chance a shard may have none but these in several epochs.
+        self._opened = 0
+        self._most_opened = 2 * self._count + max(INTERLEAVED_UNITS, min(64 * self._count, MOST_EMPTY_UNITS))
+
+    @property
+    def width(self) -> int:
+        return min(INTERLEAVED_UNITS, max(self._count, 1))
+
+    def num_parts(self, epoch: int) -> np.int64:
+        return np.int64(self._count)
+
+    def first_chunk(self, epoch: int, index: int) -> np.int64:
+        return np.int64(0)
+
+    def _unit_at(self, epoch: int, index: int) -> tuple[int, Unit]:
+        reading = self.reading
+        place = int(index) if self._divides_rows else reading.shard + int(index) * reading.num_shards
+        number = int(unit_order(reading.seed, int(epoch), len(self.units))[place]) if reading.shuffle else place
+        return number, self.units[number]
+
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
+        source, reading = self.source, self.reading
+        with source.failures():
+            _, unit = self._unit_at(epoch, index)
+            if chunk == 0:
+                self._opened += 1
+                if reading.is_endless and self._opened > self._most_opened:
+                    raise InputError(
+                        f"{source.name} has no document for data shard {reading.shard} of {reading.num_shards} in split"
+                        f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents."
+                    )
+            exists = source.read_whole(reading.split, unit, int(chunk)) is not None
+            if not exists:  # units end roughly in the order of opening
+                source.note_progress(reading.split, reading.shard, int(epoch) + (int(index) + 1) / self._count)
+            return np.bool_(exists)
+
+    def chosen(self, epoch: int, index: int, chunk: int) -> tuple[int, list[bytes], Sequence[int]]:
+        source, reading = self.source, self.reading
+        number, unit = self._unit_at(epoch, index)
+        texts = source.read(reading.split, unit, chunk) or []
+        ended = max(0, index - INTERLEAVED_UNITS)  # a lower bound, known right after a restore
+        source.note_progress(reading.split, reading.shard, epoch + ended / self._count)
+        rows: Sequence[int] = range(len(texts))
+        if self._divides_rows:
+            rows = [row for row in rows if shard_of_row(row, number, chunk, reading.num_shards) == reading.shard]
+        if rows:
+            self._opened = 0
+        if reading.shuffle:
+            order = random_generator("rows", reading.seed, epoch, number, chunk).permutation(len(rows))
+            rows = [rows[place] for place in order]
+        return number, texts, rows
+
+
+class DealtUnits(ShardUnits):
+    """An even share of all documents: a contiguous part of each epoch's order, in some of the units."""
+
+    def __init__(self, source: Splits, reading: Reading, counts: Counts, offset: int):
+        super().__init__(source, reading)
+        self._counts, self._offset = counts, offset
+        self._sizes = np.array(counts.sizes, np.int64)
+        self._starts = [chunk_starts(chunks) for chunks in counts.chunks]
+        self._seen: dict[int, list[int]] = {}  # unit -> documents before each chunk, where they were not counted
+        self._parts = functools.lru_cache(maxsize=4)(self._parts_of_epoch)
+
+    def num_parts(self, epoch: int) -> np.int64:
+        return np.int64(len(self._parts(int(epoch))))
+
+    def _parts_of_epoch(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Returns (unit, first document, end) of the shard's parts of units in an epoch."""
+        reading, number = self.reading, len(self._sizes)
+        order = unit_order(reading.seed, epoch, number) if reading.shuffle else np.arange(number)
+        ends = np.cumsum(self._sizes[order])
+        share = shares(self._counts.total, epoch, self._offset, reading.num_shards)
+        start = int(share[: reading.shard].sum())
+        stop = start + int(share[reading.shard])
+        first, last = np.searchsorted(ends, [start, stop - 1], side="right") if stop > start else (0, -1)
+        parts = []
+        for place in range(int(first), int(last) + 1):
+            unit = int(order[place])
+            before = int(ends[place] - self._sizes[unit])
+            if self._sizes[unit]:
+                parts.append((unit, max(start - before, 0), min(stop - before, int(self._sizes[unit]))))
+        return parts
+
+    def _before(self, unit: int, chunk: int) -> int | None:
+        """Returns the number of a unit's documents before a chunk; None if the unit ends before it."""
+        if self._starts:
+            return self._starts[unit][chunk] if chunk < len(self._starts[unit]) - 1 else None
+        seen = self._seen.setdefault(unit, [0])
+        while len(seen) <= chunk + 1:
+            documents = self.source.read(self.reading.split, self.units[unit], len(seen) - 1)
+            if documents is None:
+                return None
+            seen.append(seen[-1] + len(documents))
+        return seen[chunk]
+
+    def first_chunk(self, epoch: int, index: int) -> np.int64:
+        with self.source.failures():
+            unit, start, _ = self._parts(int(epoch))[int(index)]
+            chunk = 0
+            while start > 0 and (end := self._before(unit, chunk + 1)) is not None and end <= start:
+                chunk += 1
+            return np.int64(chunk)
+
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
+        with self.source.failures():
+            unit, _, stop = self._parts(int(epoch))[int(index)]
+            before = self._before(unit, int(chunk))
+            return np.bool_(before is not None and (before < stop or self._is_open(unit, stop)))
+
+    def _is_open(self, unit: int, stop: int) -> bool:
+        """Returns whether a part of a unit goes on to its end, wherever that is."""
+        return not self._starts and stop == self._sizes[unit]
+
+    def chosen(self, epoch: int, index: int, chunk: int) -> tuple[int, list[bytes], np.ndarray]:
+        reading = self.reading
+        unit, start, stop = self._parts(epoch)[index]
+        before = self._before(unit, chunk) or 0
+        texts = self.source.read(reading.split, self.units[unit], chunk) or []
+        if self._starts:  # the last documents may be more than the run reads
+            texts = texts[: self._counts.chunks[unit][chunk]]
+        rows = np.arange(len(texts))
+        if reading.shuffle:
+            rows = random_generator("dealt", reading.seed, epoch, unit, chunk).permutation(len(texts))
+        return unit, texts, rows[max(0, start - before) : None if self._is_open(unit, stop) else max(0, stop - before)]
+
+
+def noted(dataset: tf.data.Dataset, source: Splits, reading: Reading, counts: Counts) -> tf.data.Dataset:
+    """Returns the documents, and notes the progress as they are passed on, in epochs."""
+    of_epoch = max(counts.total, counts.num_pieces, 1) / reading.num_shards
+    last = math.inf if reading.num_epochs is None else max(reading.num_epochs, reading.first_epoch + 1)
+
+    def note(number: np.int64) -> np.bool_:
+        epochs = reading.first_epoch + (int(number) + 1) * DOCUMENTS_NOTED / of_epoch
+        source.note_progress(reading.split, reading.shard, min(epochs, last))
+        return np.bool_(True)
+
+    # A filter's answer is used, and in order; of a map TensorFlow would leave out what gives no part of the result.
+    batches: Any = dataset.batch(DOCUMENTS_NOTED).enumerate()
+    batches = batches.filter(lambda number, documents: call_numpy(note, tf.bool, [], number))
+    return batches.map(lambda number, documents: documents).unbatch()

@@ -1,0 +1,358 @@
+"""The splits of a corpus: their files, cut into units that are read chunk by chunk; no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+
+from limba.config import ConfigError, InputError
+from limba.data.sources.chunks import ChunkReader
+from limba.data.sources.compression import COMPRESSIONS
+from limba.data.sources.counts import Counts
+from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
+from limba.data.sources.order import ShardsServed
+from limba.data.sources.parquet import TOKENS
+from limba.data.sources.readers import Unit, file_format, group_rows, list_files, list_units
+from limba.data.sources.remote import ReadPolicy
+
+BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
+MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
+COUNTED_BYTES = 1 << 29  # of local files that are read to be counted: some ten seconds; compressed ones weigh fivefold
+CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first documents
+# A longer document is cut, at a space if possible: a saved data position may hold the tokens of 32 pieces, and must
+# stay small for a corpus of books.
+PIECE_BYTES = 1 << 14
+_NOT_SPACE = re.compile(rb"\S")
+
+# A column's name, or {feature: column}: then an element has these features, of one row.
+Column = str | Mapping[str, str]
+# Turns a row's text into any number of documents.
+Rewrite = Callable[[bytes], Sequence[bytes]]
+
+
+class Splits(seqio.DataSource):
+    """Texts of files that are listed when they are first needed, by split.
+
+    `resolve` returns split -> patterns or addresses. If it returns no `validation`, that split is carved out of
+    `train` by a hash of each document: equal texts fall on the same side, on every machine and in every later run.
+    `rewrite` turns a row's text into documents. Every error is an InputError; `failure` stores the error of a reading
+    thread, since TensorFlow passes on only its text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        resolve: Callable[[], Mapping[str, Sequence[str]]],
+        splits: Sequence[str],
+        column: Column = "text",
+        validation_percent: float = 1.0,
+        rewrite: Rewrite | None = None,
+    ):
+        super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
+        self.name, self._rewrite = name, rewrite
+        self.failure: InputError | None = None
+        self._progress: dict[tuple[str, int], float] = {}
+        # The names of an element's features.
+        self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
+        self._resolve = resolve
+        self.column = column
+        self._validation_percent = validation_percent
+        self.read_by(ReadPolicy())
+        self._lock, self._marks_lock = threading.RLock(), threading.Lock()
+        self._files: dict[tuple[str, ...], list[File]] = {}
+        self._units: dict[tuple[str, ...], list[Unit]] = {}
+        self._marks: dict[tuple[tuple[str, ...], int], list[Mark]] = {}
+
+    def read_by(self, policy: ReadPolicy) -> None:
+        """Sets the policy for failed reads; call it before anything is read."""
+        self._policy = policy
+        self._read = ChunkReader(self.columns, policy)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are read, in order."""
+        return tuple(self.column.values()) if isinstance(self.column, Mapping) else (self.column,)
+
+    def note_progress(self, split: str, shard: int, epochs: float) -> None:
+        """Records the number of epochs that a shard of a split has read."""
+        self._progress[split, shard] = max(self._progress.get((split, shard), 0.0), epochs)
+
+    def progress(self, split: str, shard: int) -> float:
+        """Returns the epochs that a shard of a split has read since the last call of `documents`, counted in units."""
+        return self._progress.get((split, shard), 0.0)
+
+    def begin(self, split: str, shard: int) -> None:
+        """Resets the progress of a shard that another stream of this process has read."""
+        self._progress.pop((split, shard), None)
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """(unit, reason) of the units that the policy skips from an unreadable place on."""
+        return self._read.skipped
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return True
+
+    @functools.cached_property
+    def _patterns(self) -> Mapping[str, Sequence[str]]:
+        return self._resolve()
+
+    def is_carved(self, split: str) -> bool:
+        """True if the split is carved out of the train split's files."""
+        return split in ("train", "validation") and "validation" not in self._patterns
+
+    def carved_percent(self, split: str) -> float | None:
+        """Returns the percentage of the train split that is carved out for validation; None if there is none."""
+        return self._validation_percent if self.is_carved(split) else None
+
+    def patterns_of_split(self, split: str) -> Sequence[str]:
+        """Returns the patterns of the split's files; InputError for a split that the source does not have."""
+        origin = "train" if self.is_carved(split) else split
+        if origin not in self._patterns:
+            raise InputError(
+                f"{self.name} has no split {split!r}; it has {', '.join(self._patterns)}: set DataConfig.train_split or"
+                " DataConfig.validation_split to one of these."
+            )
+        return self._patterns[origin]
+
+    def list_files(self, patterns: Sequence[str]) -> list[File]:
+        """Returns the files of a split, in order."""
+        return list_files(patterns, self._policy)
+
+    def list_units(self, patterns: Sequence[str]) -> list[Unit]:
+        """Returns the units of a split, in order."""
+        return list_units(self._listed(patterns), self._policy, self._read.footers)
+
+    def _listed(self, patterns: Sequence[str]) -> list[File]:
+        with self._lock:
+            key = tuple(patterns)
+            if key not in self._files:
+                self._files[key] = self.list_files(patterns)
+            return self._files[key]
+
+    def listed(self, split: str) -> list[File]:
+        """Returns the split's files, in order."""
+        return self._listed(self.patterns_of_split(split))
+
+    def sizes(self, split: str) -> list[int] | None:
+        """Returns the documents of each unit, as the files say themselves; None where they do not."""
+        units = self.units(split)
+        if not units or any(file_format(unit.path)[0] != "parquet" for unit in units):
+            return None
+        return group_rows(units, self._policy, self._read.footers)
+
+    def marks(self, split: str, end_bytes: int | None = None) -> list[Mark]:
+        """Returns the marks of the split's files, in order, each read once; see `fingerprints`.
+
+        `end_bytes` of a local file's head and tail count; None: as many as fit the number of files. Raises InputError
+        for a file that changes or cannot be read.
+        """
+        patterns = tuple(self.patterns_of_split(split))
+        files = self._listed(patterns)
+        with self._marks_lock:  # readers need the other lock meanwhile
+            key = (patterns, end_bytes or end_bytes_for(len(files)))
+            if key not in self._marks:
+                self._marks[key] = marks_of(files, key[1])
+            return self._marks[key]
+
+    def num_bytes(self, split: str) -> int:
+        """Returns the bytes of the split's files, for a mixture's temperature; InputError if they are not known."""
+        sizes = [file.size or 0 for file in self.listed(split)]
+        if not all(sizes):
+            raise InputError(f"The size of the files of {self.name} is not known; register the mixture with rates.")
+        return sum(sizes)
+
+    def units(self, split: str) -> list[Unit]:
+        """Returns the split's units in order; InputError if the split or its files do not exist."""
+        with self._lock:
+            patterns = tuple(self.patterns_of_split(split))
+            if patterns not in self._units:
+                self._units[patterns] = self.list_units(patterns)
+            return self._units[patterns]
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        return [unit.name for unit in self.units(split)]
+
+    def num_input_examples(self, split: str) -> Any:
+        """Returns None, as seqio allows: counting would read the corpus."""
+
+    def read(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
+        """Returns the split's documents of one chunk, or None after the unit's last one."""
+        documents = self.read_whole(split, unit, chunk)
+        return None if documents is None else self.filtered(split, documents)
+
+    def chunks(self, split: str, unit: Unit) -> Iterator[list[bytes]]:
+        """Yields the split's documents of a unit, chunk by chunk."""
+        for chunk in itertools.count():
+            documents = self.read(split, unit, chunk)
+            if documents is None:
+                return
+            yield documents
+
+    def read_whole(self, split: str, unit: Unit, chunk: int) -> list[bytes] | None:
+        """Returns all documents of one chunk, including those of the other carved split."""
+        del split
+        documents = self._read(unit, chunk)
+        if documents is None or self._rewrite is None:
+            return documents
+        return [part for document in documents for part in self._rewrite(document) if part]
+
+    def filtered(self, split: str, documents: list[bytes]) -> list[bytes]:
+        """Returns the documents that belong to the split."""
+        if not self.is_carved(split):
+            return documents
+        wanted = split == "validation"
+        return [text for text in documents if _is_validation(text, self._validation_percent) is wanted]
+
+    def pieces(self, text: bytes) -> list[bytes]:
+        """Returns a document in pieces of at most PIECE_BYTES."""
+        if len(self.keys) > 1:  # the texts of a row belong together
+            return [text]
+        # By index: a copy of the rest after each piece would take minutes for a document of 100 MB.
+        pieces, start = [], 0
+        while len(text) - start > PIECE_BYTES:
+            stop = start + PIECE_BYTES
+            if self.keys == ("text",):
+                space = max(text.rfind(mark, start + 1, stop + 1) for mark in (b" ", b"\n"))
+                while space < 0 and text[stop] & 0xC0 == 0x80:  # inside a character
+                    stop -= 1
+                stop = space if space > 0 else stop
+            pieces.append(text[start:stop])
+            start = stop
+            if self.keys == ("text",):
+                rest = _NOT_SPACE.search(text, stop)
+                start = len(text) if rest is None else rest.start()
+        return [*pieces, text[start:]] if start < len(text) else pieces
+
+    def texts(self, split: str) -> Iterator[str]:
+        """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""
+        if self.keys != ("text",):
+            raise InputError(f"{self.name} does not hold plain text; give files of one text column.")
+        for unit in self.units(split):
+            for documents in self.chunks(split, unit):
+                yield from (text.decode() for text in documents)
+
+    def check(self, split: str, may_be_empty: bool = False, num_shards: int = 1) -> None:
+        """Reads the beginning of the split (all of it if it is local and small), to find bad files at once.
+
+        Raises InputError for files that do not exist, cannot be read, lack the column, or hold no document
+        (unless `may_be_empty`: a carved split of a small corpus may be empty), and for a small local corpus in which
+        one of `num_shards` data shards finds no document.
+        """
+        units, num_bytes = self.units(split), 0
+        if may_be_empty and self.is_carved(split):
+            return  # it has the files of `train`
+        remote = any("://" in unit.path for unit in units[:1])
+        shards = ShardsServed(num_shards, len(units))
+        for number, unit in enumerate(units):
+            for chunk, documents in enumerate(self.chunks(split, unit)):
+                shards.add(number, chunk, len(documents))
+                num_bytes += sum(map(len, documents))
+                if remote and (shards.num_documents or may_be_empty):
+                    return
+                if num_bytes >= (BYTES_CHECKED if shards.are_all or may_be_empty else MOST_BYTES_CHECKED):
+                    return
+        if may_be_empty:
+            return
+        if not shards.num_documents:
+            raise InputError(f"{self.name} holds no document in split {split!r}{self._advice(split)}.")
+        if not shards.are_all:
+            raise InputError(
+                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
+                f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower"
+                f"{self._advice(split).replace(';', ', or')}."
+            )
+
+    def _advice(self, split: str) -> str:
+        """Returns how a split gets more text."""
+        percent = self.carved_percent(split)
+        lower = "" if percent is None or split != "train" or percent < 50 else " or lower DataConfig.validation_percent"
+        return f"; give files with more text in them{lower}"
+
+    def count(self, split: str, most: int | None = None) -> Counts | None:
+        """Returns the documents of a split, with `most` of its first so many; None if they cannot be known.
+
+        Small local files are read, which takes seconds; large ones count only where they say their rows themselves.
+        Raises InputError for a corpus that cannot be read, and ConfigError if its first documents are too much text.
+        """
+        if most is not None or self.is_small(split):
+            return self._read_counts(split, most)
+        sizes = self.sizes(split)
+        if percent := self.carved_percent(split):  # by hash: an estimate
+            share = 1.0 - percent / 100 if split == "train" else percent / 100
+            sizes = sizes and [round(size * share) for size in sizes]
+        return Counts(tuple(sizes), is_exact=False) if sizes and sum(sizes) else None
+
+    def is_small(self, split: str) -> bool:
+        """Returns whether the split's files are local, and read in seconds."""
+        files = self.listed(split)
+        if any("://" in file.path or file.size is None for file in files):
+            return False
+        weights = (5 if file.path.lower().endswith(COMPRESSIONS) else 1 for file in files)
+        return sum((file.size or 0) * weight for file, weight in zip(files, weights, strict=True)) <= COUNTED_BYTES
+
+    def _read_counts(self, split: str, most: int | None) -> Counts | None:
+        """Returns the counts of the documents, all of them or the first `most`, by reading them."""
+        chunks: list[tuple[int, ...]] = []
+        left, num_pieces, num_bytes = most, 0, 0
+        for unit in self.units(split):
+            found: list[int] = []
+            for documents in () if left == 0 else self.chunks(split, unit):
+                documents = documents if left is None else documents[:left]
+                left = None if left is None else left - len(documents)
+                found.append(len(documents))
+                num_pieces += sum(len(self.pieces(text)) if len(text) > PIECE_BYTES else 1 for text in documents)
+                num_bytes += sum(map(len, documents))
+                if left is not None and left > 0 and num_bytes > CHOSEN_BYTES:
+                    raise ConfigError(
+                        "DataConfig.max_examples",
+                        f"is {most:,}, and the first {(most or 0) - left:,} documents of {self.name} are"
+                        f" {num_bytes >> 30} GiB of text already, which every start would read; give fewer, or files"
+                        " that hold only these.",
+                    )
+                if left == 0:
+                    break
+            chunks.append(tuple(found))
+        sizes = tuple(map(sum, chunks))
+        return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
+
+    def rows(self, texts: Iterable[bytes], names: Iterable[bytes] | None = None) -> np.ndarray:
+        """Returns the documents' pieces, bytes [n]; with their documents' names bytes [n, 2]."""
+        if names is None:
+            return np.array([piece for text in texts for piece in self.pieces(text)], dtype=object)
+        rows = [[piece, name] for text, name in zip(texts, names, strict=True) for piece in self.pieces(text)]
+        return np.array(rows, dtype=object).reshape(-1, 2)
+
+    def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
+        """Returns (unit, number of the document in it, the document) of a traced document's name."""
+        number, chunk, row = map(int, name.split())
+        unit, before = self.units(split)[number], 0
+        for earlier in range(chunk):
+            before += len(self.read_whole(split, unit, earlier) or ())
+        documents = self.read_whole(split, unit, chunk) or []
+        own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
+        return unit.name, before + own[row], documents[own[row]]
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Stores an InputError of a reading thread in `failure`."""
+        try:
+            yield
+        except InputError as error:
+            self.failure = error
+            raise
+
+
+def _is_validation(text: bytes, percent: float) -> bool:
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return number % 1_000_000 < percent * 10_000

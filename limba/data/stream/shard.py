@@ -1,0 +1,436 @@
+"""One logical shard: the pipeline from its documents to its rows of each batch, and how far it has read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from limba.config import DataConfig, InputError
+from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
+from limba.data.function_tasks import failure_of_function
+from limba.data.packing import batched
+from limba.data.sources.order import Reading
+from limba.data.sources.units import UnitSource
+from limba.data.stream.prefetch import Prefetch
+from limba.data.tasks import Provider, parts_of, unit_sources
+
+# {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
+Rows = dict[str, np.ndarray]
+# task -> the epoch with which its first pass over the files of now begins; empty unless the corpus has changed
+FirstEpochs = Mapping[str, int]
+Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
+# (task, lengths, documents, seed) -> examples
+Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
+
+FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
+PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
+ROWS_MEASURED = 4 * FETCHED_ROWS  # for which a shard has read on, before they tell the rows of an epoch
+BUFFERS_MEASURED = 4  # times what was read at first that has been read since
+STATE_SECONDS = 2.0  # between two states of an iterator that are kept for the case that reading fails; 1 ms each
+
+
+def _seed(*parts: object) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFF_FFFF
+
+
+def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    """Returns the documents after the task's preprocessors."""
+    dataset = task.preprocess_precache(documents, seed=seed)
+    return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
+
+
+def _seqio_documents(
+    task: seqio.Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool
+) -> tf.data.Dataset:
+    """Returns one epoch of a shard from a seqio source, divided by files or, if these are too few, by rows."""
+    shard = seqio.ShardInfo(index, num_shards)
+    try:
+        by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
+        documents = task.source.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=shard if by_source else None)
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); correct the task, or give it a"
+            " source of limba.data.sources (TfdsSource reads TFDS's ArrayRecord)."
+        ) from error
+    return documents if by_source else documents.shard(num_shards, index)
+
+
+def single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What the rows of a stream are made from: a task or mixture, its features' lengths, the choice of data, its deal.
+
+    Tasks that `deal` does not count are dealt in whole units.
+    """
+
+    task: Provider
+    lengths: Mapping[str, int]
+    config: DataConfig
+    deal: Deal = WHOLE_UNITS
+
+    @functools.cached_property
+    def parts(self) -> list[seqio.Task]:
+        return parts_of(self.task)
+
+    @functools.cached_property
+    def sources(self) -> dict[str, UnitSource]:
+        """Task name -> its source, of those with a position that can be saved."""
+        return unit_sources(self.task)
+
+    @property
+    def is_mixture(self) -> bool:
+        return isinstance(self.task, seqio.Mixture)
+
+    @property
+    def is_exact(self) -> bool:
+        """True if all positions can be saved; else a resumed shard is read again from its beginning."""
+        return len(self.sources) == len(self.parts)
+
+    @property
+    def rows_per_fetch(self) -> int:
+        """The rows of one element of `dataset`: those of whole batches."""
+        return self.config.rows_per_shard * max(1, FETCHED_ROWS // self.config.rows_per_shard)
+
+    def dataset(
+        self, shard: int, first_epochs: FirstEpochs | None = None, follow: Follow | None = None
+    ) -> tf.data.Dataset:
+        """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows.
+
+        A new pass over a changed corpus begins with `first_epochs`, and draws other masks. `follow` is called in place
+        of `examples_of`, with traced documents.
+        """
+        first_epochs, config = first_epochs or {}, self.config
+        parts = [self._examples(part, shard, first_epochs.get(part.name, 0), follow) for part in self.parts]
+        dataset = parts[0]
+        if isinstance(self.task, seqio.Mixture):
+            same_features = [part.map(functools.partial(self._of_mixture, n)) for n, part in enumerate(parts, 1)]
+            rates = np.array([self.task.get_rate(part) for part in self.parts])
+            seed = _seed(config.seed, self.task.name, "mix", shard, *first_epochs.values())
+            dataset = tf.data.Dataset.sample_from_datasets(same_features, (rates / rates.sum()).tolist(), seed=seed)
+        rows = batched(dataset, self.lengths, self.rows_per_fetch, whole=config.num_epochs is None, packed=config.pack)
+        return single_threaded(rows)
+
+    def _of_mixture(self, number: int, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns the features that all tasks of a mixture have, with the task's number in their tokens if counted."""
+        features = {name: example[name] for name in self.lengths}
+        return marked(features, number) if self.deal.marks_corpora else features
+
+    def _examples(self, part: seqio.Task, shard: int, first_epoch: int, follow: Follow | None) -> tf.data.Dataset:
+        """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
+
+        All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
+        for the random choices of its preprocessors, such as masks.
+        """
+        config, deal, begun = self.config, self.deal, (first_epoch,) if first_epoch else ()
+        shared_seed, own_seed = _seed(config.seed, part.name), _seed(config.seed, part.name, shard, *begun)
+        order = (config.train_split, shard, config.num_shards, shared_seed, config.shuffle)
+        buffered = config.shuffle_buffer
+        if source := self.sources.get(part.name):
+            reading = Reading(*order, config.num_epochs, first_epoch, traced=follow is not None)
+            counts = deal.counts.get(part.name)
+            offset = deal.offset(part.name, config.num_epochs) if counts else 0
+            documents = source.dataset(reading, counts, offset)
+        else:
+            documents = _seqio_documents(part, *order).repeat(config.num_epochs)
+            buffered = buffered or part.shuffle_buffer_size
+        examples = (follow or examples_of)(part, self.lengths, documents, own_seed)
+        return examples.shuffle(buffered, seed=own_seed) if config.shuffle and buffered else examples
+
+
+def row_shapes(dataset: tf.data.Dataset) -> dict[str, list[int]]:
+    """Returns the shapes of one row's features, without the axis of rows."""
+    spec = cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
+    return {name: [int(size or 0) for size in part.shape[1:]] for name, part in spec.items()}
+
+
+def padded_rows(rows: Rows, num_rows: int) -> Rows:
+    """Returns the rows, padded with rows of zeros to `num_rows`."""
+    if all(len(value) == num_rows for value in rows.values()):
+        return rows
+    return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
+
+
+@contextlib.contextmanager
+def source_errors(task: Provider) -> Iterator[None]:
+    """Raises the source's own InputError in place of TensorFlow's report of it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        failure = source_error(task, error)
+        if failure is error:
+            raise
+        raise failure from None
+
+
+def source_error(task: Provider, error: BaseException) -> BaseException:
+    """Returns the source's own InputError, that of a source that is a function, or else the error itself."""
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    failures = [source.failure for source in unit_sources(task).values()]
+    if isinstance(task, seqio.Task):
+        failures.append(failure_of_function(task, error))
+    return next((failure for failure in failures if failure is not None), error)
+
+
+class Epochs:
+    """The epochs of each task that one shard has read for its rows, and those that it has trained.
+
+    They are noted as batches are made, and told as of the batches taken.
+    """
+
+    def __init__(self, pipeline: Pipeline, shard: int, first_epochs: FirstEpochs):
+        self._pipeline, self._shard, self.first = pipeline, shard, dict(first_epochs)
+        self._counted = [name for name in pipeline.sources if name in pipeline.deal.counts]
+        # Task -> epochs, of those that are dealt evenly: after the last batch taken, and after each one made.
+        self.taken: Mapping[str, float] = {}
+        self._made: deque[tuple[Mapping[str, float], Mapping[str, Point]]] = deque()
+        self._last_made: Mapping[str, float] = {}
+        # Task -> two times at which its source read on, as the rows were used up: the first one, and the last one.
+        self.pace: dict[str, tuple[Point, Point]] = {}
+        self.shown: dict[str, float] = {}  # the epochs that were returned last: a better estimate is not below them
+        self._has_read_on: set[str] = set()
+
+    def note(self, num_batches: int, num_rows: float) -> None:
+        """Notes the progress after each of so many batches made, which the source has read all at once.
+
+        `num_rows` are about those that were made when it went on.
+        """
+        if not self._counted:
+            return
+        sources, split = self._pipeline.sources, self._pipeline.config.train_split
+        read = {name: sources[name].progress(split, self._shard) for name in self._counted}
+        before = {name: self._last_made.get(name, self.first.get(name, 0)) for name in read}
+        went_on = {name for name in read if read[name] > before[name]}
+        points = {name: (num_rows, before[name]) for name in went_on & self._has_read_on}
+        self._has_read_on |= went_on
+        for number in range(1, num_batches + 1):
+            share = number / num_batches
+            epochs = {name: before[name] + share * (read[name] - before[name]) for name in read}
+            self._made.append((epochs, points if number == 1 else {}))
+        self._last_made = read
+
+    def take(self) -> None:
+        """Moves on by a batch that is taken."""
+        self.taken, points = self._made.popleft() if self._made else (self.taken, {})
+        self.pace |= {name: (self.pace.get(name, (point,))[0], point) for name, point in points.items()}
+
+    def put_back(self, before: Mapping[str, float]) -> None:
+        """Undoes the last `take`, from `before`."""
+        if self._counted:
+            self._made.appendleft((self.taken, {}))
+        self.taken = before
+
+    def leave_out(self, num_batches: int) -> None:
+        """Forgets the first batches made, which nobody takes."""
+        for _ in range(min(num_batches, len(self._made))):
+            self._made.popleft()
+
+    def resume(self, epochs: Mapping[str, float], num_queued: int) -> None:
+        """Sets the epochs after the batches taken, and after those that are made already."""
+        self.taken = self._last_made = epochs
+        self._made.extend((epochs, {}) for _ in range(num_queued))
+
+    def read(self, name: str, rows: int, has_ended: bool) -> float:
+        """Returns a task's epochs in the rows taken; where its documents are not counted, the epochs read."""
+        pipeline, begun = self._pipeline, float(self.first.get(name, 0))
+        if name not in self._counted:
+            return pipeline.sources[name].progress(pipeline.config.train_split, self._shard)
+        if has_ended:
+            return float(max(pipeline.config.num_epochs or 0, begun + 1))
+        if not pipeline.is_mixture and pipeline.deal.rows is not None and pipeline.deal.is_exact:
+            return self.trained(name, rows, has_ended)
+        return self.taken.get(name, begun)
+
+    def trained(self, name: str, rows: int, has_ended: bool) -> float:
+        """Returns a task's epochs in the rows taken; nan where they are not known.
+
+        Documents that are read wait in buffers: of shuffles, of blocks of tokens, of rows that are packed. So where the
+        rows of an epoch are not known beforehand, they are measured: between two times at which the source read on.
+        """
+        config, deal, begun = self._pipeline.config, self._pipeline.deal, float(self.first.get(name, 0))
+        last = max(config.num_epochs or math.inf, begun + 1)
+        if has_ended and config.num_epochs is not None:
+            return last
+        if not self._pipeline.is_mixture and deal.rows is not None:
+            return min(begun + rows * config.num_shards / deal.rows, last)
+        (made, read), (made_now, read_now) = self.pace.get(name, ((0.0, 0.0), (0.0, 0.0)))
+        # The first read filled the buffers. Threads empty and fill them again, at any time: an error of this size.
+        if rows and (made_now - made < ROWS_MEASURED or read_now - read < BUFFERS_MEASURED * (read - begun)):
+            return math.nan
+        found = begun + (rows and rows * (read_now - read) / (made_now - made))
+        self.shown[name] = max(min(found, last), self.shown.get(name, 0.0))
+        return self.shown[name]
+
+
+class Shard:
+    """One logical shard: `take` returns its rows of the next batch, which the pool's threads prefetch.
+
+    `num_batches` counts the batches taken, `batches_before` those of passes over other files. A data position saves the
+    state of `iterator` (tf.data's) and the prefetched batches. Call `start` first.
+    """
+
+    def __init__(self, pipeline: Pipeline, index: int, pool: ThreadPoolExecutor):
+        self._pipeline, self.index, self.num_batches, self.batches_before = pipeline, index, 0, 0
+        self.epochs = Epochs(pipeline, index, {})
+        self.iterator: Any = None
+        self._dataset: Any = pipeline.dataset(index)
+        self._has_ended = False
+        self.tokens = np.zeros(len(pipeline.parts), np.int64)  # of each task of a mixture, in the batches taken
+        self._taken: tuple[Rows | None, Mapping[str, float], np.ndarray] = (None, {}, self.tokens)
+        self._num_made = 0  # batches, as `num_batches` counts them
+        # tf.data's state of the iterator when so many batches were made; after a failure it is the last one.
+        self.kept_state: tuple[int, tf.Tensor] | None = None
+        self._kept_at = -STATE_SECONDS
+        num_batches = max(1, PREFETCHED_ROWS // pipeline.config.rows_per_shard)
+        self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, num_batches)
+
+    def begin_pass(self, first_epochs: FirstEpochs, batches_before: int) -> None:
+        """Reads from these epochs on, after `batches_before` batches of other files; call `start` again.
+
+        Do not call it for several shards at once: seqio hands out seeds through a global.
+        """
+        self.num_batches = self._num_made = self.batches_before = batches_before
+        self.epochs = Epochs(self._pipeline, self.index, first_epochs)
+        self.iterator, self._dataset = None, self._pipeline.dataset(self.index, first_epochs)
+
+    def start(self) -> None:
+        """Opens the iterator; several shards may do so at once."""
+        self.iterator = iter(self._dataset)
+
+    def take(self) -> Rows | None:
+        """Returns the next batch's rows, or None at the end of the shard."""
+        rows = self.prefetch.take()
+        self._has_ended, self._taken = rows is None, (rows, self.epochs.taken, self.tokens)
+        if rows is not None:
+            self.num_batches += 1
+            self.epochs.take()
+            if self._pipeline.deal.marks_corpora:
+                rows, counts = unmarked(rows, self._pipeline.lengths, len(self.tokens))
+                self.tokens = self.tokens + counts
+        return rows
+
+    def put_back(self) -> None:
+        """Undoes the last `take`."""
+        rows, before, self.tokens = self._taken
+        if rows is not None:
+            self.num_batches -= 1
+            self.epochs.put_back(before)
+        self._has_ended = False
+        self.prefetch.put_back(rows)
+
+    @property
+    def _rows_taken(self) -> int:
+        return (self.num_batches - self.batches_before) * self._pipeline.config.rows_per_shard
+
+    def progress(self, name: str) -> float:
+        """Returns a task's epochs in the batches taken; where its documents are not counted, the epochs read."""
+        return self.epochs.read(name, self._rows_taken, self._has_ended)
+
+    def trained(self, name: str) -> float:
+        """Returns a task's epochs in the batches taken; nan where they are not known."""
+        return self.epochs.trained(name, self._rows_taken, self._has_ended)
+
+    def padding(self) -> Rows:
+        """Returns a batch's rows, all zeros."""
+        num_rows = self._pipeline.config.rows_per_shard
+        return {name: np.zeros([num_rows, *shape], np.int32) for name, shape in row_shapes(self._dataset).items()}
+
+    def _make(self) -> Sequence[Rows | None]:
+        self._keep_state()
+        fetched = next(self.iterator, None)
+        if fetched is None:
+            return [None]
+        batches = self.cut({name: value.numpy() for name, value in fetched.items()})
+        self._num_made += len(batches)
+        num_rows = self._pipeline.config.rows_per_shard
+        self.epochs.note(len(batches), (self._num_made - len(batches) / 2 - self.batches_before) * num_rows)
+        return batches
+
+    def _keep_state(self) -> None:
+        if self._pipeline.is_exact and time.monotonic() > self._kept_at + STATE_SECONDS:
+            state = state_of(self.iterator)
+            if self.kept_state is None or not self.has_failed:
+                self.kept_state = (self._num_made, state)
+            self._kept_at = time.monotonic()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if reading has failed: a state that tf.data gives after that may hold the error, which is read ahead."""
+        failures = (source.failure for source in self._pipeline.sources.values())
+        return self.prefetch.failure is not None or any(failures)
+
+    def cut(self, rows: Rows) -> list[Rows]:
+        """Returns the rows as this shard's parts of batches, the last one padded."""
+        size = self._pipeline.config.rows_per_shard
+        return [
+            padded_rows({name: value[start : start + size] for name, value in rows.items()}, size)
+            for start in range(0, max(map(len, rows.values()), default=0), size)
+        ]
+
+    def skip(self, num_batches: int) -> None:
+        """Reads the shard from its beginning, without the first batches; for sources that cannot save a data position.
+
+        Do not call it for several shards at once: seqio hands out seeds through a global.
+        """
+        # A data set shuffles differently when it is read a second time, so a new one is made.
+        self.iterator = iter(self._pipeline.dataset(self.index, self.epochs.first))
+        self.num_batches, left = num_batches, num_batches - self.batches_before
+        while left > 0 and (made := self._make()) != [None]:
+            self.prefetch.start_with(made[left:])
+            left -= len(made)
+
+    def resume(self, num_batches: int, num_passed: int, rows: Rows, epochs: Mapping[str, float]) -> None:
+        """Sets where the restored iterator is: `rows` come before it, and `num_passed` batches after it are left out.
+
+        `epochs` are those after the `num_batches` that were taken.
+        """
+        self.num_batches, queue = num_batches, self.cut(rows)
+        self._num_made = num_batches - num_passed + len(queue)
+        self.epochs.resume(epochs, len(queue))
+        while num_passed > 0 and (made := self._make()) != [None]:
+            queue = cast(list[Rows], made[num_passed:])
+            self.epochs.leave_out(len(made[:num_passed]))
+            num_passed -= len(made)
+        self.prefetch.start_with(queue)
+
+    def close(self) -> None:
+        """Drops the iterator and its data set."""
+        self.iterator = self._dataset = self.kept_state = None
+
+
+def state_of(iterator: Any) -> tf.Tensor:
+    """Returns the state of tf.data's iterator, in memory."""
+    return iterator._serialize_to_tensors()["_STATE"]
+
+
+class KeptState(tf.Module):
+    """A state of an iterator that tf.train.Checkpoint writes in place of the iterator."""
+
+    def __init__(self, state: tf.Tensor):
+        super().__init__()
+        self._state = state
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"ITERATOR_STATE": self._state}  # the name in the checkpoint of an iterator

@@ -1,0 +1,64 @@
+"""Every batch of every task, format, objective and choice of data is what it was: tests/golden/batches."""
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import seqio
+
+from tests.data import batches
+from tests.data.batches import CASES, EVALUATED, SAVED
+
+RECORDED = json.loads(batches.HASHES.read_text())
+CORE = ("txt_4_shards", "pairs_packed", "array_record_whole_units", "stages", "task_en_ms_both", "skipped_dealt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    place = tmp_path_factory.mktemp("batches")
+    batches.write_corpora(place)
+    with batches.registered(place):
+        yield place
+
+
+@functools.cache
+def recorded_positions() -> dict[str, bytes]:
+    with np.load(batches.POSITIONS) as saved:
+        return {name: saved[name].tobytes() for name in saved}
+
+
+def check(name: str, folder: Path) -> None:
+    case, recorded = CASES[name], RECORDED[name]
+    found, positions = batches.hashes_of(case, folder)
+    assert found == {kind: value for kind, value in recorded.items() if kind != "validation"}
+    rest = recorded["batches"][case.resumes :]
+    if name in SAVED:
+        shards = range(batches.config_of(case, folder).num_shards)
+        positions = {shard: recorded_positions()[f"{name} {shard}"] for shard in shards}
+    if case.resumes:
+        assert batches.resumed(case, folder, positions) == rest
+    if name in EVALUATED:
+        assert batches.evaluated(case, folder) == recorded["validation"]
+
+
+def test_every_task_and_mixture_that_ships_is_a_case(folder: Path) -> None:
+    names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    of_tasks = (Path(batches.__file__).parents[2] / "tasks").glob("[a-z]*.py")
+    assert {path.stem for path in of_tasks} == set(batches.MODULES)
+    assert set(batches.SHIPPED) <= names
+    assert set(CASES) == set(RECORDED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORE)
+def test_batches_are_the_same(name: str, folder: Path) -> None:
+    check(name, folder)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("name", [name for name in CASES if name not in CORE])
+def test_all_batches_are_the_same(name: str, folder: Path) -> None:
+    """Also after a resume, from positions that commit 39f4dcc saved."""
+    check(name, folder)
