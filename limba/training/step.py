@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
@@ -20,7 +21,8 @@ from limba.training.losses import Sums, cross_entropy, divisor, token_weights, w
 from limba.training.precision.loss_scale import scaled_gradients
 from limba.training.state import TrainState
 
-Metrics = dict[str, Float[Array, ""]]
+StepMetrics = dict[str, Float[Array, ""]]
+Limits = tuple[np.ndarray, ...]  # the last arguments of a step that may drop its update: its limits, float32 [2]
 
 
 def train_step(
@@ -36,7 +38,7 @@ def train_step(
     gradient_reduce_dtype: str = "auto",
     specs: Any = None,
     limits: Float[Array, " 2"] | None = None,
-) -> tuple[TrainState, Metrics]:
+) -> tuple[TrainState, StepMetrics]:
     """Returns the next state and this step's metrics; `gradient_reduce_dtype` and `specs` as in `gradients`.
 
     With `limits`, a step whose loss or gradient norm is above them, or not finite, is dropped: only `step` advances.
@@ -80,7 +82,7 @@ def jit_train_step(
     shardings: TrainState,
     gradient_reduce_dtype: str = "auto",
     drops: bool = False,
-) -> Callable[..., tuple[TrainState, Metrics]]:
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Returns `train_step` jitted: the state is donated and keeps its `shardings`, metrics are replicated.
 
     It takes (state, batch, key), and with `drops` also `limits`.
@@ -101,7 +103,7 @@ def jit_train_step(
     if not drops:
         return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
 
-    def dropping(state: TrainState, batch: Batch, key: Array, limits: Array) -> tuple[TrainState, Metrics]:
+    def dropping(state: TrainState, batch: Batch, key: Array, limits: Array) -> tuple[TrainState, StepMetrics]:
         return step(state, batch, key, limits=limits)
 
     return jax.jit(dropping, donate_argnums=0, out_shardings=(shardings, replicated))
