@@ -48,7 +48,7 @@ from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
 from limba.training.start import first_state, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
-from limba.training.step import Limits, StepMetrics, jit_train_step
+from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 
 
 def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
@@ -122,8 +122,8 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         # The loop: a compiled step, logging.
         if train_step is None:
             shardings = state_shardings(model, optimizer, mesh, shard_update)
-            parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
-            train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+            gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
+            train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
         ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:

@@ -25,7 +25,7 @@ from limba.storage.files import read_text, write_whole
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, jit_train_step
 
 FILE = "mesh.json"
 USABLE = 0.95  # of a device's memory; evaluation and the next batch need some too
@@ -96,8 +96,8 @@ def abstract_step(
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
     drops = config.guard.action == "skip"
-    parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
-    step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+    gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
+    step = jit_train_step(gradient, optimizer, schedule, shardings, drops)
     return step, (state, batch, key, *((jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()))
 
 

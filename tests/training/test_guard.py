@@ -30,7 +30,7 @@ from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
-from limba.training.step import jit_train_step, without_update
+from limba.training.step import Gradient, jit_train_step, without_update
 from tests import tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -184,9 +184,9 @@ def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tu
     config, mesh = OptimizerConfig(name, schedule), tiny.mesh_of(axes, 8)
     network, optimizer = Network(model, mesh), make_optimizer(config, 10)
     shardings = state_shardings(network, optimizer, mesh)
+    gradient = Gradient(network, LossConfig(), parts)
     both = [
-        jit_train_step(network, optimizer, make_schedule(schedule, 10), LossConfig(), parts, shardings, drops=drops)
-        for drops in (True, False)
+        jit_train_step(gradient, optimizer, make_schedule(schedule, 10), shardings, drops) for drops in (True, False)
     ]
     return tiny.state(network, optimizer, mesh, 0), *both
 
