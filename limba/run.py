@@ -77,7 +77,7 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
         return at_end.deliver_all(config, result)
 
 
-def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, Any]:
+def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, object]:
     train_step = None
     with together():
         ledger = Ledger(config)

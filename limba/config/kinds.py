@@ -9,10 +9,13 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from limba.config.errors import ConfigError, InputError
 from limba.config.secrets import without_credentials
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
@@ -25,7 +28,7 @@ WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, lea
 class Limit(NamedTuple):
     """What a number must be beside its type: a part of the type hints below, which `check` reads."""
 
-    holds: Callable[[Any], bool]
+    holds: Callable[[float], bool]
     words: str
 
 
@@ -81,7 +84,7 @@ def in_words(hint: Any) -> str:
     return WORDS.get(hint) or hint.__name__
 
 
-def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
+def check(owner: DataclassInstance, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for the first field of a dataclass whose value no choice could mean.
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
@@ -138,7 +141,7 @@ def check_local(path: str, name: str) -> None:
         raise InputError(f"{name} is {path}, and it can only be local; give a path of this machine.")
 
 
-def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
+def _wrong(owner: object, field: str, value: object, advice: str) -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
     return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
@@ -159,7 +162,7 @@ def _limits(kind: type) -> Mapping[str, list[Limit]]:
     return found
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _leaves(item)

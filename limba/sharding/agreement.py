@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -31,6 +31,9 @@ from limba.config import InputError, NonFiniteError, RestartError, StorageError
 from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.config.waiting import waiting
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 # What a process has: a name that says what it is, and its value as text.
@@ -189,17 +192,17 @@ def entered_by_first(context: AbstractContextManager[T]) -> Iterator[T | None]:
 
 
 def compiled_together(
-    function: Callable[..., Any], name: str, seconds: float | None, ready: Callable[[], None] = lambda: None
-) -> Callable[..., Any]:
+    function: Callable[..., T], name: str, seconds: float | None, ready: Callable[[], None] = lambda: None
+) -> Callable[..., T]:
     """Returns a jitted function that first compiles, and then waits until all processes have; each calls it.
 
     `ready` is called when it is compiled, and has not run yet. The first process says how long it has been compiling.
     Some backends give up when processes come to an exchange more than 30 s apart, and those that find the program in a
     cache may be minutes ahead. RestartError names a process that has not compiled within `seconds`.
     """
-    compiled: list[Callable[..., Any]] = []
+    compiled: list[Callable[..., T]] = []
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: object) -> T:
         if not compiled:
             with waiting(f"compiling {name}", shows=is_first()):
                 # What is compiled already has no `lower`.
@@ -293,18 +296,19 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def facts_of_run(config: Any, modules: Sequence[str]) -> dict[str, str]:
+def facts_of_run(config: DataclassInstance, modules: Sequence[str]) -> dict[str, str]:
     """Returns the facts of a configuration, of the versions, and of Limba's code and these modules of tasks."""
     return {**fields_of(config), **versions(), **code(modules)}
 
 
-def fields_of(config: Any) -> dict[str, str]:
+def fields_of(config: DataclassInstance) -> dict[str, str]:
     """Returns each field of nested dataclasses, without FREE_FIELDS, by its full name.
 
     A class that comes a second time has the path of its field: "EvaluationConfig.sampling.top_k".
     """
     found: dict[str, str] = {}
-    left, known = deque([(type(config).__name__, config)]), set()
+    left: deque[tuple[str, Any]] = deque([(type(config).__name__, config)])
+    known = set[str]()
     while left:  # the outermost first
         prefix, part = left.popleft()
         for entry in dataclasses.fields(part):

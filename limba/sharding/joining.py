@@ -212,7 +212,7 @@ def _called(place: Membership, bind: str, seconds: float) -> list[str]:
 
 
 class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing about a process that was killed while it asked."""
 
 

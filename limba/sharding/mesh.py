@@ -14,11 +14,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from limba.config import MeshConfig
-
-Tree = Any
 
 # T5X's logical axis names. Matrices are sharded over `model` along heads, mlp and vocabulary, and over `fsdp` along
 # the model width; they are gathered when they are used (arXiv:1910.02054, stage 3). Stacked layers and relative
@@ -91,7 +89,7 @@ def is_pure_data_parallel(mesh: Mesh) -> bool:
     return mesh.shape["data"] == mesh.size > 1
 
 
-def update_shardings(mesh: Mesh, shapes: Tree) -> Tree:
+def update_shardings(mesh: Mesh, shapes: PyTree) -> PyTree:
     """Returns a NamedSharding per parameter, with matrices sharded over `data`: ZeRO-style, each device updates a part.
 
     See Xu et al. 2020 (arXiv:2004.13336). The first axis that `data` divides is sharded. Mostly that is the axis of
@@ -111,7 +109,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(mesh: Mesh, logical_axes: Tree, shapes: Tree) -> Tree:
+def parameter_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> PyTree:
     """Returns a NamedSharding per parameter by LOGICAL_AXIS_RULES; an axis that does not divide is not sharded."""
 
     def one(axes: PartitionSpec, shape: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -134,7 +132,7 @@ def leaf_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, PyTree]:
     """Returns each leaf by its name, in the order of `jax.tree.leaves`.
 
     >>> named_leaves({"encoder": {"scale": 1.0}, "count": (2, 3)})

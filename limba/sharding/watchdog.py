@@ -30,6 +30,7 @@ from typing import Any
 
 import jax
 from etils import epath
+from jaxtyping import PyTree
 
 from limba.config import RestartError, RunConfig
 from limba.config.environment import end_now
@@ -73,7 +74,7 @@ class Progress:
         """Says for how long the next step's data was waited for."""
         self._waited += seconds
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Returns the step, and the means of the seconds per step and of those that its data took."""
         begun = list(self._begun)
         if len(begun) < 2:
@@ -268,7 +269,7 @@ class Watchdog:
         self._step_limit, self._model_dir = timeout, model_dir
         self._phase_limit = phase_seconds or max(PHASE_STEPS * timeout, PHASE_SECONDS)
         self._limit, self._doing = self._phase_limit, "The start of the run, with its first step,"
-        self._steps: collections.deque[tuple[int, Any]] = collections.deque()  # begun, in order
+        self._steps: collections.deque[tuple[int, PyTree]] = collections.deque()  # begun, in order
         self._step: int | None = None
         self._signs = 0  # of life, from the thread that trains
         self._ended = threading.Event()
@@ -289,7 +290,7 @@ class Watchdog:
             if not os.path.getsize(self._file.name):
                 os.remove(self._file.name)
 
-    def beat(self, step: int, result: Any) -> None:
+    def beat(self, step: int, result: PyTree) -> None:
         """Says that a step has begun, and with which array it ends."""
         self._steps.append((step, result))
         self._step, self._limit, self._doing = step, self._step_limit, ""
@@ -363,7 +364,7 @@ def watching(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def beat(step: int, result: Any) -> None:
+def beat(step: int, result: PyTree) -> None:
     """Says that a step has begun, and with which array it ends."""
     progress().step(step)
     for watchdog in _current:

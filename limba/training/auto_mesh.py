@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from limba.config import InputError, MeshConfig, RunConfig
 from limba.config.waiting import waiting
@@ -83,7 +84,7 @@ def candidates(config: RunConfig, num_devices: int) -> list[MeshConfig]:
 
 def abstract_step(
     config: RunConfig, mesh: Mesh, feature_shapes: Mapping[str, tuple[int, int]]
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, tuple[PyTree, ...]]:
     """Returns the run's jitted training step and its arguments' shapes, the state first; nothing is compiled.
 
     The mesh's devices need not be on this machine.
@@ -171,7 +172,7 @@ def _over_processes(size: float, choose: Callable) -> float:
     return math.inf if chosen == 2**31 - 1 else chosen * 2**10
 
 
-def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, Any]:
+def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, object]:
     """Returns all that the choice of the mesh depends on."""
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
@@ -186,7 +187,7 @@ def _path(model_dir: str) -> epath.Path:
     return epath.Path(model_dir) / FILE
 
 
-def _saved(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
+def _saved(model_dir: str, about: Mapping[str, object]) -> MeshConfig | None:
     """Returns the choice saved in model_dir, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
     saved = _read(model_dir) if jax.process_index() == 0 else None
@@ -212,7 +213,7 @@ def _read(model_dir: str) -> dict[str, Any] | None:
     return None
 
 
-def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:
+def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, object]) -> None:
     if jax.process_index() == 0:
         choice = {"fsdp": sizes.fsdp, "model": sizes.model, "live_gib": round(size / 2**30, 3), "about": about}
         write_whole(_path(model_dir), json.dumps(choice, indent=1) + "\n")

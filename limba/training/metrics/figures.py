@@ -120,7 +120,7 @@ class RecentSteps:
             self.metrics.record("row_lengths", step, {"rows": counts})
 
 
-def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, Any]:
+def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, object]:
     """Returns what metrics.jsonl says of a start: the sizes of the run, its devices, and the programs it runs on."""
     inputs, targets = sides(config, lengths)
     flops = flops_per_sequence(config.model, inputs, targets) * config.data.batch_size
@@ -225,9 +225,7 @@ def _report(model_dir: str, step: int, rows: ShardRows, values: Mapping[str, flo
     """Saves this process's rows of the failed step; returns the error message."""
     saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
     path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
-    arrays: dict[str, Any] = {
-        f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()
-    }
+    arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
     try:
         content = io.BytesIO()
         np.savez(content, **cast(dict[str, Any], arrays))  # numpy's hints let a name be `allow_pickle`

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 from etils import epath
@@ -13,6 +12,7 @@ from etils import epath
 from limba.config import InputError, RunConfig, StorageError
 from limba.config.errors import reason_of
 from limba.storage import folders
+from limba.training.state import TrainState
 
 FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
 
@@ -53,7 +53,7 @@ class Trace:
         if self._num_steps and step == self._first:
             self._is_running = self._succeeds(lambda: jax.profiler.start_trace(self._local))
 
-    def after(self, step: int, state: Any, is_last: bool) -> None:
+    def after(self, step: int, state: TrainState, is_last: bool) -> None:
         """Ends the trace after its last step, or the run's; waits for the devices first."""
         if self._is_running and (is_last or step == self._first + self._num_steps - 1):
             jax.block_until_ready(state)
@@ -64,7 +64,7 @@ class Trace:
                 self._upload()
             self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
 
-    def close(self, step: int, state: Any) -> None:
+    def close(self, step: int, state: TrainState) -> None:
         """Ends the trace if the run ends before it; reports if nothing was traced."""
         self.after(step, state, is_last=True)
         if self._num_steps and step < self._first:
