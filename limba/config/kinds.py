@@ -9,13 +9,10 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from limba.config.errors import ConfigError, InputError
 from limba.config.secrets import without_credentials
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
 # A step is a 32-bit number on the devices. A seed and a number of bytes may have 64 bits.
@@ -84,7 +81,7 @@ def in_words(hint: Any) -> str:
     return WORDS.get(hint) or hint.__name__
 
 
-def check(owner: DataclassInstance, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
+def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
     """Raises ConfigError for the first field of a dataclass whose value no choice could mean.
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
