@@ -283,12 +283,12 @@ def test_the_loop_is_short() -> None:
     assert len(flags) <= 4, flags
 
 
-MOST_ANY = 879  # of the product; the goal is 250
+MOST_ANY = 768  # lines of the product; the goal is 250
 
 
 def test_any_is_rare() -> None:
     files = [path for path in MODULES.values() if place_of(path).startswith("limba/")]
-    found = sum(len(re.findall(r"\bAny\b", path.read_text())) for path in files)
+    found = sum(bool(re.search(r"\bAny\b", line)) for path in files for line in path.read_text().splitlines())
     assert found <= MOST_ANY, f"{found} of at most {MOST_ANY}: give the types"
 
 

@@ -15,10 +15,10 @@ from limba.config import ConfigError, OptimizerConfig, RunConfig
 from limba.config.optimizer import Parts
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
-from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings
 from limba.training.updates.average import with_average
+from limba.training.updates.loss_scale import with_loss_scale
 from limba.training.updates.muon import matrices_by_muon
 
 
