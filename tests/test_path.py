@@ -38,9 +38,11 @@ def called(frame, event, _):
         begun.clear()
 threading.setprofile(called)
 sys.setprofile(called)
-limba.run.train(config)
-sys.setprofile(None)
-threading.setprofile(None)
+try:
+    limba.run.train(config)
+finally:
+    sys.setprofile(None)
+    threading.setprofile(None)
 last = lambda code: max(line for *_, line in code.co_lines() if line)
 print(json.dumps([[code.co_filename, code.co_firstlineno, last(code), inside] for code, inside in entered.items()]))
 """
@@ -48,7 +50,7 @@ print(json.dumps([[code.co_filename, code.co_firstlineno, last(code), inside] fo
 
 @pytest.mark.slow
 def test_a_run_of_three_steps_enters_few_files(tmp_path: Path) -> None:
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(ROOT)]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import tempfile
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 from etils import epath
 
-from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
+from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, plain
 from limba.config.errors import NOT_WRITABLE, reason_of
+from limba.data.vocabulary.files import copies_in
 from limba.model import Network
 from limba.model.trees import Parameters
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
-from limba.storage.files import try_to_write
-from limba.training.checkpoints.best import Best
+from limba.storage import folders
+from limba.storage.files import read_text, try_to_write, write_whole
+from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.checks import is_out_of_memory, memory_sentence
 from limba.training.epochs import Plan, is_due
 from limba.training.guard import Guard, Spike
 from limba.training.metrics.figures import RecentSteps, advice_on
-from limba.training.metrics.tracing import Trace
 from limba.training.reading import RowReader, ShardRows
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
@@ -37,6 +41,8 @@ Figures = Mapping[str, float]
 # From the state, this process's rows of the batch and the guard's limits to the next state and the step's metrics.
 Update = Callable[[TrainState, ShardRows, Limits], tuple[TrainState, StepMetrics]]
 
+COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/best is then read like a run
+FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
 SECONDS_AHEAD = 1.0  # of steps that have begun and not ended: a stop is carried out after them
 FEWEST, MOST = 2, 32  # steps; with two the devices need not wait for the host
 
@@ -286,3 +292,129 @@ class Ahead:
             if self._waited is not None:
                 self._seconds.append(now - self._waited)
             self._waited = now
+
+
+class Trace:
+    """Traces `RunConfig.profile_steps` steps of a start into model_dir/profile; `say` prints the result."""
+
+    def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
+        self._directory = str(epath.Path(config.model_dir) / "profile")
+        # jax writes only to local folders.
+        self._local = tempfile.mkdtemp(prefix="limba-profile-") if self._is_remote else self._directory
+        self._num_steps, self._say = config.profile_steps, say
+        self._first = start + FIRST_TRACED
+        self._is_running = False
+
+    @property
+    def _is_remote(self) -> bool:
+        return "://" in self._directory
+
+    def _upload(self) -> None:
+        for files in sorted(Path(self._local).glob("plugins/profile/*")):
+            try:
+                folders.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+            except (InputError, StorageError) as error:
+                self._say(f"The trace stays in {files}: {error}")
+
+    def _succeeds(self, call: Callable[[], object]) -> bool:
+        """Calls a function of the profiler; says what fails, as on a full disk: a trace is not worth a run."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
+            return False
+        return True
+
+    def before(self, step: int) -> None:
+        """Starts the trace before its first step."""
+        if self._num_steps and step == self._first:
+            self._is_running = self._succeeds(lambda: jax.profiler.start_trace(self._local))
+
+    def after(self, step: int, state: TrainState, is_last: bool) -> None:
+        """Ends the trace after its last step, or the run's; waits for the devices first."""
+        if self._is_running and (is_last or step == self._first + self._num_steps - 1):
+            jax.block_until_ready(state)
+            self._is_running = False
+            if not self._succeeds(jax.profiler.stop_trace):
+                return
+            if self._is_remote:
+                self._upload()
+            self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
+
+    def close(self, step: int, state: TrainState) -> None:
+        """Ends the trace if the run ends before it; reports if nothing was traced."""
+        self.after(step, state, is_last=True)
+        if self._num_steps and step < self._first:
+            self._say(f"Nothing was traced: tracing starts at step {self._first}, and the run ended at step {step}.")
+
+
+class Best:
+    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
+
+    def __init__(self, config: RunConfig):
+        self._config, self._run = config, epath.Path(config.model_dir)
+        self.directory = self._run / "best"
+        self._path = self.directory / "best.json"
+        self._checkpoints: Checkpoints | None = None
+        self._record = _record_of(self._path) if self._path.exists() else {}
+
+    def judge(
+        self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
+    ) -> str:
+        """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
+
+        `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
+        is no improvement.
+        """
+        name, patience = self._config.checkpoint.best_metric, self._config.evaluation.patience
+        if name is None or not figures:
+            return ""
+        value, record = figures.get(name, math.nan), self._record
+        sign = 1 if self._config.checkpoint.best_mode == "max" else -1
+        if step > record.get("last_step", 0):
+            if math.isfinite(value) and ("value" not in record or sign * value > sign * record["value"]):
+                self._save(step, state, positions())
+                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
+            else:
+                record["since"] = record.get("since", 0) + 1
+            record["last_step"] = step
+            if jax.process_index() == 0:
+                for file in (self._run / each for each in (*COPIED_TO_BEST, *copies_in(self._run))):
+                    if file.exists():
+                        write_whole(self.directory / file.name, file.read_bytes())
+                write_whole(self._path, json.dumps(record, indent=1) + "\n")
+        if patience is not None and record.get("since", 0) >= patience:
+            if "value" not in record:
+                return f"{name} has not been a finite number for {record['since']} evaluations: the run ends here."
+            return (
+                f"{name} has not been better than {record['value']:.4g} of step {record['step']:,} for"
+                f" {record['since']} evaluations: the run ends here, and its best step is in {self.directory}."
+            )
+        return ""
+
+    def _save(self, step: int, state: TrainState, positions: Positions) -> None:
+        """Saves the state, and waits for the commit: the record names only steps that are there."""
+        if self._checkpoints is None:
+            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
+        self._checkpoints.save(step, state, positions)
+        self._checkpoints.wait()
+        self._checkpoints.poll()
+
+
+def _record_of(path: epath.Path) -> dict[str, Any]:
+    """Returns the record; InputError, before anything is compiled, if it is damaged."""
+    try:
+        record = json.loads(read_text(path))
+        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
+        if "value" in record:
+            numbers |= {"value": record["value"], "step": record["step"]}
+        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
+            return record
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"{path} is not the record of a best step; restore it from a copy, or move {path.parent} away, and the best"
+        " step is looked for again."
+    )

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from limba.config import CheckpointConfig, DataConfig, NonFiniteError, RunConfig
+from limba.training.loop import Trace
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
 from limba.training.metrics.logging import Metrics
-from limba.training.metrics.tracing import Trace
 from tests import tiny
 
 
