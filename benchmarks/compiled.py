@@ -122,7 +122,7 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     from limba.training.optimizer import make_optimizer
     from limba.training.schedule import make_schedule
     from limba.training.state import abstract_state, state_shardings, trained_shardings
-    from limba.training.step import jit_train_step
+    from limba.training.step import Gradient, jit_train_step
 
     sizes = MeshConfig(fsdp=args.fsdp, model=args.model).sizes(devices.size)
     groups, parts = sizes[0] * sizes[1], args.microbatches
@@ -149,7 +149,8 @@ def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
     }
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=shardings.step)
     loss = LossConfig(logits=args.logits)
-    step = jit_train_step(model, optimizer, schedule, loss, args.microbatches, shardings, args.gradient_reduce_dtype)
+    gradient = Gradient(model, loss, args.microbatches, args.gradient_reduce_dtype)
+    step = jit_train_step(gradient, optimizer, schedule, shardings)
     return step.trace(state, batch, key)
 
 

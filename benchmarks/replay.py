@@ -40,7 +40,7 @@ from limba.tools.migrate.t5x.tables import LOSS_NORMALIZERS
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, jit_train_step
 
 
 def model_config(recorded: dict, scan_layers: bool, attention: str = "auto") -> ModelConfig:
@@ -115,7 +115,7 @@ def recording(
     state = jax.device_put(TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)), shardings)
     divided_by = normalize_by(recorded.get("loss_normalizing_factor"))
     loss = LossConfig(recorded["z_loss"], recorded.get("label_smoothing", 0.0), logits, divided_by)
-    step = jit_train_step(model, optimizer, schedule, loss, num_microbatches, shardings)
+    step = jit_train_step(Gradient(model, loss, num_microbatches), optimizer, schedule, shardings)
 
     def named(prefix: str) -> dict[str, Any]:
         return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}

@@ -35,7 +35,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.training.optimizer import make_optimizer
     from limba.training.schedule import make_schedule
     from limba.training.state import create_state, state_shardings
-    from limba.training.step import jit_train_step
+    from limba.training.step import Gradient, jit_train_step
 
     mesh = make_mesh(MeshConfig())
     model, choice = Network(config, mesh), OptimizerConfig(name=args.optimizer)
@@ -43,7 +43,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     state = create_state(model, optimizer, mesh, seed=0)
     shardings = state_shardings(model, optimizer, mesh)
     parts, limits = args.microbatches, (np.full(2, np.inf, np.float32),) if args.drops else ()
-    step = jit_train_step(model, optimizer, schedule, LossConfig(), parts, shardings, drops=args.drops)
+    step = jit_train_step(Gradient(model, LossConfig(), parts), optimizer, schedule, shardings, args.drops)
     random = np.random.default_rng(0)
     lengths = {"inputs": args.inputs, "targets": args.targets}
     rows = {name: random.integers(3, config.vocab_size, (args.batch, width)) for name, width in lengths.items()}

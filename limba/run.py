@@ -18,7 +18,7 @@ from limba.config import RunConfig
 from limba.data import validation_split
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
-from limba.data.stream.stages import begin_at, open_stages
+from limba.data.stream.stages import open_stages
 from limba.evaluation.text import TextEvaluation
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
@@ -29,7 +29,7 @@ from limba.sharding.mesh import batch_sharding, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
 from limba.training import auto_mesh
-from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checks import (
     check_best_metric,
     check_num_shards,
@@ -41,14 +41,15 @@ from limba.training.checks import (
 from limba.training.epochs import plan_of_run
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
-from limba.training.loop import Evaluations, Loop, Stream
+from limba.training.loop import Evaluations, Loop
 from limba.training.metrics.figures import RecentSteps, facts, introduction
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import optimizer_of
+from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
 from limba.training.start import first_state, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 
 
 def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
@@ -77,7 +78,7 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
         return at_end.deliver_all(config, result)
 
 
-def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, Any]:
+def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, object]:
     train_step = None
     with together():
         ledger = Ledger(config)
@@ -105,24 +106,16 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         evaluations = Evaluations(loss, samples, text if text.tasks else None)
         check_best_metric(config, (*getattr(loss, "names", ()), *text.names))
 
-    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data)
-    with watching(config), checkpoints, contextlib.ExitStack() as streams_open:
+    checkpoints = Checkpoints(config.model_dir, config.checkpoint, config.data, check_lease)
+    # Where it begins: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
+    open_stream = functools.partial(open_stages, plan.stages, lengths, shards)
+    new_state = functools.partial(first_state, config, model, optimizer, abstract)
+    reader = RowReader(checkpoints, abstract, open_stream, new_state, config.data.num_epochs is not None)
+    with watching(config), checkpoints, contextlib.closing(reader):
         check_steps(config, max(checkpoints.steps(), default=0))
         checkpoints.check_space(abstract)
 
-        # The state: resumed, initialized from an existing checkpoint, or new. The guard may return to an earlier one.
-        def begin(restore: Callable[..., Restored | None]) -> tuple[TrainState, Stream, Mapping[str, Any] | None]:
-            stream = open_stages(plan.stages, lengths, shards)
-            streams_open.enter_context(contextlib.closing(stream))
-            restored = restore(abstract, stream.check)
-            if restored is None:
-                state = first_state(config, model, optimizer, abstract)
-                begin_at(stream, int(state.step))
-                return state, stream, None
-            begin_at(stream, int(restored.state.step), restored.positions)
-            return restored.state, stream, restored.notes
-
-        state, stream, notes = begin(checkpoints.restore_latest)
+        state, notes = reader.begin(checkpoints.restore_latest)
         start = int(state.step)
         check_steps(config, start, is_new=notes is None)
         checkpoints.reserve_memory(abstract)
@@ -130,8 +123,8 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
         # The loop: a compiled step, logging.
         if train_step is None:
             shardings = state_shardings(model, optimizer, mesh, shard_update)
-            parts, dtype, drops = config.num_microbatches, config.gradient_reduce_dtype, config.guard.action == "skip"
-            train_step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+            gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
+            train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
         ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
         with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
             if metrics.writes:
@@ -145,8 +138,12 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             recent = RecentSteps(config, lengths, mesh.size, metrics)
             # The time of the first step begins when it is compiled.
             train_step = compiled_together(train_step, "the training step", config.step_timeout_seconds, recent.restart)
-            guard = Guard(config, model, ledger, metrics)
-            guard.begin(start, notes)
-            loop = Loop(config, plan, model, stream, checkpoints, evaluations, metrics, recent, guard, check_lease)
             place = functools.partial(placement.global_batch, sharding=sharding, config=config.data)
-            return loop.run(state, train_step, place, begin)
+            key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
+
+            def update(state: TrainState, rows: ShardRows, limits: Limits) -> tuple[TrainState, StepMetrics]:
+                return train_step(state, place(rows), key, *limits)
+
+            guard = Guard(config, model, ledger, recent, place)
+            guard.begin(start, notes)
+            return Loop(config, plan, model, reader, evaluations, recent, guard).run(state, update)

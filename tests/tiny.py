@@ -19,7 +19,7 @@ from limba.model import Network
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
-from limba.training.step import gradients, jit_train_step
+from limba.training.step import Gradient, gradients, jit_train_step
 
 MODEL = ModelConfig(
     vocab_size=256,
@@ -128,7 +128,8 @@ def train(
     schedule = make_schedule(optimizer_config.schedule, steps)
     state = create(network, optimizer, mesh, 0, shard_update)
     shardings = state_shardings(network, optimizer, mesh, shard_update)
-    step = jit_train_step(network, optimizer, schedule, loss or LossConfig(), num_microbatches, shardings)
+    gradient = Gradient(network, loss or LossConfig(), num_microbatches)
+    step = jit_train_step(gradient, optimizer, schedule, shardings)
     losses = []
     for i in range(steps):
         state, metrics = step(state, batch(seed=i), jax.random.key(7))
@@ -142,7 +143,8 @@ def assert_same_gradients(one: tuple[ModelConfig, MeshConfig, LossConfig], *othe
     for config, axes, loss in (one, *others):
         network = Network(config, mesh_of(axes, axes.data * axes.fsdp * axes.model))
         key = jax.random.key(7) if config.dropout_rate else None
-        gradient, sums = jax.jit(lambda *xs, n=network, o=loss, k=key: gradients(n, o, *xs, k, 1))(params, batch())
+        of = Gradient(network, loss)
+        gradient, sums = jax.jit(lambda *xs, of=of, k=key: gradients(of, *xs, k))(params, batch())
         gradient = jax.tree.map(np.asarray, gradient)
         if wanted is None:
             wanted, wanted_sums = gradient, sums

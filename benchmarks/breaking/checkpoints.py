@@ -36,7 +36,7 @@ def stop(loop, state, *_):
     digest = hashlib.blake2b(digest_size=8)
     for leaf in jax.tree.leaves(state):
         digest.update(np.asarray(leaf).tobytes())
-    for _, rows in sorted(next(loop.stream).items()):
+    for _, rows in sorted(next(loop.reader.stream).items()):
         for name in sorted(rows):
             digest.update(rows[name].tobytes())
     found.update(step=int(state.step), digest=digest.hexdigest())

@@ -3,7 +3,6 @@
 Floor 0: imports the standard library only; `build` of an optimizer imports jax and optax.
 """
 
-from limba.config.card import CardConfig
 from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import (
     ConfigError,
@@ -14,10 +13,9 @@ from limba.config.errors import (
     UntrustedModuleError,
 )
 from limba.config.generation import GenerationConfig
-from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig, ScheduleConfig
-from limba.config.run import CheckpointConfig, EvaluationConfig, GuardConfig, RunConfig
+from limba.config.run import CardConfig, CheckpointConfig, EvaluationConfig, GuardConfig, MeshConfig, RunConfig
 
 __all__ = [
     "OBJECTIVES",

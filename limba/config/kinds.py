@@ -25,7 +25,7 @@ WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, lea
 class Limit(NamedTuple):
     """What a number must be beside its type: a part of the type hints below, which `check` reads."""
 
-    holds: Callable[[Any], bool]
+    holds: Callable[[float], bool]
     words: str
 
 
@@ -138,7 +138,7 @@ def check_local(path: str, name: str) -> None:
         raise InputError(f"{name} is {path}, and it can only be local; give a path of this machine.")
 
 
-def _wrong(owner: Any, field: str, value: Any, advice: str) -> ConfigError:
+def _wrong(owner: object, field: str, value: object, advice: str) -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
     return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
@@ -159,7 +159,7 @@ def _limits(kind: type) -> Mapping[str, list[Limit]]:
     return found
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, Mapping):
         for item in value.values():
             yield from _leaves(item)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limba.config import kinds
 from limba.config.errors import ConfigError, one_of, require
@@ -19,6 +19,11 @@ from limba.config.kinds import (
     PositiveInt,
     Share,
 )
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+    from optax import GradientTransformation as Transformation
 
 LOGITS = ("auto", "whole", "chunked")
 NORMALIZERS = ("tokens", "all_tokens", "sequences")
@@ -160,7 +165,7 @@ class OptimizerConfig:
         if "name" in vars(cls):
             RULES[cls.name] = cls
 
-    def __new__(cls, name: str = "adafactor", *_: Any, **fields: Any) -> OptimizerConfig:
+    def __new__(cls, name: str = "adafactor", *_: object, **fields: object) -> OptimizerConfig:
         if cls is not OptimizerConfig:
             return object.__new__(cls)
         require(name in tuple(RULES), "OptimizerConfig.name", f"is {name!r}; choose one of {', '.join(RULES)}.")
@@ -191,7 +196,7 @@ class OptimizerConfig:
                     " such as 'encoder', or put a backslash before a sign that is meant as itself.",
                 ) from None
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         """Returns the rule as optax transformations, from the clipped gradient to the parameters' update."""
         raise NotImplementedError(f"the rule {self.name} has no build")
 
@@ -220,12 +225,12 @@ def foreign_fields(name: object, given: Iterable[str]) -> list[str]:
 class Parts(NamedTuple):
     """What a rule is built of besides optax; `limba/training/optimizer.py` fills it."""
 
-    rate: Any  # the transformation that multiplies by minus the learning rate
-    decay_and_rate: list[Any]  # the same after weight decay, if there is any
-    decay: Callable[[float], Any]  # adds this part of each parameter but norms' scales and biases
-    per_layer: Callable[[Any], Any]  # makes a transformation treat each layer of a stack as a parameter of its own
-    by_parameter_rms: Callable[[float], Any]  # times the parameter's root mean square, or this number if it is less
-    muon: Callable[[Muon, Any], Any]  # Muon's rule of the layers' matrices, and another one for all else
+    rate: Transformation  # the transformation that multiplies by minus the learning rate
+    decay_and_rate: list[Transformation]  # the same after weight decay, if there is any
+    decay: Callable[[float], Transformation]  # adds this part of each parameter but norms' scales and biases
+    per_layer: Callable[[Transformation], Transformation]  # each layer of a stack as a parameter of its own
+    by_parameter_rms: Callable[[float], Transformation]  # times its root mean square, at least this number
+    muon: Callable[[Muon, Transformation], Transformation]  # Muon of the layers' matrices, another rule of the rest
     planned_steps: int  # of the run, or of the one that a branch comes from
 
 
@@ -243,7 +248,7 @@ class Factored(OptimizerConfig):
     epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
     step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
 
-    def factored(self) -> list[Any]:
+    def factored(self) -> list[Transformation]:
         import optax
 
         rule = optax.scale_by_factored_rms(
@@ -264,7 +269,7 @@ class Adafactor(Factored):
     multiply_by_parameter_scale: bool = True  # updates relative to the parameter's size
     momentum: Share | None = None  # of the first moment; None: none
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         import optax
 
         scale = [parts.by_parameter_rms(self.epsilon2)] if self.multiply_by_parameter_scale else []
@@ -283,12 +288,12 @@ class AdamW(OptimizerConfig):
     beta2: Share = 0.999  # of the second moment
     epsilon: NonNegativeFloat = 1e-8  # added to the root of the second moment
 
-    def adam(self) -> Any:
+    def adam(self) -> Transformation:
         import optax
 
         return optax.scale_by_adam(self.beta1, self.beta2, self.epsilon)
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         return [self.adam(), *parts.decay_and_rate]
 
 
@@ -299,7 +304,7 @@ class AdamWRMS(AdamW):
     name: str = "adamw_rms"
     epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         return [self.adam(), parts.per_layer(parts.by_parameter_rms(self.epsilon2)), *parts.decay_and_rate]
 
 
@@ -320,7 +325,7 @@ class Muon(Factored, AdamW):
         one_of(self, "muon_dtype", ("bfloat16", "float32"))
         one_of(self, "muon_others", ("adamw", "adafactor"))
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         import optax
 
         others = self.adam() if self.muon_others == "adamw" else parts.per_layer(optax.chain(*self.factored()))
@@ -341,14 +346,14 @@ class AdEMAMix(AdamW):
     beta3: OpenShare = 0.9999  # of the slow average
     ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
 
-    def build(self, parts: Parts) -> list[Any]:
+    def build(self, parts: Parts) -> list[Transformation]:
         import jax.numpy as jnp
         import optax
 
         over = self.ademamix_warmup_steps or parts.planned_steps
         first, last = math.log(self.beta1 or 1e-8), math.log(self.beta3)
 
-        def beta3(count: Any) -> Any:
+        def beta3(count: ArrayLike) -> Array:
             share = jnp.minimum(count / over, 1.0)
             return jnp.exp(first * last / ((1 - share) * last + share * first))
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from limba.config import kinds
-from limba.config.card import CardConfig
 from limba.config.data import OBJECTIVES, DataConfig
 from limba.config.errors import one_of, positive, require
 from limba.config.generation import GenerationConfig
 from limba.config.kinds import NonNegativeInt, OpenShare, PositiveFloat, PositiveInt
-from limba.config.mesh import MeshConfig
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig
 
@@ -26,6 +25,55 @@ REPORTS = ("tensorboard", "wandb")
 REDUCTIONS = ("auto", "float32", "bfloat16")
 HUB_STRATEGIES = ("end", "every_save")
 RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+NAME_ON_HUB = re.compile(r"[\w.+-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """The sizes of the device mesh's axes. -1 for `data` means all devices that the other two leave.
+
+    >>> MeshConfig(fsdp=2).sizes(8)
+    (4, 2, 1)
+    """
+
+    data: int = -1  # groups of devices with their own rows; -1: all that are left
+    fsdp: PositiveInt = 1  # devices that share parameters, and have their own rows
+    model: PositiveInt = 1  # devices that share each matrix product
+    shard_update: bool = True  # pure data parallelism: shard optimizer state and update across devices (ZeRO-style)
+    auto: bool = False  # the smallest fsdp, then model, whose compiled step fits the devices' memory
+    memory_gib: float | None = None  # memory per device, for auto; None: 95 % of the limit that the devices report
+
+    def __post_init__(self) -> None:
+        kinds.check(self)
+        require(
+            not self.auto or (self.data, self.fsdp, self.model) == (-1, 1, 1),
+            "MeshConfig.auto",
+            f"chooses the sizes, and MeshConfig.data is {self.data}, MeshConfig.fsdp {self.fsdp} and MeshConfig.model"
+            f" {self.model}; remove these, or set MeshConfig.auto to False.",
+        )
+        require(
+            self.memory_gib is None or (self.auto and self.memory_gib > 0),
+            "MeshConfig.memory_gib",
+            f"is {self.memory_gib!r}; give a number above 0, and set MeshConfig.auto, which it is for.",
+        )
+        require(
+            self.data == -1 or self.data > 0,
+            "MeshConfig.data",
+            f"is {self.data!r}; give a whole number above 0, or -1 for all devices that the other axes leave.",
+        )
+
+    def sizes(self, num_devices: int) -> tuple[int, int, int]:
+        """Returns (data, fsdp, model) for this number of devices; ConfigError if they do not divide."""
+        rest = self.fsdp * self.model
+        data = num_devices // rest if self.data == -1 else self.data
+        require(
+            data * rest == num_devices,
+            "MeshConfig.data",
+            f"is {self.data}, which with MeshConfig.fsdp {self.fsdp} and MeshConfig.model {self.model} does not fit"
+            f" {num_devices} devices; give sizes whose product is the number of devices.",
+        )
+        return data, self.fsdp, self.model
 
 
 @dataclass(frozen=True)
@@ -98,6 +146,39 @@ class GuardConfig:
     def __post_init__(self) -> None:
         kinds.check(self)
         one_of(self, "action", GUARD_ACTIONS)
+
+
+@dataclass(frozen=True)
+class CardConfig:
+    """What the card of an exported model says, by which the hub lists it; several names with commas, or a tuple.
+
+    >>> CardConfig(language="en,ms").language
+    ('en', 'ms')
+    """
+
+    language: str | tuple[str, ...] | None = None  # by ISO 639's codes: 'ro'
+    licence: str | None = None  # by the hub's name: 'apache-2.0'; None: 'other', and a sentence that none is chosen yet
+    datasets: str | tuple[str, ...] | None = None  # on the hub; None: those that the task reads from it
+    hardware: str | None = None  # that trained it: 'TPU v4-8'
+    thank_trc: bool = False  # thank Google's TPU Research Cloud
+
+    def __post_init__(self) -> None:
+        kinds.check(self)
+        for name in ("language", "datasets"):
+            given = getattr(self, name)
+            names = tuple(part.strip() for part in (given.split(",") if isinstance(given, str) else given or ()))
+            object.__setattr__(self, name, names or None)
+        for name, pattern, example in (
+            ("language", LANGUAGE, "codes such as 'ro' or 'en,ms'"),
+            ("datasets", NAME_ON_HUB, "names on the hub such as 'user/name'"),
+        ):
+            wrong = [part for part in getattr(self, name) or () if not pattern.fullmatch(part)]
+            require(not wrong, f"CardConfig.{name}", f"holds {(wrong or [''])[0]!r}; give {example}.")
+        require(
+            self.licence is None or bool(NAME_ON_HUB.fullmatch(self.licence)),
+            "CardConfig.licence",
+            f"is {self.licence!r}; give the hub's name of one, such as 'apache-2.0'.",
+        )
 
 
 @dataclass(frozen=True)

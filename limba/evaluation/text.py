@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import seqio
 from etils import epath
+from jax.sharding import Mesh
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
 from limba.config import InputError, RunConfig
@@ -32,6 +33,7 @@ from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference.generate import Writer, log_likelihoods, padded
 from limba.inference.load import TrainedModel
 from limba.model import Network
+from limba.model.trees import Parameters
 from limba.sharding.mesh import batch_sharding
 from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
@@ -52,7 +54,7 @@ class TextEvaluation:
     """
 
     def __init__(
-        self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Any, name: str = ""
+        self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Mesh, name: str = ""
     ):
         parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
         parts = parts if config.evaluation.num_examples else []
@@ -81,7 +83,7 @@ class TextEvaluation:
         """The names of the figures. InputError for a metric that fails: it is computed of the targets themselves."""
         return tuple(self._joined({part.name: self._of_targets(part) for part in self.tasks}))
 
-    def _read(self, example: Mapping[str, Any]) -> np.ndarray:
+    def _read(self, example: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the ids that the model reads: in a language model's rows a start precedes the inputs."""
         return np.pad(example["inputs"], (1, 0)) if self._model.config.is_decoder_only else example["inputs"]
 
@@ -93,7 +95,7 @@ class TextEvaluation:
         outputs = {PREDICTION: ids, SCORE: scores, WITH_AUX: (ids, {"scores": scores})}
         return figures_of(part, part.metric_objs, examples, outputs, only_finite=False)
 
-    def __call__(self, params: Any, step: int) -> Figures:
+    def __call__(self, params: Parameters, step: int) -> Figures:
         """Returns metric -> figure; with several tasks task/metric. Texts are written to model_dir/evaluations."""
         return self._joined({part.name: self._judge(part, params, step) for part in self.tasks})
 
@@ -113,10 +115,10 @@ class TextEvaluation:
             return next(iter(found.values()))
         return {f"{name}/{metric}": value for name, figures in found.items() for metric, value in figures.items()}
 
-    def _judge(self, part: seqio.Task, params: Any, step: int) -> Figures:
+    def _judge(self, part: seqio.Task, params: Parameters, step: int) -> Figures:
         examples = self._examples[part.name]
         kinds = {metric.model_output_type for metric in part.metric_objs}
-        outputs: dict[ModelOutputType, Any] = {}
+        outputs: dict[ModelOutputType, Sequence[Any] | np.ndarray] = {}
         inputs = [self._read(example) for example in examples]
         written = self._writer.write_all(params, inputs)
         ids = [samples[0].ids for samples in written]
@@ -135,7 +137,7 @@ class TextEvaluation:
 
     def _write(self, part: seqio.Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
         make_folder(self._directory)
-        lines: list[dict[str, Any]] = [{"figures": figures}]
+        lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
         for example, prediction in zip(self._examples[part.name], texts, strict=True):
             given, target = (text_of(example, name, features[name].vocabulary) for name in FEATURES)
@@ -155,8 +157,8 @@ def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
 def figures_of(
     part: seqio.Task,
     metrics: Sequence[Any],
-    examples: Sequence[Mapping[str, Any]],
-    outputs: Mapping[Any, Any],
+    examples: Sequence[Mapping[str, np.ndarray]],
+    outputs: Mapping[ModelOutputType, Sequence[Any] | np.ndarray],
     only_finite: bool = True,
 ) -> Figures:
     """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.
@@ -183,7 +185,9 @@ def figures_of(
     return figures
 
 
-def _computed(part: seqio.Task, metric: Any, examples: Sequence[Mapping[str, Any]], output: Any) -> Mapping[str, Any]:
+def _computed(
+    part: seqio.Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any
+) -> Mapping[str, Any]:
     judged = metric.from_model_output(examples, output, part.output_features)
     if isinstance(judged, CollectingMetric):
         return judged.actual_compute(examples, part.output_features)[0]

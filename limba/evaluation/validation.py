@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from limba.data.validation_split import validation_batches
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import has_dummy_space, piece_bytes
 from limba.model import Batch, Network
+from limba.model.trees import Parameters
 from limba.sharding.agreement import compiled_together
 from limba.sharding.mesh import num_batch_groups
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, logits_bytes
@@ -37,15 +37,15 @@ class LossEvaluation:
     """A function from parameters to the figures of the validation split, and their names."""
 
     names: tuple[str, ...]
-    figures_of: Callable[[Any], Figures]
+    figures_of: Callable[[Parameters], Figures]
 
-    def __call__(self, params: Any) -> Figures:
+    def __call__(self, params: Parameters) -> Figures:
         """Returns the figures."""
         return self.figures_of(params)
 
 
 def loss_evaluation(
-    config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, sharding: Any
+    config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, sharding: jax.sharding.Sharding
 ) -> LossEvaluation | None:
     """Returns the evaluation of the validation split, or None if the split is empty.
 
@@ -79,7 +79,7 @@ def loss_evaluation(
         counts = character_sets.counts(batch["decoder_target_tokens"], begun)
         return place_batch({**batch, "character_counts": counts}, sharding)
 
-    def evaluate(params: Any) -> Figures:
+    def evaluate(params: Parameters) -> Figures:
         began = time.monotonic()
         sums = jax.device_get([sums_of(params, place(*each)) for each in zip(batches, starts, strict=True)])
         total = jax.tree.map(lambda *parts: np.sum(parts, axis=0, dtype=np.float64), *sums)
@@ -118,10 +118,12 @@ def _names_of(character_set: str) -> tuple[str, str]:
     return f"bits_per_byte/{character_set}", f"bytes/{character_set}"
 
 
-def jit_evaluation(model: Network, loss: LossConfig, num_microbatches: int) -> Callable[[Any, Batch], dict[str, Array]]:
+def jit_evaluation(
+    model: Network, loss: LossConfig, num_microbatches: int
+) -> Callable[[Parameters, Batch], dict[str, Array]]:
     """Returns the jitted `evaluation_sums` of one batch, computed in parts whose logits fit on a device."""
 
-    def evaluate(params: Any, batch: Batch) -> dict[str, Array]:
+    def evaluate(params: Parameters, batch: Batch) -> dict[str, Array]:
         rows, length = batch["decoder_target_tokens"].shape
         parts = microbatches(batch, _num_parts(model, rows, length, num_microbatches))
         sums = jax.lax.map(lambda part: evaluation_sums(model, loss, params, part), parts)
@@ -130,7 +132,7 @@ def jit_evaluation(model: Network, loss: LossConfig, num_microbatches: int) -> C
     return jax.jit(evaluate)
 
 
-def evaluation_sums(model: Network, loss: LossConfig, params: Any, batch: Batch) -> dict[str, Array]:
+def evaluation_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch) -> dict[str, Array]:
     """Returns `loss_sums` without dropout, and `nats_by_set` [S], the plain cross entropy by character set.
 
     The batch's `character_counts` [B, Q, S] are the bytes that each target has in each of the S sets: its nats are

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 from etils import epath
@@ -72,12 +72,35 @@ def fallback_directory(model_dir: str, fallback_dir: str | None) -> epath.Path |
     return resolved(fallback_dir) / f"{run.name}-{digest}" / "checkpoints"
 
 
-def read_data(path: epath.Path) -> dict[str, Any]:
+class GuardNotes(TypedDict, total=False):
+    """What the guard of a run needs at a step: the loss and gradient norm of recent steps, and where its data begin."""
+
+    data_start: int
+    window: list[list[float]]
+
+
+class Notes(TypedDict, total=False):
+    """What a checkpoint keeps of a run beside its state and its data position."""
+
+    guard: GuardNotes
+
+
+class DataItem(TypedDict):
+    """The item `data` of a checkpoint: the position of each shard as base64, and the data to which they belong."""
+
+    task: str
+    seed: int
+    num_data_shards: int | None
+    positions: dict[str, str]
+    notes: NotRequired[Notes]
+
+
+def read_data(path: epath.Path) -> DataItem:
     """Returns the item `data` of a checkpoint; what it raises is the file's fault, or `failures.is_passing`."""
     data = json.loads((path / "data" / "metadata").read_text())
     if not isinstance(data, dict):
         raise ValueError("data/metadata is not a JSON object")
-    return data
+    return cast(DataItem, data)
 
 
 def damage(path: epath.Path, how: str = "checksums", part: tuple[int, int] = (0, 1)) -> list[str]:

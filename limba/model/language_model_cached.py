@@ -5,11 +5,9 @@ Query heads that share keys and values read them directly from the cache, withou
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import ModelConfig
 from limba.model.kernels.einsum import cached_attention, dot_product_attention
@@ -104,7 +102,7 @@ class _Network:
         by_distance = bias_by_distance(self._config, table, self._length)
         return bias_row(by_distance, place, self._length)
 
-    def _apply(self, layer: Parameters, method: str, *inputs: Any) -> Any:
+    def _apply(self, layer: Parameters, method: str, *inputs: PyTree) -> PyTree:
         return apply_module(LanguageModelLayer(self._config), layer, *inputs, method=method)
 
     def _stack(self, method: str, *inputs: Array) -> Array:

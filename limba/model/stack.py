@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from limba.config import ModelConfig
 from limba.model.layers import ATTENDED, DENSE
 from limba.model.trees import Cache, Parameters
 from limba.sharding.mesh import constrain_batch_sharding
 
+Method = Callable[..., PyTree] | str | None  # of a module; None: its call
+
 
 def apply_module(
-    module: nn.Module, params: Parameters, *inputs: Any, method: Any = None, dropout_key: Array | None = None
-) -> Any:
+    module: nn.Module, params: Parameters, *inputs: PyTree, method: Method = None, dropout_key: Array | None = None
+) -> PyTree:
     """Returns what `method` of a module, by default its call, computes with these parameters."""
     rngs = {} if dropout_key is None else {"dropout": dropout_key}
     return module.apply({"params": params}, *inputs, rngs=rngs, method=method)
@@ -35,7 +36,7 @@ def run_layers(
     layer_type: type[nn.Module],
     num_layers: int,
     x: Float[Array, "B L D"],
-    inputs: tuple[Any, ...],
+    inputs: tuple[PyTree, ...],
     deterministic: bool,
 ) -> Float[Array, "B L D"]:
     """Returns `x` after `num_layers` layers, whose stacked parameters `owner` holds as `layers`.
@@ -90,11 +91,11 @@ def _rematerialized(step: Callable, remat: str, prevent_cse: bool) -> Callable:
     return jax.checkpoint(step, policy=policy, prevent_cse=prevent_cse)
 
 
-DecodeLayer = Callable[[Array, Cache, Any, Array | int], tuple[Array, Cache]]
+DecodeLayer = Callable[[Array, Cache, PyTree, Array | int], tuple[Array, Cache]]
 
 
 def decode_runner(
-    config: ModelConfig, num_layers: int, stacked: Any
+    config: ModelConfig, num_layers: int, stacked: PyTree
 ) -> Callable[[DecodeLayer, Array, Cache], tuple[Array, Cache]]:
     """Returns a function (one_layer, x, cache) -> (x, cache) that runs the layers of one decode step.
 

@@ -62,10 +62,9 @@ class DecoderLayer(nn.Module):
         x: Float[Array, "B Q D"],
         encoded: Float[Array, "B K D"],
         attend: AttentionKernel,
-        cross_attend: AttentionKernel,
         bias: Array | None,
         mask: Mask,
-        cross_mask: Mask,
+        cross: tuple[AttentionKernel, Mask],
         deterministic: bool,
     ) -> Float[Array, "B Q D"]:
         config = self.config
@@ -77,7 +76,7 @@ class DecoderLayer(nn.Module):
         x = x + drop(y, deterministic)
         y = norm(config, "pre_cross_attention_layer_norm")(x)
         cross_attention = Attention(config, name="encoder_decoder_attention")
-        y = cross_attention(y, encoded, cross_attend, None, cross_mask, deterministic)
+        y = cross_attention(y, encoded, cross[0], None, cross[1], deterministic)
         x = x + drop(y, deterministic)
         y = norm(config, "pre_mlp_layer_norm")(x)
         return x + drop(MlpBlock(config, name="mlp")(y, deterministic), deterministic)
@@ -120,7 +119,7 @@ class Decoder(nn.Module):
         cross_attend = choose(config, self.mesh, batch, length, encoded.shape[1])
         bias = None if config.relative_bias_per_layer else _relative_bias(config, False, attend)
         x = Dropout(config.dropout_rate)(x, deterministic)
-        inputs = (encoded, attend, cross_attend, bias, mask, cross_mask)
+        inputs = (encoded, attend, bias, mask, (cross_attend, cross_mask))
         x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
         x = Dropout(config.dropout_rate)(norm(config, "decoder_norm")(x), deterministic)
         return x if config.logits_via_embedding or as_states else logits_dense(config, "logits_dense")(x)

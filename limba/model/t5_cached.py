@@ -6,8 +6,6 @@ are computed once, the same for all continuations of an input.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -16,7 +14,7 @@ from limba.config import ModelConfig
 from limba.model.kernels.einsum import cached_attention
 from limba.model.layers import Embed, MlpBlock, dense, logits_dense, norm
 from limba.model.relative_bias import bias_by_distance, bias_row
-from limba.model.stack import apply_module, decode_runner
+from limba.model.stack import Method, apply_module, decode_runner
 from limba.model.trees import Cache, DecodeStep, Parameters
 
 
@@ -58,7 +56,7 @@ def cached_decoder(
     return step, {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
 
 
-def _embed(config: ModelConfig, params: Parameters, x: Array, method: Any = None) -> Array:
+def _embed(config: ModelConfig, params: Parameters, x: Array, method: Method = None) -> Array:
     return apply_module(Embed(config), params["token_embedder"], x, method=method)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
-Parameters = Mapping[str, Any]  # nested by T5X's names, layers stacked on axis 0
+Parameters = Mapping[str, PyTree]  # nested by T5X's names, layers stacked on axis 0
+Ref = Any  # the memory that a Pallas kernel reads or writes; jax has no public name for it
 Batch = Mapping[str, Array]  # seqio's feature names; a decoder-only network reads those of the decoder
 Cache = dict[str, Array]  # the KV cache: "key" and "value", each [N, R, H, L, C]
 # (cache, last ids, position) -> (logits of the next ids, cache)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -31,6 +31,9 @@ from limba.config import InputError, NonFiniteError, RestartError, RunConfig, St
 from limba.config.errors import reason_of
 from limba.config.secrets import without_credentials
 from limba.config.waiting import waiting
+
+if TYPE_CHECKING:
+    pass
 
 T = TypeVar("T")
 # What a process has: a name that says what it is, and its value as text.

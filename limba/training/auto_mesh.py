@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from limba.config import InputError, MeshConfig, RunConfig
 from limba.config.waiting import waiting
@@ -25,7 +26,7 @@ from limba.storage.files import read_text, write_whole
 from limba.training.optimizer import optimizer_of
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, state_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, jit_train_step
 
 FILE = "mesh.json"
 USABLE = 0.95  # of a device's memory; evaluation and the next batch need some too
@@ -83,7 +84,7 @@ def candidates(config: RunConfig, num_devices: int) -> list[MeshConfig]:
 
 def abstract_step(
     config: RunConfig, mesh: Mesh, feature_shapes: Mapping[str, tuple[int, int]]
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, tuple[PyTree, ...]]:
     """Returns the run's jitted training step and its arguments' shapes, the state first; nothing is compiled.
 
     The mesh's devices need not be on this machine.
@@ -96,8 +97,8 @@ def abstract_step(
     batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=rows) for name, shape in feature_shapes.items()}
     key = jax.eval_shape(lambda: jax.random.key(0, impl=config.random_bits))
     drops = config.guard.action == "skip"
-    parts, dtype = config.num_microbatches, config.gradient_reduce_dtype
-    step = jit_train_step(model, optimizer, schedule, config.loss, parts, shardings, dtype, drops)
+    gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
+    step = jit_train_step(gradient, optimizer, schedule, shardings, drops)
     return step, (state, batch, key, *((jax.ShapeDtypeStruct((2,), np.float32),) if drops else ()))
 
 
@@ -171,7 +172,7 @@ def _over_processes(size: float, choose: Callable) -> float:
     return math.inf if chosen == 2**31 - 1 else chosen * 2**10
 
 
-def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, Any]:
+def _about(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], limit: int) -> dict[str, object]:
     """Returns all that the choice of the mesh depends on."""
     trained = (config.model, config.optimizer, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
     trained += (config.mesh.shard_update, sorted(feature_shapes.items()))
@@ -186,7 +187,7 @@ def _path(model_dir: str) -> epath.Path:
     return epath.Path(model_dir) / FILE
 
 
-def _saved(model_dir: str, about: Mapping[str, Any]) -> MeshConfig | None:
+def _saved(model_dir: str, about: Mapping[str, object]) -> MeshConfig | None:
     """Returns the choice saved in model_dir, as the first process reads it."""
     sizes = np.zeros(2, np.int32)
     saved = _read(model_dir) if jax.process_index() == 0 else None
@@ -212,7 +213,7 @@ def _read(model_dir: str) -> dict[str, Any] | None:
     return None
 
 
-def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, Any]) -> None:
+def _save(model_dir: str, sizes: MeshConfig, size: float, about: Mapping[str, object]) -> None:
     if jax.process_index() == 0:
         choice = {"fsdp": sizes.fsdp, "model": sizes.model, "live_gib": round(size / 2**30, 3), "about": about}
         write_whole(_path(model_dir), json.dumps(choice, indent=1) + "\n")

@@ -41,21 +41,21 @@ def logits_bytes(rows: int, length: int, vocab_size: int, mesh: Mesh | None) -> 
 
 def chunked_cross_entropy(
     states: Float[Array, "B Q D"],
-    head: Float[Array, "D V"],
+    head: tuple[Float[Array, "D V"], float],
     targets: Int[Array, "B Q"],
     weights: Float[Array, "B Q"],
     config: LossConfig,
     mesh: Mesh | None = None,
-    scale: float = 1.0,
     num_chunks: int | None = None,
 ) -> Sums:
     """Returns weighted sums over the tokens of what `losses.cross_entropy` returns: nats as trained, plain, correct.
 
-    The logits are `scale * states @ head`. `num_chunks` is at most the rows of a device; by default the fewest that
-    keep a chunk below CHUNK_BYTES.
+    `head` is (matrix, scale): the logits are `scale * states @ matrix`. `num_chunks` is at most the rows of a device;
+    by default the fewest that keep a chunk below CHUNK_BYTES.
     """
     rows, length, _ = states.shape
-    vocab_size = head.shape[1]
+    matrix, scale = head
+    vocab_size = matrix.shape[1]
     groups, parts = num_batch_groups(mesh), _vocab_parts(mesh, vocab_size)
     if rows % groups:
         mesh, groups, parts = None, 1, 1  # a validation's few rows, on any device
@@ -66,7 +66,7 @@ def chunked_cross_entropy(
     alone = mesh is None or mesh.size == 1
     axis = LOGICAL_AXIS_RULES["vocab"] if parts > 1 and not alone else None
     plan = _Plan(config, scale, num_chunks, vocab_size, axis)
-    return _sums(plan, None if alone else mesh, states, head, targets, weights)
+    return _sums(plan, None if alone else mesh, states, matrix, targets, weights)
 
 
 def _vocab_parts(mesh: Mesh | None, vocab_size: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from limba.config import GuardConfig, LossConfig, NonFiniteError, RunConfig
+from limba.formats.limba_checkpoint import GuardNotes, Notes
 from limba.model import Batch, Network
+from limba.model.trees import Parameters
 from limba.sharding.mesh import num_batch_groups
-from limba.training.ledger import Ledger
+from limba.training.ledger import Entry, Ledger, RowEntry
 from limba.training.losses import cross_entropy
-from limba.training.metrics.logging import Metrics
+from limba.training.metrics.figures import RecentSteps
+from limba.training.reading import RowReader, ShardRows
 from limba.training.state import TrainState, gather_parameters
-from limba.training.step import microbatches
+from limba.training.step import Limits, microbatches
 
 LAG = 8  # a step's limits come from steps at least this many before it, so that devices need not wait for the host
 MIN_STEPS = 20  # good steps before anything but a number that is not finite is a spike
@@ -35,6 +38,7 @@ MAX_REWINDS = 3  # to one checkpoint
 # log gradient norm, which in ordinary runs rises by a factor of 3 within a window.
 LEAST_OF_LOSS, LEAST_OF_LOG_NORM = 0.02, 0.2
 LEAST_OF_ROWS = 0.05  # as LEAST_OF_LOSS, of single rows of a batch
+Place = Callable[[ShardRows], Batch]  # from one process's rows of a batch to the global batch
 CHECKED = ("loss", "gradient_norm", "update_norm")
 
 
@@ -115,14 +119,14 @@ class Spike(NamedTuple):
     """A step that is not finite or above its limits."""
 
     step: int
-    rows: Any  # this process's rows of its batch, by shard
+    rows: ShardRows  # this process's rows of its batch
     values: Mapping[str, float]  # loss, gradient_norm, update_norm
     reason: str  # begins with "its"
     typical_loss: float = math.inf  # the median of the good steps before it
     number: int = 1  # of the spikes in a row
 
     @classmethod
-    def of(cls, step: int, rows: Any, values: Mapping[str, float], limits: np.ndarray) -> Spike | None:
+    def of(cls, step: int, rows: ShardRows, values: Mapping[str, float], limits: np.ndarray) -> Spike | None:
         """Returns the spike, or None for a good step; `jit_train_step` drops by the same comparison."""
         broken = [name for name in CHECKED if not math.isfinite(values[name])]
         over = [(name, limit) for name, limit in zip(CHECKED, limits.tolist(), strict=False) if values[name] > limit]
@@ -140,34 +144,41 @@ class Spike(NamedTuple):
 class Guard:
     """Judges the steps of one run, lagging behind the devices, and says and writes what it does about a spike."""
 
-    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, metrics: Metrics):
+    def __init__(self, config: RunConfig, model: Network, ledger: Ledger, recent: RecentSteps, place: Place):
         self.action, self.ledger, self._config = config.guard.action, ledger, config
-        self._metrics, self._model, self._window = metrics, model, Window(config.guard)
-        self._pending: deque[tuple[int, Any, Mapping[str, Any], np.ndarray | None]] = deque()
-        self._in_a_row, self._rewinds, self._data_start = 0, {}, 0
-        self._row_losses: Callable | None = None
+        self._recent, self._metrics, self._place = recent, recent.metrics, place
+        self._model, self._window = model, Window(config.guard)
+        self._pending: deque[tuple[int, ShardRows, Mapping[str, Array], np.ndarray | None]] = deque()
+        self._in_a_row, self._rewinds, self._data_start = 0, dict[int | None, int](), 0
+        self._row_losses: Callable[[Parameters, Batch], Array] | None = None
 
-    def begin(self, start: int, notes: Mapping[str, Any] | None) -> None:
+    def begin(self, start: int, notes: Notes | None) -> None:
         """Starts with what a checkpoint at step `start` has kept; None: the data are read from their beginning."""
         self._pending.clear()
-        kept: Mapping[str, Any] = {"data_start": start} if notes is None else notes.get("guard", {})
+        kept: GuardNotes = {"data_start": start} if notes is None else notes.get("guard", {})
         self._data_start = kept.get("data_start", 0)
         self._window.restore(kept.get("window", ()))
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> Notes:
         """Returns what a checkpoint keeps for `begin`; all steps so far must have been judged."""
         self.ledger.write()
         return {"guard": {"data_start": self._data_start, "window": self._window.notes()}}
 
-    def arguments(self, step: int) -> tuple[np.ndarray, ...]:
-        """Returns the last arguments of a step's `train_step`: with 'skip' its limits.
+    def before(self, step: int, state: TrainState) -> Limits | None:
+        """Returns the last arguments of a step's `train_step`: with 'skip' its limits; None: its batch is passed over.
 
-        The steps up to LAG before it must have been judged.
+        With 'skip' the steps up to LAG before it are judged first, and those that the devices have dropped written
+        down; `state` is the one before the step.
         """
-        return (self._window.limits(step),) if self.action == "skip" else ()
+        if step in self.ledger:
+            return None
+        if self.action != "skip":
+            return ()
+        self._write_dropped(step - LAG, state)
+        return (self._window.limits(step),)
 
-    def add(self, step: int, rows: Any, metrics: Mapping[str, Any], limits: tuple[np.ndarray, ...]) -> None:
-        """Adds a step; its metrics may still be computing on the devices."""
+    def after(self, step: int, rows: ShardRows, metrics: Mapping[str, Array], limits: Limits) -> None:
+        """Takes a step; its metrics may still be computing on the devices."""
         if self.action == "off":
             return
         if self.action == "skip":  # these are fetched at every step, LAG steps later
@@ -175,7 +186,24 @@ class Guard:
                 metrics[name].copy_to_host_async()
         self._pending.append((step, rows, {name: metrics[name] for name in CHECKED}, limits[0] if limits else None))
 
-    def judge(self, upto: int) -> list[Spike]:
+    def judge(self, upto: int, state: TrainState) -> Spike | None:
+        """Judges the steps up to `upto`, the step of `state`; returns a spike for which the run must rewind."""
+        if self.action == "skip":
+            self._write_dropped(upto, state)
+        elif spikes := self.spikes(upto):
+            if self.action == "rewind":
+                return spikes[0]
+            self.warn(spikes)
+        return None
+
+    def rewind(self, spike: Spike, reader: RowReader) -> TrainState:
+        """Returns the state of the last good checkpoint, where `reader` is then too; later ones are set aside."""
+        state, notes = reader.go_back(self.target(spike, reader.checkpoints.steps()))
+        self.begin(int(state.step), notes)
+        self._write_rewound(spike, state)
+        return state
+
+    def spikes(self, upto: int) -> list[Spike]:
         """Waits for the devices, and returns the spikes among the steps up to `upto` that have not been judged."""
         spikes = []
         ready = []
@@ -204,12 +232,18 @@ class Guard:
             more = f"; {len(found) - 1} more up to step {found[-1].step:,}" if len(found) > 1 else ""
             self._metrics.say(f"Step {found[0].step:,} spikes: {found[0].reason}{more}. Nothing is done about it.")
 
-    def drop(self, spike: Spike, state: TrainState, place: Callable[[Any], Batch]) -> None:
+    def _write_dropped(self, upto: int, state: TrainState) -> None:
+        """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
+        for spike in self.spikes(upto):
+            self._recent.forget(spike.step)
+            self.drop(spike, state)
+
+    def drop(self, spike: Spike, state: TrainState) -> None:
         """Writes down a batch whose update the devices have dropped; `state` is one of a few steps later, at most.
 
         Raises NonFiniteError after MAX_IN_A_ROW dropped steps in a row.
         """
-        rows = self._rows_that_stand_out(spike, state, place)
+        rows = self._rows_that_stand_out(spike, state)
         self.ledger.append([self._entry(spike.step, "skip", spike.reason, spike, rows)])
         self._event(spike, "skip")
         named = _in_words(rows)
@@ -242,11 +276,11 @@ class Guard:
             )
         return target
 
-    def rewound(self, spike: Spike, state: TrainState, place: Callable[[Any], Batch]) -> None:
+    def _write_rewound(self, spike: Spike, state: TrainState) -> None:
         """Writes down the batches around a spike; `state` is the one that the run has returned to."""
         here, around = int(state.step), self._config.guard.batches_around
         first, last = max(here + 1, spike.step - around), spike.step + around
-        rows = self._rows_that_stand_out(spike, state, place)
+        rows = self._rows_that_stand_out(spike, state)
         entries = [
             self._entry(batch, "rewind", spike.reason, spike, rows)
             if batch == spike.step
@@ -265,24 +299,24 @@ class Guard:
         values = {**{name: _number(spike.values[name]) for name in ("loss", "gradient_norm")}, **more}
         self._metrics.event(spike.step, {"action": action, "reason": spike.reason, **values})
 
-    def _entry(
-        self, batch: int, action: str, reason: str, spike: Spike | None, rows: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def _entry(self, batch: int, action: str, reason: str, spike: Spike | None, rows: list[RowEntry]) -> Entry:
         """Returns a batch's line of the ledger; `data_batch` counts batches from the beginning of the data."""
         values = {} if spike is None else spike.values
-        figures = {name: _number(values.get(name, math.nan)) for name in ("loss", "gradient_norm")}
-        data_batch = batch - self._data_start
         return {
-            "batch": batch, "data_batch": data_batch, "action": action, "reason": reason, **figures, "rows": list(rows)
-        }  # fmt: skip
+            "batch": batch,
+            "data_batch": batch - self._data_start,
+            "action": action,
+            "reason": reason,
+            "loss": _number(values.get("loss", math.nan)),
+            "gradient_norm": _number(values.get("gradient_norm", math.nan)),
+            "rows": rows,
+        }
 
-    def _rows_that_stand_out(
-        self, spike: Spike, state: TrainState, place: Callable[[Any], Batch]
-    ) -> list[dict[str, Any]]:
+    def _rows_that_stand_out(self, spike: Spike, state: TrainState) -> list[RowEntry]:
         if self._row_losses is None:
             self._row_losses = jit_row_losses(self._model, self._config.loss)
         params = gather_parameters(self._model, state.params)
-        losses = np.asarray(self._row_losses(params, place(spike.rows)))
+        losses = np.asarray(self._row_losses(params, self._place(spike.rows)))
         size = self._config.data.rows_per_shard
         return [
             {"shard": int(row) // size, "row": int(row) % size, "loss": _number(losses[row])}
@@ -311,7 +345,7 @@ def rows_standing_out(losses: np.ndarray, threshold: float, typical: float) -> l
     return [row for row, loss in enumerate(losses.tolist()) if not loss <= limit]
 
 
-def jit_row_losses(model: Network, loss: LossConfig) -> Callable[[Any, Batch], Float[Array, " B"]]:
+def jit_row_losses(model: Network, loss: LossConfig) -> Callable[[Parameters, Batch], Float[Array, " B"]]:
     """Returns a jitted function from parameters and a batch to the mean loss of each row's tokens, without dropout.
 
     Each group of devices computes one row at a time, since a training step has no room for all logits either. Rows
@@ -319,13 +353,13 @@ def jit_row_losses(model: Network, loss: LossConfig) -> Callable[[Any, Batch], F
     """
     groups = 1 if model.mesh is None else num_batch_groups(model.mesh)
 
-    def one_part(params: Any, part: Batch) -> Float[Array, " R"]:
+    def one_part(params: Parameters, part: Batch) -> Float[Array, " R"]:
         targets, weights = part["decoder_target_tokens"], part["decoder_loss_weights"].astype(jnp.float32)
         trained, _, _ = cross_entropy(model.apply(params, part, None), targets, loss)
         sums, tokens = jnp.sum(jnp.where(weights > 0, trained * weights, 0.0), 1), jnp.sum(weights, 1)
         return jnp.where(tokens > 0, sums / jnp.maximum(tokens, 1.0), -jnp.inf)
 
-    def row_losses(params: Any, batch: Batch) -> Float[Array, " B"]:
+    def row_losses(params: Parameters, batch: Batch) -> Float[Array, " B"]:
         parts = microbatches(batch, len(batch["decoder_target_tokens"]) // groups)
         by_part = jax.lax.map(lambda part: one_part(params, part), parts)
         return jnp.swapaxes(by_part, 0, 1).reshape(-1)
@@ -339,7 +373,7 @@ def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+def _in_words(rows: Sequence[RowEntry]) -> str:
     """Returns a sentence that names the rows by shard.
 
     >>> _in_words([{"shard": 1, "row": 0}, {"shard": 1, "row": 3}, {"shard": 4, "row": 2}])

@@ -8,8 +8,8 @@ counted from the beginning of the data. Numbers that are not finite are null.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import jax
 from etils import epath
@@ -21,6 +21,26 @@ from limba.storage.files import read_text, resolved, try_to_write
 from limba.training.metrics.records import LEDGER
 
 FILE = LEDGER
+
+
+class RowEntry(TypedDict):
+    """A row that stood out in its batch."""
+
+    shard: int
+    row: int
+    loss: float | None
+
+
+class Entry(TypedDict):
+    """A line of the ledger."""
+
+    batch: int
+    data_batch: int
+    action: str
+    reason: str
+    loss: float | None
+    gradient_norm: float | None
+    rows: list[RowEntry]
 
 
 class Ledger:
@@ -40,7 +60,7 @@ class Ledger:
     def __contains__(self, batch: int) -> bool:
         return batch in self._batches
 
-    def append(self, entries: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, entries: Sequence[Entry]) -> None:
         """Adds batches; the first process writes the whole file again, so that it is never torn."""
         self._batches |= {entry["batch"] for entry in entries}
         self._lines += "".join(json.dumps(entry) + "\n" for entry in entries)
@@ -53,7 +73,7 @@ class Ledger:
             self._is_written = try_to_write(str(self.path), self._lines)
 
 
-def entries_of(text: str, path: str) -> list[dict[str, Any]]:
+def entries_of(text: str, path: str) -> list[Entry]:
     """Returns the entries of a ledger's text; InputError names a line that is none."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -70,7 +90,7 @@ def entries_of(text: str, path: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _of_other_run(config: RunConfig) -> list[dict[str, Any]]:
+def _of_other_run(config: RunConfig) -> list[Entry]:
     given, data = str(config.data.skip), config.data
 
     def read() -> str:
@@ -95,7 +115,7 @@ def _of_other_run(config: RunConfig) -> list[dict[str, Any]]:
     return entries
 
 
-def _from_first_process(read: Any) -> str:
+def _from_first_process(read: Callable[[], str]) -> str:
     """Returns what the first process reads; all raise its InputError."""
     answer = b"-"
     if jax.process_index() == 0:

@@ -2,52 +2,106 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
+import math
+import tempfile
+import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import jax
 from etils import epath
 
-from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError
+from limba.config import InputError, NonFiniteError, RestartError, RunConfig, StorageError, plain
 from limba.config.errors import NOT_WRITABLE, reason_of
-from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Rows
+from limba.data.vocabulary.files import copies_in
 from limba.model import Network
+from limba.model.trees import Parameters
 from limba.sharding import watchdog
 from limba.sharding.agreement import together
 from limba.sharding.preemption import stop_requests
-from limba.storage.files import try_to_write
-from limba.training.ahead import Ahead
-from limba.training.checkpoints.best import Best
-from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.storage import manifest
+from limba.storage.files import read_text, try_to_write, write_whole
+from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.checks import is_out_of_memory, memory_sentence
 from limba.training.epochs import Plan, is_due
-from limba.training.guard import LAG, Guard, Spike
+from limba.training.guard import Guard, Spike
 from limba.training.metrics.figures import RecentSteps, advice_on
-from limba.training.metrics.logging import Metrics
-from limba.training.metrics.tracing import Trace
-from limba.training.reading import RowReader
+from limba.training.reading import RowReader, ShardRows
 from limba.training.state import TrainState, gather_parameters
-from limba.training.step import without_update
+from limba.training.step import Limits, StepMetrics, without_update
 from limba.training.updates.average import evaluated_weights
 
 Figures = Mapping[str, float]
-Place = Callable[[Any], Any]  # from one process's rows of a batch to the global batch
-# From a function that restores a checkpoint to the state, a new stream there, and the checkpoint's notes.
-Begin = Callable[[Callable[..., Restored | None]], tuple[TrainState, Stream, Mapping[str, Any] | None]]
+# From the state, this process's rows of the batch and the guard's limits to the next state and the step's metrics.
+Update = Callable[[TrainState, ShardRows, Limits], tuple[TrainState, StepMetrics]]
+
+COPIED_TO_BEST = ("config.gin", plain.FILE, "vocabulary.model")  # model_dir/best is then read like a run
+FIRST_TRACED = 3  # of a start's steps: the first compiles, the second may still wait for data
+SECONDS_AHEAD = 1.0  # of steps that have begun and not ended: a stop is carried out after them
+FEWEST, MOST = 2, 32  # steps; with two the devices need not wait for the host
 
 
 @dataclass(frozen=True)
 class Evaluations:
     """Functions of the parameters that are called at intervals; None for those that the run lacks."""
 
-    loss: Callable[[Any], Figures] | None  # on the validation split
-    samples: Callable[[Any], Mapping[str, Sequence[str]]] | None  # the texts generated for each prompt
-    text: Callable[[Any, int], Figures] | None  # metrics of the text generated for validation examples, at a step
+    loss: Callable[[Parameters], Figures] | None  # on the validation split
+    samples: Callable[[Parameters], Mapping[str, Sequence[str]]] | None  # the texts generated for each prompt
+    text: Callable[[Parameters, int], Figures] | None  # metrics of text generated for validation examples, at a step
+
+
+class Due(NamedTuple):
+    """What is due after a step."""
+
+    log: bool = False
+    evaluate: bool = False
+    save: bool = False
+    stops: bool = False  # the run was asked to stop, or cannot read on
+    end: str | None = None  # why the run ends here, as a sentence; "": this is its last step; None: it goes on
+
+
+class Events:
+    """Decides what is due at a step, and why a run ends.
+
+    | event    | at each period                | at the end of the run         | where it is asked to stop     |
+    | -------- | ----------------------------- | ----------------------------- | ----------------------------- |
+    | save     | CheckpointConfig.every_steps  | unless the step is saved      | unless the step is saved      |
+    | evaluate | EvaluationConfig.every_steps  | if it is saved then           | no                            |
+    | log      | RunConfig.log_every_steps, the first step, and with the others                                |
+    """
+
+    def __init__(self, config: RunConfig, plan: Plan, start: int):
+        self._config, self._plan, self._start = config, plan, start
+        self.saved = start  # the step that was saved or restored last
+
+    def after(self, step: int, has_ended: bool, stops: bool) -> Due:
+        """Returns what is due; `has_ended` is true if there are no more rows, `stops` if the run is to stop."""
+        end = self._end(step, has_ended, stops)
+        save = step != self.saved and (end is not None or is_due(step, self._plan.saving))
+        evaluate = not stops and (is_due(step, self._plan.evaluation) if end is None else save)
+        line = step == self._start + 1 or is_due(step, self._config.log_every_steps)
+        return Due(line or save or evaluate, evaluate, save, stops, end)
+
+    def rewound(self, step: int, due: Due, saved_steps: Sequence[int]) -> Due:
+        """Returns what is due after the guard has returned to a step: a run that is asked to stop does so there."""
+        self.saved = step
+        if not due.stops:
+            return Due()
+        return Due(save=step not in saved_steps, stops=True, end=self._end(step, False, True))
+
+    def _end(self, step: int, has_ended: bool, stops: bool) -> str | None:
+        if stops:
+            return f"Asked to stop: step {step:,} is saved. The same command resumes from it."
+        if has_ended:
+            passes = self._config.data.num_epochs
+            return f"The corpus has been read {passes} time(s): the run ends at step {step:,}."
+        return "" if step == self._plan.most_steps else None
 
 
 class Loop:
@@ -58,123 +112,88 @@ class Loop:
         config: RunConfig,
         plan: Plan,
         model: Network,
-        stream: Stream,
-        checkpoints: Checkpoints,
+        reader: RowReader,
         evaluations: Evaluations,
-        metrics: Metrics,
         recent: RecentSteps,
         guard: Guard,
-        check_lease: Callable[[], None] = lambda: None,
     ):
-        self.config, self.model, self.stream, self.checkpoints = config, model, stream, checkpoints
-        self.evaluations, self.metrics, self.recent, self.best = evaluations, metrics, recent, Best(config)
-        self.plan, self.guard, self.reader = plan, guard, RowReader(config.data.num_epochs is not None)
-        self.ahead = Ahead()
-        self.check_lease = check_lease  # RestartError if another run has taken over model_dir
-        self.figures: dict[str, Any] = {"train": {}, "validation": {}}
+        self.config, self.plan, self.model, self.reader, self.evaluations = config, plan, model, reader, evaluations
+        self.recent, self.guard, self.metrics, self.checkpoints = recent, guard, recent.metrics, reader.checkpoints
+        self.best, self.ahead = Best(config), Ahead()
+        self.turn = 0  # passes of the loop; a rewind changes only the step
+        self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
 
-    def run(self, state: TrainState, train_step: Callable, place: Place, begin: Begin) -> Mapping[str, Any]:
+    def run(self, state: TrainState, update: Update) -> dict[str, object]:
         """Runs the steps up to `train_steps` and returns what `limba.run.train` returns.
 
-        `place` makes a global batch from one process's rows; `begin` is for the guard's rewind. A run ends early
-        on SIGTERM, at the end of its corpus, or by `EvaluationConfig.patience`.
+        A run ends early on SIGTERM, at the end of its corpus, or by `EvaluationConfig.patience`.
         """
-        config, recent = self.config, self.recent
-        key = jax.random.key(config.random_seed + 1, impl=config.random_bits)
-        step = turn = saved = start = int(state.step)  # a turn is one pass of the loop; a rewind changes only the step
-        interrupted, trace = False, Trace(config, start, self.metrics.say)
+        step = start = self.turn = int(state.step)
+        events, trace = Events(self.config, self.plan, start), Trace(self.config, start, self.metrics.say)
+        due = Due(end="" if start >= self.plan.most_steps else None)
         with stop_requests() as stop_requested:
-            recent.restart()
-            while step < self.plan.most_steps:
-                with recent.waiting():
-                    rows = self.reader.next_rows(self.stream, self.checkpoints.steps())
-                has_ended, interrupted = rows is None, self.reader.failure is not None
+            self.recent.restart()
+            while due.end is None:
+                with self.recent.waiting():
+                    rows = self.reader.next_rows()
                 if rows is not None:
-                    step, turn = step + 1, turn + 1
-                    trace.before(turn)
-                    state = self._update(step, rows, state, train_step, place, key)
-                    self.check_lease()
-                    self.metrics.advance(step)
-                    self._report_saves()
-                    interrupted = stop_requested(turn) or self.reader.must_stop(self.stream)
-                is_last = has_ended or interrupted or step == self.plan.most_steps
-                trace.after(turn, state, is_last)
-                saves = saved != step and (is_last or is_due(step, self.plan.saving))
-                evaluates = not interrupted and (saves if is_last else is_due(step, self.plan.evaluation))
-                if saves or evaluates or step % config.log_every_steps == 0 or step == start + 1:
-                    spike = self._log(step, state, place)
-                    if spike is not None:
-                        del state  # makes room for the one that is restored
-                        state = self._rewind(spike, place, begin)
-                        step = saved = int(state.step)
-                        if not interrupted:
-                            continue
-                        saves = step not in self.checkpoints.steps()
-                ending = self._evaluate(step, state) if evaluates else ""
-                if saves or ending:
+                    step, self.turn = step + 1, self.turn + 1
+                    trace.before(self.turn)
+                    state = self._update(step, rows, state, update)
+                stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn))
+                due = events.after(step, rows is None, stops)
+                trace.after(self.turn, state, is_last=due.end is not None)
+                if due.log and (spike := self._log(step, state)) is not None:
+                    del state  # makes room for the one that is restored
+                    state = self._rewind(spike)
+                    step = int(state.step)
+                    due = events.rewound(step, due, self.checkpoints.steps())
+                if due.evaluate and (reason := self._evaluate(step, state)):
+                    due = due._replace(save=True, end=due.end or reason)
+                if due.save:
                     self._save(step, state)
-                    saved = step
-                if interrupted:
-                    self._report_saves(wait=True)
-                    self.reader.end(step, step > start)
-                    ending = f"Asked to stop: step {step:,} is saved. The same command resumes from it."
-                elif has_ended:
-                    passes = config.data.num_epochs
-                    ending = f"The corpus has been read {passes} time(s): the run ends at step {step:,}."
-                if ending:
-                    self.metrics.end(ending)
-                    break
-        trace.close(turn, state)
+                    events.saved = step
+            if due.stops:
+                self._report_saves(wait=True)
+                self.reader.end(step, step > start)
+            if due.end:
+                self.metrics.end(due.end)
+        trace.close(self.turn, state)
         self._report_saves(wait=True)
-        return {"step": step, "interrupted": interrupted, **self.figures}
+        return {"step": step, "interrupted": due.stops, **self.figures}
 
-    def _update(
-        self, step: int, rows: Mapping[int, Rows], state: TrainState, train_step: Callable, place: Place, key: Any
-    ) -> TrainState:
-        """Returns the state after a step; for a batch of the guard's ledger only the step's number advances."""
-        if step in self.guard.ledger:
-            return without_update(state)
-        if self.guard.action == "skip":
-            self._drop(step - LAG, state, place)
-        limits = self.guard.arguments(step)
-        state, step_metrics = train_step(state, place(rows), key, *limits)
-        watchdog.beat(step, step_metrics["loss"])
-        self.recent.add(step, rows, step_metrics)
-        self.guard.add(step, rows, step_metrics, limits)
-        self.ahead.add(step_metrics["loss"])
+    def _update(self, step: int, rows: ShardRows, state: TrainState, update: Update) -> TrainState:
+        """Returns the state after a step; for a batch that the guard passes over only the step's number advances."""
+        limits = self.guard.before(step, state)
+        if limits is None:
+            state = without_update(state)
+        else:
+            state, metrics = update(state, rows, limits)
+            watchdog.beat(step, metrics["loss"])
+            self.recent.add(step, rows, metrics)
+            self.guard.after(step, rows, metrics, limits)
+            self.ahead.add(metrics["loss"])
+        self.checkpoints.check_lease()
+        self.metrics.advance(step)
+        self._report_saves()
         return state
 
-    def _drop(self, upto: int, state: TrainState, place: Place) -> None:
-        """Leaves the steps whose updates were dropped out of the figures, and writes them down."""
-        for spike in self.guard.judge(upto):
-            self.recent.forget(spike.step)
-            self.guard.drop(spike, state, place)
-
-    def _rewind(self, spike: Spike, place: Place, begin: Begin) -> TrainState:
-        """Returns the state of the last good checkpoint, where the stream is then too; later ones are set aside."""
+    def _rewind(self, spike: Spike) -> TrainState:
         self._report_saves(wait=True)
-        target = self.guard.target(spike, self.checkpoints.steps())
-        self.stream.close()
-        restore = functools.partial(self.checkpoints.restore_step, target) if target is not None else lambda *_: None
-        state, self.stream, notes = begin(restore)
-        self.guard.begin(int(state.step), notes)
-        self.guard.rewound(spike, state, place)
+        state = self.guard.rewind(spike, self.reader)
         self.recent.restart()
         return state
 
-    def _log(self, step: int, state: TrainState, place: Place) -> Spike | None:
+    def _log(self, step: int, state: TrainState) -> Spike | None:
         """Logs the steps since the last logged line; returns a spike for which the run must rewind."""
-        if self.guard.action == "skip":
-            self._drop(step, state, place)
-        elif spikes := self.guard.judge(step):
-            if self.guard.action == "rewind":
-                return spikes[0]
-            self.guard.warn(spikes)
+        if (spike := self.guard.judge(step, state)) is not None:
+            return spike
         if not len(self.recent):  # all were dropped or passed over
             self.recent.restart()
             return None
-        figures = self.recent.figures(self.stream.epochs(), self.checkpoints.steps(), self.stream.tokens())
+        stream = self.reader.stream
+        figures = self.recent.figures(stream.epochs(), self.checkpoints.steps(), stream.tokens())
         advice = advice_on(self.config, len(self.recent), step, figures)
         self.recent.restart()
         self.figures["train"] = figures
@@ -222,20 +241,21 @@ class Loop:
         if evaluations.text is not None:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
-        ending = self.best.judge(step, {**found["validation"], **found.get("text", {})}, state, self.stream.positions)
+        ending = self.best.judge(
+            step, {**found["validation"], **found.get("text", {})}, state, self.reader.stream.positions
+        )
         self.recent.restart()
         return ending
 
     @watchdog.phase("The saving of a checkpoint")
     def _save(self, step: int, state: TrainState) -> None:
         """Starts saving the state and the data position, and lists what could not be read; see `_report_saves`."""
-        self.check_lease()
-        if skipped := self.stream.skipped():
+        self.checkpoints.check_lease()
+        if skipped := self.reader.stream.skipped():
             path = epath.Path(self.config.model_dir) / f"skipped_units_process_{jax.process_index()}.json"
             try_to_write(path, json.dumps(skipped, indent=1) + "\n")
         self.metrics.upload()
-        positions = self.reader.positions(self.stream, self.checkpoints.steps())
-        self.checkpoints.save(step, state, positions, self.guard.notes())
+        self.checkpoints.save(step, state, self.reader.positions(), self.guard.notes())
         self.recent.restart()
 
     def _report_saves(self, wait: bool = False) -> None:
@@ -244,3 +264,157 @@ class Loop:
             self.checkpoints.wait()
         for step in self.checkpoints.poll():
             self.metrics.saved(step, self.checkpoints.place(step))
+
+
+class Ahead:
+    """Holds the host back while more than a second's steps have begun and not ended, at least two.
+
+    jax returns from a step before it is computed, and lets a program begin 32: with steps of two seconds a request to
+    stop would be carried out a minute later, when a preempted machine is gone.
+    """
+
+    def __init__(self) -> None:
+        self._begun: deque[Any] = deque()  # an array of each step that may not have ended
+        self._seconds = deque([math.inf] * 4, maxlen=4)  # of the last steps waited for; the longest counts
+        self._waited: float | None = None  # until when, for the step that began before the oldest one
+
+    def add(self, result: Any) -> None:
+        """Takes an array with which the step that has just begun ends; returns when another step may begin."""
+        self._begun.append(result)
+        most = min(max(FEWEST, int(SECONDS_AHEAD / max(*self._seconds, 1e-6))), MOST)
+        while self._begun and (self._begun[0].is_ready() or len(self._begun) > most):
+            oldest = self._begun.popleft()
+            if oldest.is_ready():
+                self._waited = None
+                continue
+            jax.block_until_ready(oldest)
+            now = time.monotonic()
+            if self._waited is not None:
+                self._seconds.append(now - self._waited)
+            self._waited = now
+
+
+class Trace:
+    """Traces `RunConfig.profile_steps` steps of a start into model_dir/profile; `say` prints the result."""
+
+    def __init__(self, config: RunConfig, start: int, say: Callable[[str], None]):
+        self._directory = str(epath.Path(config.model_dir) / "profile")
+        # jax writes only to local folders.
+        self._local = tempfile.mkdtemp(prefix="limba-profile-") if self._is_remote else self._directory
+        self._num_steps, self._say = config.profile_steps, say
+        self._first = start + FIRST_TRACED
+        self._is_running = False
+
+    @property
+    def _is_remote(self) -> bool:
+        return "://" in self._directory
+
+    def _upload(self) -> None:
+        for files in sorted(Path(self._local).glob("plugins/profile/*")):
+            try:
+                manifest.upload(files, f"{self._directory}/{files.relative_to(self._local)}")
+            except (InputError, StorageError) as error:
+                self._say(f"The trace stays in {files}: {error}")
+
+    def _succeeds(self, call: Callable[[], object]) -> bool:
+        """Calls a function of the profiler; says what fails, as on a full disk: a trace is not worth a run."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            self._say(f"The steps are not traced: {self._local} cannot be written ({reason_of(error)}).")
+            return False
+        return True
+
+    def before(self, step: int) -> None:
+        """Starts the trace before its first step."""
+        if self._num_steps and step == self._first:
+            self._is_running = self._succeeds(lambda: jax.profiler.start_trace(self._local))
+
+    def after(self, step: int, state: TrainState, is_last: bool) -> None:
+        """Ends the trace after its last step, or the run's; waits for the devices first."""
+        if self._is_running and (is_last or step == self._first + self._num_steps - 1):
+            jax.block_until_ready(state)
+            self._is_running = False
+            if not self._succeeds(jax.profiler.stop_trace):
+                return
+            if self._is_remote:
+                self._upload()
+            self._say(f"Traced {step - self._first + 1} step(s) into {self._directory}")
+
+    def close(self, step: int, state: TrainState) -> None:
+        """Ends the trace if the run ends before it; reports if nothing was traced."""
+        self.after(step, state, is_last=True)
+        if self._num_steps and step < self._first:
+            self._say(f"Nothing was traced: tracing starts at step {self._first}, and the run ended at step {step}.")
+
+
+class Best:
+    """model_dir/best: a checkpoint, and best.json with the record, which a resumed run continues."""
+
+    def __init__(self, config: RunConfig):
+        self._config, self._run = config, epath.Path(config.model_dir)
+        self.directory = self._run / "best"
+        self._path = self.directory / "best.json"
+        self._checkpoints: Checkpoints | None = None
+        self._record = _record_of(self._path) if self._path.exists() else {}
+
+    def judge(
+        self, step: int, figures: Mapping[str, float], state: TrainState, positions: Callable[[], Positions]
+    ) -> str:
+        """Saves the state if its `best_metric` has improved; returns the reason to end the run, or "".
+
+        `positions` returns the data position, which is saved with the state. A figure that is missing, or not finite,
+        is no improvement.
+        """
+        name, patience = self._config.checkpoint.best_metric, self._config.evaluation.patience
+        if name is None or not figures:
+            return ""
+        value, record = figures.get(name, math.nan), self._record
+        sign = 1 if self._config.checkpoint.best_mode == "max" else -1
+        if step > record.get("last_step", 0):
+            if math.isfinite(value) and ("value" not in record or sign * value > sign * record["value"]):
+                self._save(step, state, positions())
+                record |= {"metric": name, "value": value, "step": step, "figures": dict(figures), "since": 0}
+            else:
+                record["since"] = record.get("since", 0) + 1
+            record["last_step"] = step
+            if jax.process_index() == 0:
+                for file in (self._run / each for each in (*COPIED_TO_BEST, *copies_in(self._run))):
+                    if file.exists():
+                        write_whole(self.directory / file.name, file.read_bytes())
+                write_whole(self._path, json.dumps(record, indent=1) + "\n")
+        if patience is not None and record.get("since", 0) >= patience:
+            if "value" not in record:
+                return f"{name} has not been a finite number for {record['since']} evaluations: the run ends here."
+            return (
+                f"{name} has not been better than {record['value']:.4g} of step {record['step']:,} for"
+                f" {record['since']} evaluations: the run ends here, and its best step is in {self.directory}."
+            )
+        return ""
+
+    def _save(self, step: int, state: TrainState, positions: Positions) -> None:
+        """Saves the state, and waits for the commit: the record names only steps that are there."""
+        if self._checkpoints is None:
+            config = dataclasses.replace(self._config.checkpoint, keep=1)
+            self._checkpoints = Checkpoints(str(self.directory), config, self._config.data)
+        self._checkpoints.save(step, state, positions)
+        self._checkpoints.wait()
+        self._checkpoints.poll()
+
+
+def _record_of(path: epath.Path) -> dict[str, Any]:
+    """Returns the record; InputError, before anything is compiled, if it is damaged."""
+    try:
+        record = json.loads(read_text(path))
+        numbers = {name: record[name] for name in ("last_step", "since") if name in record}
+        if "value" in record:
+            numbers |= {"value": record["value"], "step": record["step"]}
+        if isinstance(record, dict) and all(isinstance(number, int | float) for number in numbers.values()):
+            return record
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+    raise InputError(
+        f"{path} is not the record of a best step; restore it from a copy, or move {path.parent} away, and the best"
+        " step is looked for again."
+    )

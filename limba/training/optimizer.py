@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import PyTree
 
 from limba.config import ConfigError, OptimizerConfig, RunConfig
 from limba.config.optimizer import Parts
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
-from limba.training.precision.loss_scale import with_loss_scale
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings
 from limba.training.updates.average import with_average
+from limba.training.updates.loss_scale import with_loss_scale
 from limba.training.updates.muon import matrices_by_muon
-
-Tree = Any
 
 
 def optimizer_of(run: RunConfig, model: Network) -> optax.GradientTransformation:
@@ -36,7 +34,7 @@ def make_optimizer(
     train_steps: int | None,
     dtype: str = "float32",
     *,
-    shardings: Tree = None,
+    shardings: PyTree = None,
     average: float | None = None,
 ) -> optax.GradientTransformation:
     """Returns the optimizer chain: clip the gradient, apply the rule, scale by the schedule, skip frozen parameters.
@@ -51,7 +49,7 @@ def make_optimizer(
     return with_loss_scale(with_average(chain, average), dtype)
 
 
-def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
+def _is_frozen(patterns: tuple[str, ...], params: PyTree) -> PyTree:
     """Returns True at parameters whose name begins with a match of a pattern; ConfigError if a pattern has none.
 
     Also raises ConfigError if all parameters are frozen.
@@ -74,7 +72,7 @@ def _is_frozen(patterns: tuple[str, ...], params: Tree) -> Tree:
     return jax.tree.structure(params).unflatten(marks)
 
 
-def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: Tree) -> optax.GradientTransformation:
+def _unfrozen(config: OptimizerConfig, train_steps: int | None, shardings: PyTree) -> optax.GradientTransformation:
     clip = [] if config.clip_global_norm is None else [optax.clip_by_global_norm(config.clip_global_norm)]
     rate = optax.scale_by_learning_rate(make_schedule(config.schedule, train_steps))
     decay = functools.partial(optax.add_decayed_weights, mask=_is_decayed)
@@ -100,7 +98,7 @@ def scale_by_parameter_rms(min_scale: float) -> optax.GradientTransformation:
     def scale(update: jax.Array, parameter: jax.Array) -> jax.Array:
         return update * jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(parameter))), min_scale)
 
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return jax.tree.map(scale, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
@@ -114,11 +112,11 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     parameter's name.
     """
 
-    def init(params: Tree) -> dict[str, Tree]:
+    def init(params: PyTree) -> dict[str, PyTree]:
         groups = _groups(params)
         return {stack: _over_layers(inner.init, stack)(group) for stack, group in groups.items()}
 
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         groups = _groups(params)
         names, structure = named_leaves(params), jax.tree.structure(params)
         flat, new_state = {}, {}
@@ -131,7 +129,7 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformation(init, update)
 
 
-def _groups(tree: Tree) -> dict[str, dict[str, jax.Array]]:
+def _groups(tree: PyTree) -> dict[str, dict[str, jax.Array]]:
     """Returns {stack: {name: array}}; parameters outside of stacks are the stack ""."""
     groups: dict[str, dict[str, jax.Array]] = {}
     for name, leaf in named_leaves(tree).items():
@@ -144,6 +142,6 @@ def _over_layers(function: Callable, stack: str) -> Callable:
     return jax.vmap(function) if stack else function
 
 
-def _is_decayed(params: Tree) -> Tree:
+def _is_decayed(params: PyTree) -> PyTree:
     """Returns True at parameters with weight decay: all but the scales of norms and biases."""
     return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)

@@ -1,60 +1,111 @@
-"""What a run does when its corpus cannot be read any more: it saves what was trained, and ends with the reason."""
+"""The rows of each step: where a run begins to read, and what it does when its corpus cannot be read any more."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 
 from limba.config import InputError, RestartError
 from limba.config.errors import SentenceError, reason_of
-from limba.data.stream.streams import Rows
+from limba.data.stream.protocol import Stream
+from limba.data.stream.shard import Rows
+from limba.data.stream.stages import begin_at
+from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
+from limba.training.checkpoints.directory import Checkpoints, Restored
+from limba.training.state import TrainState
+
+ShardRows = Mapping[int, Rows]  # a process's rows of a batch, by their shard
 
 
 class RowReader:
-    """The rows of each step. `failure` is the error for which the run must end; what was trained is saved before.
+    """The rows of each step, from the beginning of the data or where a checkpoint has stopped reading.
 
-    With several processes all must save after the same step, which the stop signals settle. So a process that sees
-    that its rows will end asks all to stop while it still has prefetched ones.
+    `failure` is the error for which the run must end; what was trained is saved before. With several processes all
+    must save after the same step, which the stop signals settle. So a process that sees that its rows will end asks
+    all to stop while it still has prefetched ones. Use it with `contextlib.closing`.
     """
 
-    def __init__(self, has_epochs: bool):
-        self._has_epochs = has_epochs
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        abstract: TrainState,
+        open_stream: Callable[[], Stream],
+        new_state: Callable[[], TrainState],
+        has_epochs: bool,
+    ):
+        self.checkpoints, self._abstract, self._has_epochs = checkpoints, abstract, has_epochs
+        self._open, self._new_state = open_stream, new_state
+        self._opened: Stream | None = None
         self.failure: BaseException | None = None
 
-    def next_rows(self, stream: Any, saved_steps: Sequence[int]) -> Mapping[int, Rows] | None:
+    @property
+    def stream(self) -> Stream:
+        assert self._opened is not None  # `begin` has opened it
+        return self._opened
+
+    def close(self) -> None:
+        """Closes the stream."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def begin(self, restore: Callable[..., Restored | None]) -> tuple[TrainState, Notes | None]:
+        """Returns the state that `restore` gives and its checkpoint's notes, or a new state; the stream is there."""
+        self.close()
+        stream = self._opened = self._open()
+        if (restored := restore(self._abstract, stream.check)) is None:
+            state = self._new_state()
+            begin_at(stream, int(state.step))
+            return state, None
+        begin_at(stream, int(restored.state.step), restored.positions)
+        return restored.state, restored.notes
+
+    def go_back(self, step: int | None) -> tuple[TrainState, Notes | None]:
+        """Begins at a saved step; None: at the start of the run. Later checkpoints are set aside."""
+        restore = lambda *arguments: None if step is None else self.checkpoints.restore_step(step, *arguments)
+        return self.begin(restore)
+
+    def next_rows(self) -> ShardRows | None:
         """Returns this process's rows, or None if the corpus of every process has ended or this one has failed."""
         try:
-            rows = next(stream, None)
+            rows = next(self.stream, None)
         except Exception as error:
             if jax.process_count() > 1:  # the others are in the next step already
-                kept = _newest(saved_steps)
-                raise _kind(error)(f"{_sentence(error)} The other processes wait for these rows: {kept}.") from error
+                raise _kind(error)(
+                    f"{_sentence(error)} The other processes wait for these rows: {self._newest()}."
+                ) from error
             self.failure = error
             return None
         if self._has_epochs and not any_process(rows is not None):
             return None
-        return stream.empty() if rows is None else rows
+        return self.stream.empty() if rows is None else rows
 
-    def must_stop(self, stream: Any) -> bool:
-        """Returns whether the run must stop after this step, since later rows cannot be read."""
-        if self.failure is None and (failure := stream.failure()) is not None:
+    def must_stop(self, rows: ShardRows | None, is_asked: Callable[[], bool]) -> bool:
+        """Returns whether the run must stop after the step of `rows`: asked by a signal, or unable to read on."""
+        if rows is None:
+            return self.failure is not None
+        if is_asked():
+            return True
+        if self.failure is None and (failure := self.stream.failure()) is not None:
             self.failure = failure
             if jax.process_count() > 1:
                 os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes, and names the step
         return self.failure is not None and jax.process_count() == 1
 
-    def positions(self, stream: Any, saved_steps: Sequence[int]) -> Mapping[int, bytes]:
+    def positions(self) -> Mapping[int, bytes]:
         """Returns the stream's data positions; after a failure an error of it says which step is kept."""
         try:
-            return stream.positions()
+            return self.stream.positions()
         except (InputError, RestartError) as error:
             failure = self.failure or error
-            raise _kind(failure)(f"{_sentence(failure)} The steps since are lost: {_newest(saved_steps)}.") from error
+            raise _kind(failure)(f"{_sentence(failure)} The steps since are lost: {self._newest()}.") from error
+
+    def _newest(self) -> str:
+        steps = self.checkpoints.steps()
+        return f"step {max(steps):,} is the last one saved" if steps else "no step is saved"
 
     def end(self, step: int, has_trained: bool) -> None:
         """Raises the failure, in all processes alike; call it in all of them when the step is saved."""
@@ -64,10 +115,6 @@ class RowReader:
             if self.failure is not None:
                 saved = f"What was trained, up to step {step:,}, is saved."
                 raise _kind(self.failure)(f"{_sentence(self.failure)} {saved}") from self.failure
-
-
-def _newest(saved_steps: Sequence[int]) -> str:
-    return f"step {max(saved_steps):,} is the last one saved" if saved_steps else "no step is saved"
 
 
 def _kind(error: BaseException) -> type[InputError | RestartError]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -33,7 +31,7 @@ def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Sche
     if start is None or length is None or shape == "constant":
         return before
 
-    def branched(count: Any) -> jax.Array:
+    def branched(count: jax.typing.ArrayLike) -> jax.Array:
         part = jnp.clip((jnp.asarray(count) - start) / length, 0.0, 1.0)
         left = {"linear": 1 - part, "1-sqrt": 1 - jnp.sqrt(part), "cosine": 0.5 * (1 + jnp.cos(jnp.pi * part))}[shape]
         return jnp.where(jnp.asarray(count) < start, before(count), before(start) * left)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
+import optax
 
 from limba.config import RunConfig, plain
 from limba.config.secrets import without_credentials
@@ -85,7 +85,9 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
     return found
 
 
-def first_state(config: RunConfig, model: Network, optimizer: Any, abstract: TrainState) -> TrainState:
+def first_state(
+    config: RunConfig, model: Network, optimizer: optax.GradientTransformation, abstract: TrainState
+) -> TrainState:
     """Returns a new state, initialized from an existing checkpoint if the run names one."""
     assert model.mesh is not None
     state = create_state(model, optimizer, model.mesh, config.random_seed, config.mesh.shard_update)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from limba.model import Network
 from limba.sharding.mesh import (
@@ -21,8 +19,6 @@ from limba.sharding.mesh import (
     update_shardings,
 )
 
-Tree = Any
-
 
 @flax.struct.dataclass
 class TrainState:
@@ -31,9 +27,9 @@ class TrainState:
     `step`, int32 [], counts the updates made. It has no random key: a step derives its key from its number.
     """
 
-    step: Any
-    params: Tree
-    opt_state: Tree
+    step: PyTree
+    params: PyTree
+    opt_state: PyTree
 
 
 def init_state(model: Network, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
@@ -42,7 +38,7 @@ def init_state(model: Network, optimizer: optax.GradientTransformation, key: Arr
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def trained_shardings(model: Network, mesh: Mesh, shard_update: bool = True) -> Tree:
+def trained_shardings(model: Network, mesh: Mesh, shard_update: bool = True) -> PyTree:
     """Returns a NamedSharding per parameter, as training keeps them; `shard_update` is `MeshConfig.shard_update`."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if shard_update and is_pure_data_parallel(mesh):
@@ -67,7 +63,7 @@ def state_shardings(
     }
     whole = replicated(mesh)
 
-    def like_parameter(path: tuple, leaf: jax.ShapeDtypeStruct) -> Any:
+    def like_parameter(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         name = leaf_name(path)
         for start in range(name.count("/") + 1):
             shape, sharding = by_name.get(name.split("/", start)[-1], (None, None))
@@ -114,7 +110,7 @@ def create_state(
     return make(jax.random.key(seed))
 
 
-def gather_parameters(model: Network, params: Tree) -> Tree:
+def gather_parameters(model: Network, params: PyTree) -> PyTree:
     """Returns the parameters sharded as evaluation and inference need them: what `shard_update` sharded is gathered."""
     assert model.mesh is not None
     shardings = parameter_shardings(model.mesh, model.logical_axes(), params)
@@ -122,5 +118,5 @@ def gather_parameters(model: Network, params: Tree) -> Tree:
     return params if all(jax.tree.leaves(equal)) else jax.jit(lambda x: x, out_shardings=shardings)(params)
 
 
-def count_parameters(params: Tree) -> int:
+def count_parameters(params: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -4,49 +4,63 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from limba.config import LossConfig
 from limba.model import Batch, Network
+from limba.model.trees import Parameters
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
-from limba.training.precision.loss_scale import scaled_gradients
 from limba.training.state import TrainState
+from limba.training.updates.loss_scale import scaled_gradients
 
-Metrics = dict[str, Float[Array, ""]]
+StepMetrics = dict[str, Float[Array, ""]]
+Limits = tuple[np.ndarray, ...]  # the last arguments of a step that may drop its update: its limits, float32 [2]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How the gradient of a batch is computed and summed.
+
+    `reduce_dtype` is `RunConfig.gradient_reduce_dtype`. `specs` are the parameters' PartitionSpecs if the optimizer
+    state and the update are sharded across devices (ZeRO-style), else None.
+    """
+
+    model: Network
+    loss: LossConfig
+    num_microbatches: int = 1
+    reduce_dtype: str = "auto"
+    specs: PyTree = None
 
 
 def train_step(
     state: TrainState,
     batch: Batch,
     key: Array,
+    limits: Float[Array, " 2"] | None = None,
     *,
-    model: Network,
+    gradient: Gradient,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    loss: LossConfig,
-    num_microbatches: int,
-    gradient_reduce_dtype: str = "auto",
-    specs: Any = None,
-    limits: Float[Array, " 2"] | None = None,
-) -> tuple[TrainState, Metrics]:
-    """Returns the next state and this step's metrics; `gradient_reduce_dtype` and `specs` as in `gradients`.
+) -> tuple[TrainState, StepMetrics]:
+    """Returns the next state and this step's metrics.
 
     With `limits`, a step whose loss or gradient norm is above them, or not finite, is dropped: only `step` advances.
 
     The key is the run's own and is the same for all steps: the step's number is folded into it, so that a resumed run
     repeats exactly. The gradient of the summed loss is divided once, by `losses.divisor`: the real target tokens.
     """
+    model, loss = gradient.model, gradient.loss
     dropout_key = jax.random.fold_in(key, state.step) if model.config.dropout_rate > 0 else None
-    choices = (num_microbatches, gradient_reduce_dtype, specs)
-    compute = functools.partial(gradients, model, loss, state.params, batch, dropout_key, *choices)
+    compute = functools.partial(gradients, gradient, state.params, batch, dropout_key)
     grads, sums, opt_state = scaled_gradients(compute, state.opt_state, batch["decoder_target_tokens"].size)
     divided_by, weight = divisor(loss, sums, batch["decoder_target_tokens"]), jnp.maximum(sums["weights"], 1.0)
     grads = jax.tree.map(lambda g: g / divided_by, grads)
@@ -72,37 +86,26 @@ def train_step(
 
 
 def jit_train_step(
-    model: Network,
+    gradient: Gradient,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    loss: LossConfig,
-    num_microbatches: int,
     shardings: TrainState,
-    gradient_reduce_dtype: str = "auto",
     drops: bool = False,
-) -> Callable[..., tuple[TrainState, Metrics]]:
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Returns `train_step` jitted: the state is donated and keeps its `shardings`, metrics are replicated.
 
-    It takes (state, batch, key), and with `drops` also `limits`.
+    It takes (state, batch, key), and with `drops` also `limits`. The gradient's `specs` are those of `shardings`.
     """
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
     is_update_sharded = any("data" in spec for spec in jax.tree.leaves(specs))
-    step = functools.partial(
-        train_step,
-        model=model,
-        optimizer=optimizer,
-        schedule=schedule,
-        loss=loss,
-        num_microbatches=num_microbatches,
-        gradient_reduce_dtype=gradient_reduce_dtype,
-        specs=specs if is_update_sharded else None,
-    )
+    gradient = replace(gradient, specs=specs if is_update_sharded else None)
+    step = functools.partial(train_step, gradient=gradient, optimizer=optimizer, schedule=schedule)
     replicated = NamedSharding(jax.tree.leaves(shardings)[0].mesh, PartitionSpec())
     if not drops:
         return jax.jit(step, donate_argnums=0, out_shardings=(shardings, replicated))
 
-    def dropping(state: TrainState, batch: Batch, key: Array, limits: Array) -> tuple[TrainState, Metrics]:
-        return step(state, batch, key, limits=limits)
+    def dropping(state: TrainState, batch: Batch, key: Array, limits: Array) -> tuple[TrainState, StepMetrics]:
+        return step(state, batch, key, limits)
 
     return jax.jit(dropping, donate_argnums=0, out_shardings=(shardings, replicated))
 
@@ -114,35 +117,26 @@ def without_update(state: TrainState) -> TrainState:
 
 
 def gradients(
-    model: Network,
-    loss: LossConfig,
-    params: Any,
-    batch: Batch,
-    dropout_key: Array | None,
-    num_microbatches: int,
-    reduce_dtype: str = "auto",
-    specs: Any = None,
-    scale: Any = 1.0,
-) -> tuple[Any, Sums]:
+    gradient: Gradient, params: Parameters, batch: Batch, dropout_key: Array | None, scale: Array | float = 1.0
+) -> tuple[PyTree, Sums]:
     """Returns the gradient of `scale` x the *summed* loss and the sums, over all micro-batches and devices.
 
     With pure data parallelism, each device adds up the gradient of its own rows in float32. Devices are summed once,
-    after the last micro-batch, in `reduce_dtype`; 'auto' is float32.
-
-    `specs` are the parameters' PartitionSpecs if the optimizer state and the update are sharded across devices
-    (ZeRO-style), else None. A parameter that they shard is gathered first, in the activations' dtype, and each device
-    gets its own shard of that gradient (reduce-scatter). 'auto' is then the activations' dtype for one micro-batch.
+    after the last micro-batch, in `reduce_dtype`; 'auto' is float32. A parameter that `specs` shard is gathered first,
+    in the activations' dtype, and each device gets its own shard of that gradient (reduce-scatter). 'auto' is then the
+    activations' dtype for one micro-batch.
 
     On other meshes, and for one micro-batch with neither `reduce_dtype` nor `specs`, XLA places the sums: one per
     micro-batch, in the activations' dtype. Each device draws the dropout of its rows as one device would for all rows.
     """
-    mesh, sums_once = model.mesh, num_microbatches > 1 or reduce_dtype != "auto" or specs is not None
+    model, specs, reduce_dtype, parts = gradient.model, gradient.specs, gradient.reduce_dtype, gradient.num_microbatches
+    mesh, sums_once = model.mesh, parts > 1 or reduce_dtype != "auto" or specs is not None
     if mesh is None or not sums_once or not is_pure_data_parallel(mesh):
-        return _over_microbatches(model, loss, params, batch, dropout_key, num_microbatches, scale)
+        return _over_microbatches(gradient, params, batch, dropout_key, scale)
     rows, activations = LOGICAL_AXIS_RULES["batch"], jnp.dtype(model.config.dtype)
     dtype = jnp.dtype("float32" if reduce_dtype == "auto" else reduce_dtype)
-    shard_dtype = activations if reduce_dtype == "auto" and num_microbatches == 1 else dtype
-    one_device = Network(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names))
+    shard_dtype = activations if reduce_dtype == "auto" and parts == 1 else dtype
+    one_device = replace(gradient, model=Network(model.config, Mesh(mesh.devices[:1, :1, :1], mesh.axis_names)))
     replicated = PartitionSpec()
     specs = jax.tree.map(lambda _: replicated, params) if specs is None else specs
 
@@ -157,10 +151,10 @@ def gradients(
         shard = jax.lax.psum_scatter(g.astype(shard_dtype), "data", scatter_dimension=len(spec) - 1, tiled=True)
         return shard.astype(g.dtype)
 
-    def on_one_device(params: Any, batch: Batch, key: Array | None) -> tuple[Any, Sums]:
+    def on_one_device(params: Parameters, batch: Batch, key: Array | None) -> tuple[PyTree, Sums]:
         key = None if key is None else shard_key(key, jax.lax.axis_index(rows), mesh.size)
         params = jax.tree.map(gather, params, specs)
-        grads, sums = _over_microbatches(one_device, loss, params, batch, key, num_microbatches, scale)
+        grads, sums = _over_microbatches(one_device, params, batch, key, scale)
         return jax.tree.map(reduce, grads, specs), jax.lax.psum(sums, rows)
 
     inputs, outputs = (specs, PartitionSpec(rows), replicated), (specs, replicated)
@@ -169,25 +163,25 @@ def gradients(
 
 
 def _over_microbatches(
-    model: Network, loss: LossConfig, params: Any, batch: Batch, key: Array | None, num_microbatches: int, scale: Any
-) -> tuple[Any, Sums]:
-    def summed_loss(params: Any, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
-        sums = loss_sums(model, loss, params, batch, key)
+    of: Gradient, params: Parameters, batch: Batch, key: Array | None, scale: Array | float
+) -> tuple[PyTree, Sums]:
+    def summed_loss(params: Parameters, batch: Batch, key: Array | None) -> tuple[Array, Sums]:
+        sums = loss_sums(of.model, of.loss, params, batch, key)
         return scale * sums["loss"], sums
 
     gradient = jax.grad(summed_loss, has_aux=True)
-    if num_microbatches == 1:
+    if of.num_microbatches == 1:
         return gradient(params, batch, key)
 
-    def add_one(total: tuple[Any, Sums], xs: tuple[Batch, Array]) -> tuple[tuple[Any, Sums], None]:
+    def add_one(total: tuple[PyTree, Sums], xs: tuple[Batch, Array]) -> tuple[tuple[PyTree, Sums], None]:
         rows, index = xs
         own_key = None if key is None else jax.random.fold_in(key, index)
         return jax.tree.map(jnp.add, total, gradient(params, rows, own_key)), None
 
-    micro = microbatches(batch, num_microbatches)
+    micro = microbatches(batch, of.num_microbatches)
     shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro), key)
     zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(num_microbatches)))
+    total, _ = jax.lax.scan(add_one, zeros, (micro, jnp.arange(of.num_microbatches)))
     return total
 
 
@@ -200,7 +194,7 @@ def microbatches(batch: Batch, number: int) -> Batch:
     return {name: jnp.swapaxes(x.reshape(-1, number, *x.shape[1:]), 0, 1) for name, x in batch.items()}
 
 
-def loss_sums(model: Network, loss: LossConfig, params: Any, batch: Batch, dropout_key: Array | None) -> Sums:
+def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch, dropout_key: Array | None) -> Sums:
     """Returns sums over the batch's real target tokens, not means, so that they can be added up.
 
     `loss` is what is trained (see `losses.trained_nats`), `nats` the plain cross entropy; `weights` sums the
@@ -210,8 +204,8 @@ def loss_sums(model: Network, loss: LossConfig, params: Any, batch: Batch, dropo
     counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
     if not _in_chunks(model, loss, targets):
         return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights) | counts
-    states, (head, scale) = model.apply(params, batch, dropout_key, as_states=True), model.head(params)
-    sums = chunked_cross_entropy(states, head, targets, weights, loss, model.mesh, scale)
+    states = model.apply(params, batch, dropout_key, as_states=True)
+    sums = chunked_cross_entropy(states, model.head(params), targets, weights, loss, model.mesh)
     return dict(zip(("loss", "nats", "correct"), sums, strict=True)) | counts
 
 

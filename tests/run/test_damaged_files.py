@@ -15,8 +15,8 @@ from limba.export import huggingface
 from limba.tools.corpus.preparation import prepare
 from limba.tools.corpus.preparation.folder import OutputFolder
 from limba.training import auto_mesh
-from limba.training.checkpoints.best import Best
 from limba.training.ledger import FILE, Ledger, entries_of
+from limba.training.loop import Best
 from tests import tiny
 
 JUNK = {

@@ -34,9 +34,9 @@ from limba.inference.search import banned_mask
 from limba.model import Network
 from limba.run import train
 from limba.sharding.mesh import batch_sharding
-from limba.training.checkpoints.best import Best
 from limba.training.checks import check_best_metric
-from limba.training.step import gradients
+from limba.training.loop import Best
+from limba.training.step import Gradient, gradients
 from tests import tiny
 
 GIN = """from __gin__ import dynamic_registration
@@ -170,7 +170,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
     batch["decoder_target_tokens"][:2, 1:] = 0
     batch["decoder_loss_weights"] = (batch["decoder_target_tokens"] > 0).astype(np.int32)
     params = tiny.parameters(SMALL)
-    step = jax.jit(lambda params, batch: gradients(model, LossConfig(), params, batch, None, 1))
+    step = jax.jit(lambda params, batch: gradients(Gradient(model, LossConfig()), params, batch, None))
     grads, sums = step(params, batch)
     # The decoder's inputs at positions without loss must not matter either.
     batch["decoder_input_tokens"] = np.where(batch["decoder_target_tokens"] > 0, batch["decoder_input_tokens"], 7)

@@ -29,11 +29,11 @@ from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
 from limba.training.optimizer import make_optimizer
-from limba.training.precision.loss_scale import LossScale
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, gather_parameters, state_shardings, trained_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, jit_train_step
 from limba.training.updates.average import AverageState, evaluated_weights
+from limba.training.updates.loss_scale import LossScale
 from tests import tiny
 
 SMALL = tiny.model(
@@ -57,7 +57,7 @@ class Run:
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
         shardings = state_shardings(self.model, self.optimizer, self.mesh)
         schedule = make_schedule(choice.schedule, 8)
-        self._step = jit_train_step(self.model, self.optimizer, schedule, LossConfig(), 1, shardings)
+        self._step = jit_train_step(Gradient(self.model, LossConfig()), self.optimizer, schedule, shardings)
 
     def new(self) -> TrainState:
         return tiny.state(self.model, self.optimizer, self.mesh, 0)

@@ -12,10 +12,10 @@ from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
-from limba.training.precision import loss_scale
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
-from limba.training.step import jit_train_step
+from limba.training.step import Gradient, jit_train_step
+from limba.training.updates import loss_scale
 from tests import tiny
 
 ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), clip_global_norm=1.0)
@@ -35,7 +35,7 @@ def trained(dtype, steps, optimizer_config=ADAM, doublings=0, microbatches=1, de
             start = jax.device_put(np.int32(doublings), scale.loss_scale_doublings.sharding)
             state = TrainState(state.step, state.params, (*others, scale._replace(loss_scale_doublings=start)))
     step = jit_train_step(
-        network, optimizer, make_schedule(optimizer_config.schedule, 100), loss, microbatches, shardings
+        Gradient(network, loss, microbatches), optimizer, make_schedule(optimizer_config.schedule, 100), shardings
     )
     found = []
     for i in range(int(state.step), steps):
@@ -92,7 +92,7 @@ def test_a_dropped_step_keeps_the_scale_and_limits_see_the_unscaled_norm() -> No
     network = Network(dataclasses.replace(CONFIG, dtype="float16"), mesh)
     optimizer, schedule = make_optimizer(ADAM, 100, "float16"), make_schedule(ADAM.schedule, 100)
     shardings = state_shardings(network, optimizer, mesh)
-    step = jit_train_step(network, optimizer, schedule, LossConfig(), 1, shardings, drops=True)
+    step = jit_train_step(Gradient(network, LossConfig()), optimizer, schedule, shardings, drops=True)
     state, key = tiny.state(network, optimizer, mesh, 0), jax.random.key(7)
     *others, scale = state.opt_state
     far = jax.device_put(np.int32(24), scale.loss_scale_doublings.sharding)  # overflows, so it is halved

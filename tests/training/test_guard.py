@@ -25,11 +25,12 @@ from limba.config import (
 from limba.model import Network
 from limba.training.guard import LAG, MAX_IN_A_ROW, MAX_REWINDS, MIN_STEPS, Guard, Window, jit_row_losses
 from limba.training.ledger import Ledger, entries_of
+from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
-from limba.training.step import jit_train_step, without_update
+from limba.training.step import Gradient, jit_train_step, without_update
 from tests import tiny
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -80,8 +81,8 @@ def test_ordinary_runs_raise_no_false_alarm(size: int, guarded: "Guarded") -> No
     for name, steps in ordinary().items():
         guard = guarded("warn", window=size, threshold=6.0)  # the default is 8
         for step, (loss, norm) in enumerate(steps, 1):
-            guard.add(step, {}, metrics(loss, norm), ())
-        assert guard.judge(len(steps)) == [], name
+            guard.after(step, {}, metrics(loss, norm), ())
+        assert guard.spikes(len(steps)) == [], name
 
 
 class Guarded:
@@ -98,7 +99,8 @@ class Guarded:
         config = self.config(action, **choices)
         with Metrics(str(self.directory), 0, 1_000, writes=True) as lines:
             lines.say = self.said.append
-            guard = Guard(config, Network(SMALL), Ledger(config), lines)
+            recent = RecentSteps(config, config.data.task_feature_lengths, 1, lines)
+            guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: rows)
         lines.event = lambda step, values: None  # the file is closed
         guard.begin(0, None)
         return guard
@@ -118,8 +120,8 @@ def test_one_sentence_is_said_about_the_spikes_of_a_line(guarded: Guarded) -> No
     guard = guarded("warn")
     for step in range(1, 60):
         loss = {50: 9.0, 52: 3.0, 53: 9.5}.get(step, 3.0 + step % 7 / 50)
-        guard.add(step, {}, metrics(loss, math.nan if step == 55 else 40.0 if step == 52 else 1.0), ())
-    spikes = guard.judge(59)
+        guard.after(step, {}, metrics(loss, math.nan if step == 55 else 40.0 if step == 52 else 1.0), ())
+    spikes = guard.spikes(59)
     assert [spike.step for spike in spikes] == [50, 52, 53, 55] and "gradient norm 40" in spikes[1].reason
     guard.warn(spikes)  # step 55 ends the run
     (sentence,) = guarded.said
@@ -130,21 +132,21 @@ def test_a_lasting_new_level_is_no_spike_any_more(guarded: Guarded) -> None:
     guard = guarded("warn")
     found = []
     for step in range(1, 201):
-        guard.add(step, {}, metrics(3.0 if step < 100 else 6.0, 1.0), ())
-        found += [spike.step for spike in guard.judge(step)]
+        guard.after(step, {}, metrics(3.0 if step < 100 else 6.0, 1.0), ())
+        found += [spike.step for spike in guard.spikes(step)]
     assert found == list(range(100, 100 + MAX_IN_A_ROW))
 
 
 def test_steps_dropped_one_after_another_end_the_run(guarded: Guarded) -> None:
     guard, params = guarded("skip"), tiny.parameters(SMALL)
-    state, place = TrainState(np.int32(0), params, ()), lambda rows: tiny.batch()
+    state, guard._place = TrainState(np.int32(0), params, ()), lambda rows: tiny.batch()
     for step in range(1, MAX_IN_A_ROW + 1):
-        guard.add(step, {}, metrics(math.nan, 1.0), (NO_LIMITS,))
-    spikes = guard.judge(MAX_IN_A_ROW)
+        guard.after(step, {}, metrics(math.nan, 1.0), (NO_LIMITS,))
+    spikes = guard.spikes(MAX_IN_A_ROW)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(NonFiniteError, match="20 steps in a row up to step 20"):
         patch.setattr("limba.training.guard.gather_parameters", lambda model, params: params)
         for spike in spikes:
-            guard.drop(spike, state, place)
+            guard.drop(spike, state)
     entries = entries_of(guard.ledger.path.read_text(), "ledger")
     assert [entry["batch"] for entry in entries] == list(range(1, MAX_IN_A_ROW + 1))
     assert entries[0]["loss"] is None and entries[0]["reason"] == "its loss is nan"
@@ -153,8 +155,8 @@ def test_steps_dropped_one_after_another_end_the_run(guarded: Guarded) -> None:
 
 def test_a_run_returns_to_a_checkpoint_before_the_spike_a_few_times(guarded: Guarded) -> None:
     guard = guarded("rewind", batches_around=2)
-    guard.add(30, {}, metrics(math.inf, 1.0), ())
-    (spike,) = guard.judge(30)
+    guard.after(30, {}, metrics(math.inf, 1.0), ())
+    (spike,) = guard.spikes(30)
     assert guard.target(spike, [10, 20, 27, 28, 40]) == 27  # the batches 28 to 32 are passed over
     assert guard.target(spike, [28, 29]) == 28  # better than to begin again
     assert guard.target(spike, [30, 40]) is None
@@ -182,9 +184,9 @@ def two_steps(model: ModelConfig, name: str, axes: MeshConfig, parts: int) -> tu
     config, mesh = OptimizerConfig(name, schedule), tiny.mesh_of(axes, 8)
     network, optimizer = Network(model, mesh), make_optimizer(config, 10)
     shardings = state_shardings(network, optimizer, mesh)
+    gradient = Gradient(network, LossConfig(), parts)
     both = [
-        jit_train_step(network, optimizer, make_schedule(schedule, 10), LossConfig(), parts, shardings, drops=drops)
-        for drops in (True, False)
+        jit_train_step(gradient, optimizer, make_schedule(schedule, 10), shardings, drops) for drops in (True, False)
     ]
     return tiny.state(network, optimizer, mesh, 0), *both
 
@@ -231,9 +233,10 @@ def test_a_batch_that_gives_nan_is_dropped_and_its_row_named(guarded: Guarded) -
         np.testing.assert_array_equal(now, then)
     guard = guarded("skip")
     guard._model = Network(SMALL, tiny.mesh_of(MeshConfig(), 8))
-    guard.add(1, {}, figures, (NO_LIMITS,))
-    (spike,) = guard.judge(1)
-    guard.drop(spike, state, lambda rows: poisoned)
+    guard.after(1, {}, figures, (NO_LIMITS,))
+    (spike,) = guard.spikes(1)
+    guard._place = lambda rows: poisoned
+    guard.drop(spike, state)
     (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
     assert entry["rows"] == [{"shard": 1, "row": 1, "loss": None}]
     assert "row 1 of shard 1" in guarded.said[0] and 1 in guard.ledger and 2 not in guard.ledger

@@ -11,7 +11,7 @@ from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig
 from limba.model import Network
 from limba.training.chunked_loss import chunked_cross_entropy
 from limba.training.losses import cross_entropy, divisor, token_weights, weighted_sums
-from limba.training.step import gradients, loss_sums
+from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
 
 
@@ -46,7 +46,7 @@ def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | 
         return tuple(jnp.sum(x * weights) for x in (trained, plain, correct))
 
     def chunked(states: jax.Array, head: jax.Array) -> tuple:
-        return chunked_cross_entropy(states, head, targets, weights, config, devices, scale=0.5, num_chunks=2)
+        return chunked_cross_entropy(states, (head, 0.5), targets, weights, config, devices, num_chunks=2)
 
     for wanted, sums in zip(whole(states, head), jax.jit(chunked)(states, head), strict=True):
         np.testing.assert_allclose(sums, wanted, rtol=1e-5)
@@ -104,7 +104,7 @@ def test_normalization_does_not_depend_on_microbatches_or_chunks(normalize_by: s
     found = []
     for parts, logits in ((1, "whole"), (4, "whole"), (1, "chunked")):
         loss = LossConfig(normalize_by=normalize_by, logits=logits)
-        grads, sums = gradients(model, loss, params, batch, None, parts)
+        grads, sums = gradients(Gradient(model, loss, parts), params, batch, None)
         by = divisor(loss, sums, batch["decoder_target_tokens"])
         found.append((float(sums["loss"] / by), float(jnp.linalg.norm(jax.tree.leaves(grads)[0]) / by)))
         assert float(sums["tokens"]) == float(batch["decoder_loss_weights"].sum())

@@ -7,7 +7,7 @@ import pytest
 
 from limba.config import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
-from limba.training.step import gradients
+from limba.training.step import Gradient, gradients
 from tests import tiny
 
 pytestmark = pytest.mark.core
@@ -37,7 +37,7 @@ def test_gradients_are_the_slope_of_the_loss(parts: int) -> None:
     network, params, batch = Network(T5), tiny.parameters(T5), jax.tree.map(jnp.asarray, tiny.batch())
     random = np.random.default_rng(1)
     direction = jax.tree.map(lambda each: random.standard_normal(each.shape, np.float32), params)
-    compute = jax.jit(lambda params: gradients(network, LOSS, params, batch, None, parts))
+    compute = jax.jit(lambda params: gradients(Gradient(network, LOSS, parts), params, batch, None))
     gradient, _ = compute(params)
 
     def difference(distance: float) -> float:

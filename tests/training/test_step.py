@@ -18,7 +18,7 @@ from limba.tools.preflight.compiled.program import costs_of_program
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, create_state, state_shardings
-from limba.training.step import gradients, jit_train_step
+from limba.training.step import Gradient, gradients, jit_train_step
 from tests import tiny
 
 CURVE = str(Path(__file__).parent.parent / "golden" / "curve_t5_1_1")
@@ -93,7 +93,8 @@ def lowered_step(
     batch = {n: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype, sharding=sharding) for n, a in tiny.batch().items()}
     shardings = state_shardings(model, optimizer, mesh, shard_update)
     schedule = make_schedule(ScheduleConfig(), 1)
-    step = jit_train_step(model, optimizer, schedule, LossConfig(), num_microbatches, shardings, **choices)
+    gradient = Gradient(model, LossConfig(), num_microbatches, **choices)
+    step = jit_train_step(gradient, optimizer, schedule, shardings)
     return step.lower(state, batch, jax.random.key(0))
 
 
@@ -127,11 +128,11 @@ def test_devices_that_share_parameters_have_rows_of_their_own() -> None:
 def test_gradients_are_added_up_between_devices_in_the_dtype_that_is_chosen() -> None:
     reduced = re.compile(r"all_reduce.*?-> tensor<((?:\d+x)*)(\w+)>", re.DOTALL)
     for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
-        text = lowered_step(MeshConfig(), 16, gradient_reduce_dtype=dtype).as_text()
+        text = lowered_step(MeshConfig(), 16, reduce_dtype=dtype).as_text()
         assert {kind for sizes, kind in reduced.findall(text) if sizes} == {short}
     model, params = Network(SHALLOW, tiny.mesh_of(MeshConfig(), 2)), tiny.parameters(SHALLOW)
     exact, rounded = (
-        jax.jit(lambda p, b, choice=choice: gradients(model, LossConfig(), p, b, None, 1, choice)[0])(
+        jax.jit(lambda p, b, choice=choice: gradients(Gradient(model, LossConfig(), 1, choice), p, b, None)[0])(
             params, tiny.batch()
         )
         for choice in ("auto", "bfloat16")

@@ -7,11 +7,9 @@ whole batch are written to memory and read again several times.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from limba.model.kernels.einsum import HIDDEN_SCORE
 
@@ -43,7 +41,7 @@ def _scores(
 def _forward(
     query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    def attend(example: Any) -> tuple[Array, Array, Array]:
+    def attend(example: PyTree) -> tuple[Array, Array, Array]:
         query, key, value, mask = example
         scores = _scores(query, key, bias, mask)
         highest = jnp.max(scores, axis=-1, keepdims=True)
@@ -57,10 +55,10 @@ def _forward(
     return attended, (query, key, value, bias, mask, attended, highest, total)
 
 
-def _backward(saved: Any, gradient: Float[Array, "B Q H C"]) -> tuple[Array, Array, Array, Array | None, None]:
+def _backward(saved: PyTree, gradient: Float[Array, "B Q H C"]) -> tuple[Array, Array, Array, Array | None, None]:
     query, key, value, bias, mask, attended, highest, total = saved
 
-    def step(bias_gradient: Array | None, example: Any) -> tuple[Array | None, tuple[Array, ...]]:
+    def step(bias_gradient: Array | None, example: PyTree) -> tuple[Array | None, tuple[Array, ...]]:
         query, key, value, mask, attended, highest, total, gradient = example
         weights = jnp.exp(_scores(query, key, bias, mask) - highest) / total
         to_weights = jnp.einsum("qhc,khc->hqk", gradient, value, preferred_element_type=jnp.float32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
+from limba.model.trees import Ref
 
 COMPUTE_CAPABILITY = 8.0  # at least: that of an A100; a V100 has 7.0, a T4 7.5
 WIDTHS = (16, 32, 64, 128)  # of a head
@@ -165,7 +166,7 @@ def _run(kernel: str, call: Call, arrays: dict[str, Array], results: list[str]) 
         part = pl.BlockSpec((group, length, None, width), lambda i, h, b: (b, 0, h, 0))
         return (batch, length, heads, width), query.dtype, part
 
-    def body(*refs: Any) -> None:
+    def body(*refs: Ref) -> None:
         KERNELS[kernel](call, blocks, group, dict(zip([*arrays, *results], refs, strict=True)))
 
     marks = ("_causal" if call.causal else "") + ("_bias" if "diagonals" in arrays else "")
@@ -202,7 +203,7 @@ class Side(NamedTuple):
         inside = self.places < self.length
         return jnp.broadcast_to(inside if len(shape) == 1 else inside[:, None], shape) if self.is_ragged else None
 
-    def load(self, refs: dict[str, Any], example: Array | int, *names: str) -> tuple[Array, ...]:
+    def load(self, refs: dict[str, Ref], example: Array | int, *names: str) -> tuple[Array, ...]:
         """Returns these rows of each array, and zeros past its end."""
         rows = []
         for name in names:
@@ -212,7 +213,7 @@ class Side(NamedTuple):
             rows.append(plgpu.load(at, mask=self._inside(at.shape), other=0 if self.is_ragged else None))
         return tuple(rows)
 
-    def store(self, refs: dict[str, Any], **results: Array) -> None:
+    def store(self, refs: dict[str, Ref], **results: Array) -> None:
         for name, rows in results.items():
             at = refs[name].at[(jnp.int32(0), pl.ds(self.first, self.size), *[slice(None)] * (rows.ndim - 1))]
             plgpu.store(at, rows.astype(refs[name].dtype), mask=self._inside(rows.shape))
@@ -235,7 +236,7 @@ class Tile(NamedTuple):
     def product(self, of_query: Float[Array, "Q C"], of_key: Float[Array, "K C"]) -> Array:
         return _product(of_key, of_query, 1, 1) if self.keys_first else _product(of_query, of_key, 1, 1)
 
-    def bias(self, refs: dict[str, Any]) -> Array | None:
+    def bias(self, refs: dict[str, Ref]) -> Array | None:
         if "diagonals" not in refs:
             return None
         query_places, key_places = self.of_query(self.queries.places), self.of_key(self.keys.places)
@@ -276,7 +277,7 @@ def _keys(call: Call, blocks: Blocks, block: Array) -> Side:
     return Side(block * blocks.keys, blocks.keys, call.keys)
 
 
-def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Any], queries: Side) -> Array | int:
+def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Ref], queries: Side) -> Array | int:
     """Returns the number of blocks of keys that these queries see."""
     all_blocks = pl.cdiv(call.keys, blocks.keys)
     if not call.causal:
@@ -286,7 +287,7 @@ def _key_blocks(call: Call, blocks: Blocks, refs: dict[str, Any], queries: Side)
     return jnp.where(end > refs["first_hidden"][0, 0], all_blocks, seen)
 
 
-def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]) -> None:
     queries = _queries(call, blocks, pl.program_id(0))
     query, query_ids = queries.load(refs, 0, "query", "query_ids")
 
@@ -306,7 +307,7 @@ def _forward_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]
     queries.store(refs, attended=sums * share[:, None], highest=highest, share=share)
 
 
-def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]) -> None:
     queries = _queries(call, blocks, pl.program_id(0))
     query, gradient, attended = queries.load(refs, 0, "query", "gradient", "attended")
     query_ids, highest, share = queries.load(refs, 0, "query_ids", "highest", "share")
@@ -327,7 +328,7 @@ def _to_query_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any
     queries.store(refs, to_query=to_query, mean=mean + lost)
 
 
-def _to_key_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+def _to_key_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]) -> None:
     keys = _keys(call, blocks, pl.program_id(0))
     key, value, key_ids = keys.load(refs, 0, "key", "value", "key_ids")
 
@@ -349,7 +350,7 @@ def _to_key_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any])
     keys.store(refs, to_key=to_key, to_value=to_value)
 
 
-def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Any]) -> None:
+def _to_bias_kernel(call: Call, blocks: Blocks, group: int, refs: dict[str, Ref]) -> None:
     key_blocks = pl.cdiv(call.keys, blocks.keys)
     queries = _queries(call, blocks, jax.lax.div(pl.program_id(0), key_blocks))
     tile = Tile(call, queries, _keys(call, blocks, jax.lax.rem(pl.program_id(0), key_blocks)))

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
+from limba.model.trees import Ref
 
 LANES = 128
 SCORES_IN_VMEM = 512 * 512  # of one example; a float32 copy takes 1 of VMEM's 16 MiB, and about eight are live at once
@@ -90,7 +91,7 @@ def _attend(plan: Plan, projections: tuple[Array, ...], bias: Array | None, ids:
     return _call("forward", plan, projections, bias, ids)[0]
 
 
-def _attend_forward(plan: Plan, *inputs: Any) -> tuple[Array, tuple]:
+def _attend_forward(plan: Plan, *inputs: PyTree) -> tuple[Array, tuple]:
     attended, statistics = _call("forward", plan, *inputs)
     return attended, (*inputs, checkpoint_name(statistics, ATTENDED))
 
@@ -204,7 +205,7 @@ def _as_column(row: Int[Array, "1 K"]) -> Int[Array, "K 1"]:
     return jnp.transpose(jnp.broadcast_to(row, (8, row.shape[1])))[:, :1]
 
 
-def _forward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
+def _forward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
     query_ids, key_ids, query, key, value, *rest = refs
     attended, statistics = rest[-2:]
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
@@ -220,10 +221,10 @@ def _forward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
         statistics[row, 0, 0:1], statistics[row, 0, 1:2] = highest, share
 
 
-def _backward_kernel(plan: Plan, has_bias: bool, *refs: Any) -> None:
+def _backward_kernel(plan: Plan, has_bias: bool, *refs: Ref) -> None:
     query_ids, key_ids, query, key, value, statistics, gradient, *rest = refs
     bias, *outputs = rest if has_bias else (None, *rest)
-    to_bias: Any = outputs.pop() if has_bias else None
+    to_bias: Ref = outputs.pop() if has_bias else None
     first_query = pl.program_id(1) * plan.query_block if plan.causal else None
     if has_bias:
 

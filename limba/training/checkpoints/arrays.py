@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
+from jaxtyping import PyTree
 from orbax.checkpoint import type_handlers
 
 from limba.config import InputError
@@ -31,6 +32,7 @@ from limba.formats.t5x import key_value_store, orbax_leaves
 from limba.sharding.mesh import leaf_name, named_leaves
 
 Index = tuple[slice, ...]
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 # What only a run in float16 has, or one that averages its weights: the dtype and the average may change.
@@ -63,7 +65,7 @@ class Snapshot:
     """A copy of a state in the host's memory, which later steps do not change."""
 
     arrays: tuple[HostArray, ...]
-    tree: Any  # the state's structure, with an `Unwritten` for each array
+    tree: PyTree  # the state's structure, with an `Unwritten` for each array
     num_bytes: int  # of all processes
 
     @property
@@ -80,12 +82,12 @@ class Unwritten:
     dtype: np.dtype
 
 
-def num_bytes(tree: Any) -> int:
+def num_bytes(tree: PyTree) -> int:
     """Returns the bytes of a state's arrays, or of their shapes, over all processes."""
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def take_snapshot(state: Any, memory: Sequence[np.ndarray] = ()) -> Snapshot:
+def take_snapshot(state: PyTree, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     """Returns a copy of this process's part of the state: all that a save costs the training thread.
 
     On a CPU it is made in this memory, where that is of `memory_for` or of a snapshot (`Snapshot.memory`) that is no
@@ -112,7 +114,7 @@ def take_snapshot(state: Any, memory: Sequence[np.ndarray] = ()) -> Snapshot:
     return Snapshot(tuple(arrays), tree, num_bytes(state))
 
 
-def memory_for(abstract: Any) -> list[np.ndarray]:
+def memory_for(abstract: PyTree) -> list[np.ndarray]:
     """Returns memory for `take_snapshot` of such a state, which the process has already got from the system."""
     memory = []
     for leaf in jax.tree.leaves(abstract):
@@ -169,7 +171,7 @@ class _Part(NamedTuple):
     inside: Index  # in the shard
 
 
-def _own_parts(leaf: Any) -> list[_Part]:
+def _own_parts(leaf: PyTree) -> list[_Part]:
     """Returns what this process writes of an array, or of the abstract one."""
     own, parts = jax.process_index(), []
     holders, axis, number = _shares(leaf.sharding, leaf.shape)
@@ -267,13 +269,13 @@ class _Described(type_handlers.TypeHandler):
     def typestr(self) -> str:
         return "jax.Array"
 
-    async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
+    async def serialize(self, values: object, infos: object, args: object = None) -> list[object]:
         return []
 
-    async def deserialize(self, infos: Any, args: Any = None) -> list[Any]:
+    async def deserialize(self, infos: object, args: object = None) -> list[object]:
         raise TypeError("arrays are read without Orbax")
 
-    async def metadata(self, infos: Any) -> list[Any]:
+    async def metadata(self, infos: object) -> list[object]:
         raise TypeError("arrays are read without Orbax")
 
 
@@ -292,7 +294,7 @@ def _leaves(directory: epath.Path) -> dict[str, Any]:
         raise ValueError(str(error.__cause__ or error)) from error
 
 
-def read_arrays(directory: epath.Path, abstract: Any) -> Any:
+def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
     """Returns the tree of arrays in a checkpoint's `state`, of the dtypes and with the shardings of `abstract`.
 
     Each process reads the shards of its devices. An array that is not there, or lacks a chunk, is an error. A number of
@@ -335,7 +337,7 @@ def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: Abs
     return f"{checkpoint} holds no average of the weights: it begins here, as the weights of step {checkpoint.name}."
 
 
-def _started(spec: Mapping[str, Any], leaf: Any, context: ts.Context) -> dict[Key, Any]:
+def _started(spec: Mapping[str, Any], leaf: PyTree, context: ts.Context) -> dict[Key, Any]:
     """Returns the reads of an array's shards, one for each index that this process's devices hold."""
     store = ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context).result()
     if tuple(store.shape) != tuple(leaf.shape):
@@ -345,14 +347,14 @@ def _started(spec: Mapping[str, Any], leaf: Any, context: ts.Context) -> dict[Ke
     return {key: (store[_slices(key)] if key else store).read() for key in keys}
 
 
-def _placed(leaf: Any, pieces: Mapping[Key, np.ndarray]) -> jax.Array:
+def _placed(leaf: jax.ShapeDtypeStruct, pieces: Mapping[Key, np.ndarray]) -> jax.Array:
     def piece(index: Index | None) -> np.ndarray:
         return np.asarray(pieces[_key(index or (), leaf.shape)], leaf.dtype)
 
     return jax.make_array_from_callback(leaf.shape, leaf.sharding, piece)
 
 
-def _batches(items: Sequence[Any], size: Callable[[Any], int]) -> Iterator[list[Any]]:
+def _batches(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Yields runs of adjacent items of at most BATCH_BYTES together, or one larger item."""
     batch, total = [], 0
     for item in items:

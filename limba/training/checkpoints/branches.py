@@ -11,7 +11,6 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -149,7 +148,7 @@ def schedule_of(original: RunConfig, branch: Branch) -> ScheduleConfig:
     )
 
 
-def changed(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+def changed(run: RunConfig, values: Mapping[str, object]) -> RunConfig:
     """Returns a run with other fields of itself and of its schedule, by their names: "RunConfig.train_steps".
 
     A vocabulary in the run's directory becomes that of the new one.
@@ -159,7 +158,7 @@ def changed(run: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     optimizer = dataclasses.replace(run.optimizer, schedule=dataclasses.replace(run.optimizer.schedule, **of_schedule))
     data, before = run.data, f"{run.model_dir.rstrip('/')}/"
     if data.vocabulary is not None and data.vocabulary.startswith(before) and "model_dir" in fields:
-        place = f"{fields['model_dir'].rstrip('/')}/{data.vocabulary.removeprefix(before)}"
+        place = f"{str(fields['model_dir']).rstrip('/')}/{data.vocabulary.removeprefix(before)}"
         data = dataclasses.replace(data, vocabulary=place)
     return dataclasses.replace(run, data=data, optimizer=optimizer, **fields)
 

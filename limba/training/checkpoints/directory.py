@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from limba.training.state import TrainState
 
 Positions = Mapping[int, bytes]
 Unpack = Callable[[Positions], object]
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 # Advice if a checkpoint does not fit the run: when resuming from it, and when initializing from it.
@@ -53,13 +54,20 @@ class Restored(NamedTuple):
 
     state: TrainState
     positions: Positions
-    notes: Mapping[str, Any]
+    notes: limba_checkpoint.Notes
 
 
 class Checkpoints:
     """The checkpoints of one run directory. Use it as a context manager: on exit it waits for the last save."""
 
-    def __init__(self, model_dir: str, config: CheckpointConfig, data: DataConfig):
+    def __init__(
+        self,
+        model_dir: str,
+        config: CheckpointConfig,
+        data: DataConfig,
+        check_lease: Callable[[], None] = lambda: None,
+    ):
+        self.check_lease = check_lease  # RestartError if another run has taken over model_dir
         self.directory = epath.Path(model_dir) / "checkpoints"
         self._config, self._data = config, data
         self._name = str(self.directory).replace("/", "|")  # of what the processes exchange
@@ -96,7 +104,9 @@ class Checkpoints:
         """Returns the directory `checkpoints` that holds a step, or held it before newer ones took its place."""
         return (self._written.get(step) or self._found[step]).parent
 
-    def save(self, step: int, state: TrainState, positions: Positions, notes: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, state: TrainState, positions: Positions, notes: limba_checkpoint.Notes | None = None
+    ) -> None:
         """Starts saving: copies the state to the host, and returns. `poll` reports the commit.
 
         All processes call it at the same step, each with the positions of its own shards. `notes` are kept with the
@@ -111,7 +121,7 @@ class Checkpoints:
         snapshot = arrays.take_snapshot(state, self._memory())
         memory = snapshot.memory if jax.default_backend() == "cpu" else ()  # elsewhere it is freed
         self._memory = lambda: memory
-        data = {**position_item(_data_of(self._data, step), everywhere), "notes": dict(notes or {})}
+        data = {**position_item(_data_of(self._data, step), everywhere), "notes": notes or {}}
         newest = max(self._found, default=None)
         self._saver.start(step, snapshot, data, None if newest is None else (newest, self._found[newest].parent))
 
@@ -291,7 +301,7 @@ class Checkpoints:
                 path,
             )
 
-    def _judged(self, path: epath.Path, call: Callable[[], Any]) -> tuple[list[Any] | None, str]:
+    def _judged(self, path: epath.Path, call: Callable[[], T]) -> tuple[list[T] | None, str]:
         """Returns (the results of all processes, "") or (None, what is damaged); all processes return the same.
 
         Raises InputError if the checkpoint is another run's, StorageError if the storage fails at the moment.
@@ -320,7 +330,7 @@ class Checkpoints:
                 )
         return [value for *_, value in outcomes], ""
 
-    def _positions(self, data: Mapping[str, Any], path: epath.Path) -> Positions:
+    def _positions(self, data: limba_checkpoint.DataItem, path: epath.Path) -> Positions:
         positions = {int(shard): base64.b64decode(text) for shard, text in data["positions"].items()}
         for name, field in (
             ("task", "mixture_or_task_name"),
@@ -385,7 +395,7 @@ def check_together(path: epath.Path, how: str = "checksums") -> None:
         raise InputError(limba_checkpoint.damage_sentence(path, damaged))
 
 
-def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
+def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.DataItem:
     """Returns the item `data` of a checkpoint: the positions of all shards, and which data they belong to."""
     return {
         "task": data.mixture_or_task_name,
@@ -395,7 +405,7 @@ def position_item(data: DataConfig, positions: Positions) -> dict[str, Any]:
     }
 
 
-def _stages_in(positions: Positions) -> Mapping[str, Any]:
+def _stages_in(positions: Positions) -> Mapping[str, object]:
     """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
     from limba.data.stream.positions import (  # TensorFlow comes with it, seconds that a report spares
         PositionError,

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 from etils import epath
@@ -21,10 +21,12 @@ from limba.config import StorageError
 from limba.sharding.agreement import forget_texts, gather_texts
 from limba.storage.failures import limited, short_reason
 from limba.storage.files import free_bytes
+from limba.storage.manifest import Entry
 from limba.training.checkpoints import step_files
 from limba.training.checkpoints.arrays import Snapshot
 from limba.training.checkpoints.step_files import size_text
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 20.0  # between attempts
@@ -62,7 +64,7 @@ class Saver:
         self._good: tuple[int, epath.Path] | None = None
 
     def start(
-        self, step: int, snapshot: Snapshot, data: Mapping[str, Any], good: tuple[int, epath.Path] | None
+        self, step: int, snapshot: Snapshot, data: Mapping[str, object], good: tuple[int, epath.Path] | None
     ) -> None:
         """Starts a save; the one before has ended (`wait`). `good` is the newest step before it, for messages."""
         self._serial += 1
@@ -122,7 +124,7 @@ class Saver:
             return "No earlier step is saved."
         return f"Step {self._good[0]:,} in {self._good[1]} is good."
 
-    def _run(self, step: int, snapshot: Snapshot, data: Mapping[str, Any]) -> None:
+    def _run(self, step: int, snapshot: Snapshot, data: Mapping[str, object]) -> None:
         error: StorageError | None = None
         place = self.directory
         try:
@@ -173,7 +175,7 @@ class Saver:
         )
 
     def _try_for(
-        self, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, Any], seconds: float, number: int
+        self, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, object], seconds: float, number: int
     ) -> str | None:
         """Tries to save until it succeeds, and returns None, or for `seconds`, and returns why it failed."""
         deadline, pause, attempt = time.monotonic() + seconds, FIRST_PAUSE_SECONDS, 0
@@ -199,7 +201,7 @@ class Saver:
             pause, attempt = min(2 * pause, LONGEST_PAUSE_SECONDS), attempt + 1
 
     def _attempt(
-        self, name: str, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, Any], deadline: float
+        self, name: str, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, object], deadline: float
     ) -> None:
         is_first = jax.process_index() == 0
         needed = int(SPARE * self._last_bytes) or snapshot.num_bytes
@@ -208,7 +210,7 @@ class Saver:
             if is_first:
                 step_files.open_step(place, step, needed)
 
-        def committed(parts: Sequence[Any]) -> int:
+        def committed(parts: Sequence[Mapping[str, Entry]]) -> int:
             known = {name: entry for part in parts for name, entry in part.items()}
             if is_first:
                 step_files.commit_step(place, step, snapshot, data, known)
@@ -218,7 +220,7 @@ class Saver:
         parts = self._phase(f"{name}/arrays", lambda: step_files.write_own_arrays(place, step, snapshot), deadline)
         self._last_bytes = self._phase(f"{name}/commit", lambda: committed(parts), deadline)[0]
 
-    def _phase(self, name: str, work: Callable[[], Any], deadline: float) -> list[Any]:
+    def _phase(self, name: str, work: Callable[[], T], deadline: float) -> list[T]:
         """Does this process's work; returns the results of all. Raises SaveError if one has failed or gives none."""
         left, failure, result = max(1.0, deadline - time.monotonic()), "", None
         try:

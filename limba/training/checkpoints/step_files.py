@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from etils import epath
 
@@ -61,7 +60,11 @@ def write_own_arrays(directory: epath.Path, step: int, snapshot: Snapshot) -> di
 
 
 def commit_step(
-    directory: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, Any], known: Mapping[str, manifest.Entry]
+    directory: epath.Path,
+    step: int,
+    snapshot: Snapshot,
+    data: Mapping[str, object],
+    known: Mapping[str, manifest.Entry],
 ) -> None:
     """Writes what belongs to all processes, the manifest last, and gives the directory its name.
 
@@ -74,7 +77,7 @@ def commit_step(
 
 
 def commit_files(
-    directory: epath.Path, step: int, data: Mapping[str, Any], known: Mapping[str, manifest.Entry] | None = None
+    directory: epath.Path, step: int, data: Mapping[str, object], known: Mapping[str, manifest.Entry] | None = None
 ) -> None:
     """Writes the data position and the manifest of a step whose arrays are there, and gives the directory its name."""
     work, started = working_directory(directory, step), time.time_ns()

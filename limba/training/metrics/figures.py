@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -26,6 +26,8 @@ from limba.storage.files import write_whole
 from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
 from limba.training.metrics.logging import Metrics
 from limba.training.metrics.records import duration
+from limba.training.reading import ShardRows
+from limba.training.step import StepMetrics
 
 AVERAGED = ("loss", "cross_entropy", "accuracy")  # over the target tokens of all steps
 SIDES = ("inputs", "targets")  # of a row
@@ -40,8 +42,8 @@ class RecentSteps:
     `metrics` gets the lengths of some steps' rows.
     """
 
-    def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int, metrics: Metrics | None = None):
-        self._config, self._num_devices, self._metrics = config, num_devices, metrics
+    def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int, metrics: Metrics):
+        self._config, self._num_devices, self.metrics = config, num_devices, metrics
         self._row_lengths, self._num_lines = dict[str, Counter[int]](), 0
         flops, peak = flops_per_sequence(config.model, *sides(config, lengths)), peak_flops_per_device()
         self._seconds_at_peak = flops * config.data.batch_size / (peak * num_devices) if peak else None
@@ -49,7 +51,7 @@ class RecentSteps:
 
     def restart(self) -> None:
         """Forgets the steps and starts the clock again."""
-        self._steps: list[tuple[int, Any, Any]] = []
+        self._steps: list[tuple[int, ShardRows, StepMetrics]] = []
         self._waited, self._began = 0.0, time.monotonic()
 
     @contextlib.contextmanager
@@ -61,7 +63,7 @@ class RecentSteps:
         self._waited += seconds
         progress().waited(seconds)
 
-    def add(self, step: int, rows: Any, metrics: Any) -> None:
+    def add(self, step: int, rows: ShardRows, metrics: StepMetrics) -> None:
         """Adds a step; its metrics may still be computing on the devices."""
         self._steps.append((step, rows, metrics))
 
@@ -101,13 +103,12 @@ class RecentSteps:
         if memory := jax.local_devices()[0].memory_stats():  # None on a CPU
             figures["hbm_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
         figures["host_memory_gib"] = psutil.Process().memory_info().rss / 2**30
-        if self._metrics is not None:
-            self._count_rows(*self._steps[-1][:2], self._metrics)
+        self._count_rows(*self._steps[-1][:2])
         if self._seconds_at_peak is not None:
             figures["mfu"] = self._seconds_at_peak / figures["seconds_per_step"]
         return figures
 
-    def _count_rows(self, step: int, rows: Mapping[int, Any], metrics: Metrics) -> None:
+    def _count_rows(self, step: int, rows: ShardRows) -> None:
         """Counts the rows of this process by their tokens, and records the counts: seldom, as they grow."""
         for part in rows.values():
             for side in SIDES:
@@ -116,10 +117,10 @@ class RecentSteps:
         self._num_lines += 1
         if self._num_lines & (self._num_lines - 1) == 0 or self._num_lines % LINES_PER_COUNT == 0:
             counts = {side: sorted(found.items()) for side, found in self._row_lengths.items()}
-            metrics.record("row_lengths", step, {"rows": counts})
+            self.metrics.record("row_lengths", step, {"rows": counts})
 
 
-def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, Any]:
+def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, object]:
     """Returns what metrics.jsonl says of a start: the sizes of the run, its devices, and the programs it runs on."""
     inputs, targets = sides(config, lengths)
     flops = flops_per_sequence(config.model, inputs, targets) * config.data.batch_size
@@ -220,16 +221,14 @@ def job_advice(config: RunConfig, num_steps: int, step: int, seconds_per_step: f
     )
 
 
-def _report(
-    model_dir: str, step: int, rows: Mapping[int, Any], values: Mapping[str, float], saved_steps: Sequence[int]
-) -> str:
+def _report(model_dir: str, step: int, rows: ShardRows, values: Mapping[str, float], saved_steps: Sequence[int]) -> str:
     """Saves this process's rows of the failed step; returns the error message."""
     saved = f"the checkpoint at step {saved_steps[-1]} is good" if saved_steps else "nothing was saved"
     path = epath.Path(model_dir) / f"non_finite_step_{step}_process_{jax.process_index()}.npz"
     arrays = {f"{feature}/{shard}": array for shard, part in rows.items() for feature, array in part.items()}
     try:
         content = io.BytesIO()
-        np.savez(content, **arrays)
+        np.savez(content, **cast(dict[str, Any], arrays))  # numpy's hints let a name be `allow_pickle`
         write_whole(path, content.getvalue())
         written = f"its batch is in {path}"
     except Exception as error:  # noqa: BLE001  the sentence is worth more than the file

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from etils import epath
 from tensorboardX import SummaryWriter, record_writer
@@ -133,11 +133,11 @@ class Metrics:
             self._outputs.others.add(kind, step, values)
         self._record(kind, step, values)
 
-    def event(self, step: int, values: Mapping[str, Any]) -> None:
+    def event(self, step: int, values: Mapping[str, object]) -> None:
         """Records what the guard did at a step."""
         self.record("event", step, values)
 
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    def record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         """Records something of another `kind`, in metrics.jsonl only; a full disk does not end the run for it."""
         if self._outputs is not None:
             self._record(kind, step, values)
@@ -210,7 +210,7 @@ class Metrics:
                 self.say(f"step {step:,} sample for {prompt!r}: {text}")
         self._record("samples", step, {"texts": dict(texts)})
 
-    def _record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+    def _record(self, kind: str, step: int, values: Mapping[str, object]) -> None:
         assert self._outputs is not None
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._outputs.lines.append(json.dumps({"kind": kind, "step": step, "time": now, **values}) + "\n")

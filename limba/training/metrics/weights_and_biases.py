@@ -108,7 +108,7 @@ class WeightsAndBiases:
         rows: list[Any] = [[step, prompt, text] for prompt, several in texts.items() for text in several]
         self._report({"step": step, "samples": wandb.Table(columns=["step", "prompt", "text"], data=rows)})
 
-    def _report(self, values: Mapping[str, Any]) -> None:
+    def _report(self, values: Mapping[str, object]) -> None:
         if self._run is None:
             return
         try:
@@ -127,7 +127,7 @@ class WeightsAndBiases:
             logger.warning("Weights & Biases may lack the last figures (%s).", reason_of(error))
 
 
-def _known(model_dir: str) -> dict[str, Any]:
+def _known(model_dir: str) -> dict[str, str]:
     """Returns what is kept of a run's name there, or a new name."""
     try:
         found = json.loads((epath.Path(model_dir) / FILE).read_text())

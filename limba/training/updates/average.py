@@ -7,20 +7,19 @@ the parameters are, saved and resumed with them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-
-Tree = Any
+from jaxtyping import PyTree
 
 
 class AverageState(NamedTuple):
     """The updates that the average has seen, int32 [], and the average itself, with the parameters' names."""
 
-    average_updates: Any
-    average: Tree
+    average_updates: PyTree
+    average: PyTree
 
 
 def with_average(optimizer: optax.GradientTransformation, decay: float | None) -> optax.GradientTransformation:
@@ -32,13 +31,13 @@ def with_average(optimizer: optax.GradientTransformation, decay: float | None) -
     if decay is None:
         return optimizer
 
-    def init(params: Tree) -> Tree:
-        states: Any = optimizer.init(params)
+    def init(params: PyTree) -> PyTree:
+        states: PyTree = optimizer.init(params)
         return (*states, AverageState(jnp.zeros((), jnp.int32), _copied(params)))
 
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         *others, before = state
-        states: Any
+        states: PyTree
         updates, states = optimizer.update(updates, tuple(others), params)
         number = before.average_updates + 1
         rest = jnp.maximum(1 - decay, 9 / (10 + number))  # 1 - d, without what float32 loses of a d near 1
@@ -52,22 +51,22 @@ def with_average(optimizer: optax.GradientTransformation, decay: float | None) -
     return optax.GradientTransformation(init, update)
 
 
-def _copied(params: Tree) -> Tree:
+def _copied(params: PyTree) -> PyTree:
     """Returns the parameters in arrays of their own: a step donates both."""
     return jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
 
 
-def evaluated_weights(params: Tree, opt_state: Tree) -> Tree:
+def evaluated_weights(params: PyTree, opt_state: PyTree) -> PyTree:
     """Returns what a run evaluates: the average of its weights if its optimizer's state has one, else `params`."""
     found = filter(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average))
     return next((state.average for state in found), params)
 
 
-def restarted(params: Tree, opt_state: Tree) -> Tree:
+def restarted(params: PyTree, opt_state: PyTree) -> PyTree:
     """Returns a new optimizer's state, whose average, if it has one, begins as these parameters."""
     begun = lambda state: state._replace(average=_copied(params)) if _is_average(state) else state
     return jax.tree.map(begun, opt_state, is_leaf=_is_average)
 
 
-def _is_average(state: Any) -> bool:
+def _is_average(state: object) -> bool:
     return isinstance(state, AverageState)

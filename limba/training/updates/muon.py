@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from limba.config.optimizer import Muon
 from limba.sharding.mesh import named_leaves
 
-Tree = Any
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al.)
 EPSILON = 1e-20  # added to a matrix's norm: an update does not depend on the gradient's size, and 0 stays 0
 MOST_BYTES = 1 << 29  # of the matrices that a device makes orthogonal at one time
 
 
 def matrices_by_muon(
-    config: Muon, others: optax.GradientTransformation, shardings: Tree = None
+    config: Muon, others: optax.GradientTransformation, shardings: PyTree = None
 ) -> optax.GradientTransformation:
     """Returns Muon's rule for the kernels of layers, and `others` for embeddings, head, norms, biases and positions.
 
@@ -37,7 +35,7 @@ def matrices_by_muon(
     separate parameters. `shardings` are those of the parameters in training; None: there is one device.
     """
 
-    def orthogonal(updates: Tree, _: Tree) -> Tree:
+    def orthogonal(updates: PyTree, _: PyTree) -> PyTree:
         found = orthogonalized_by_shares(named_leaves(updates), config.muon_steps, config.muon_dtype, shardings)
         return jax.tree.structure(updates).unflatten([sized(x, config.muon_rms) for x in found.values()])
 
@@ -45,14 +43,14 @@ def matrices_by_muon(
     return optax.partition({"matrices": matrices, "others": others}, _kinds)
 
 
-def _kinds(params: Tree) -> Tree:
+def _kinds(params: PyTree) -> PyTree:
     """Returns for each parameter which of the two rules it has."""
     matrices = [name.endswith("/kernel") and "layers" in name for name in named_leaves(params)]
     return jax.tree.structure(params).unflatten(["matrices" if matrix else "others" for matrix in matrices])
 
 
 def orthogonalized_by_shares(
-    stacks: Mapping[str, Array], steps: int, dtype: str, shardings: Tree = None
+    stacks: Mapping[str, Array], steps: int, dtype: str, shardings: PyTree = None
 ) -> dict[str, Array]:
     """Returns `orthogonalized` of each matrix of the stacks [N, n, m], by name; each device computes its share.
 
@@ -74,7 +72,7 @@ def _groups(
     stacks: Mapping[str, Array], shardings: Mapping[str, NamedSharding], itemsize: int
 ) -> Iterator[tuple[list[str], NamedSharding | None]]:
     """Yields the names of stacks of one shape and sharding, and that sharding: at most MOST_BYTES on a device."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[tuple[PyTree, PyTree], list[str]] = {}
     for name, stack in stacks.items():
         groups.setdefault((stack.shape[-2:], shardings.get(name)), []).append(name)
     for (shape, sharding), names in groups.items():
@@ -126,7 +124,7 @@ def _by_shares(stacks: list[Array], function: Callable[[Array], Array], sharding
     return list(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)(*stacks))
 
 
-def _split(x: Array, stacks: Any) -> list[Array]:
+def _split(x: Array, stacks: PyTree) -> list[Array]:
     """Returns the concatenation as arrays of these lengths."""
     return jnp.split(x, np.cumsum([len(stack) for stack in stacks])[:-1])
 

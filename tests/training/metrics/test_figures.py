@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from limba.config import CheckpointConfig, DataConfig, NonFiniteError, RunConfig
+from limba.training.loop import Trace
 from limba.training.metrics import figures
 from limba.training.metrics.figures import RecentSteps, introduction, sides
 from limba.training.metrics.logging import Metrics
-from limba.training.metrics.tracing import Trace
 from tests import tiny
 
 
@@ -30,7 +30,7 @@ def metrics(loss: float, target_tokens: float, gradient_norm: float = 1.0) -> di
 
 
 def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
-    recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=4)
+    recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=4, metrics=Metrics("", 0, None, writes=False))
     with recent.waiting():
         recent.add(1, {}, metrics(8.0, 10.0, 3.0))
         recent.add(2, {}, metrics(2.0, 30.0, 5.0))
@@ -45,7 +45,7 @@ def test_figures_are_means_over_target_tokens(config: RunConfig) -> None:
 
 
 def test_a_step_that_is_not_finite_is_reported_with_its_rows(config: RunConfig, tmp_path: Path) -> None:
-    recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=1)
+    recent = RecentSteps(config, {"inputs": 8, "targets": 4}, num_devices=1, metrics=Metrics("", 0, None, writes=False))
     recent.add(6, {}, metrics(1.0, 1.0))
     recent.add(7, {3: {"inputs": np.arange(4)}}, metrics(1.0, 1.0, math.inf))
     with pytest.raises(NonFiniteError, match=r"Step 7 gave loss 1, gradient norm inf .* the checkpoint at step 5 is"):

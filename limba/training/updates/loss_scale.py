@@ -12,14 +12,12 @@ The scale is a part of the optimizer's state, so a resumed run repeats exactly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
-
-Tree = Any
+from jaxtyping import Array, PyTree
 
 FIRST_SCALE = 2.0**15  # of the mean loss
 LEAST_SCALE, LARGEST_SCALE = 2.0**-8, 2.0**24
@@ -32,8 +30,8 @@ class LossScale(NamedTuple):
     Zeros are its first value: a checkpoint of a run in another dtype holds neither, and can be resumed.
     """
 
-    loss_scale_doublings: Any
-    loss_scale_steps: Any
+    loss_scale_doublings: PyTree
+    loss_scale_steps: PyTree
 
 
 def with_loss_scale(optimizer: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
@@ -41,20 +39,20 @@ def with_loss_scale(optimizer: optax.GradientTransformation, dtype: str) -> opta
     if dtype != "float16":
         return optimizer
 
-    def init(params: Tree) -> Tree:
-        states: Any = optimizer.init(params)
+    def init(params: PyTree) -> PyTree:
+        states: PyTree = optimizer.init(params)
         return (*states, LossScale(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
 
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         *others, scale = state
-        states: Any
+        states: PyTree
         updates, states = optimizer.update(updates, tuple(others), params)
         return updates, (*states, scale)
 
     return optax.GradientTransformation(init, update)
 
 
-def scaled_gradients(compute: Callable[..., tuple[Tree, Tree]], opt_state: Tree, num_targets: int) -> tuple:
+def scaled_gradients(compute: Callable[..., tuple[PyTree, PyTree]], opt_state: PyTree, num_targets: int) -> tuple:
     """Returns (gradient of the summed loss, sums, optimizer state); the state's LossScale, if any, is the next one.
 
     `compute(factor)` returns the gradient of factor x the summed loss, and the sums; it is called under a trace, once.
@@ -65,14 +63,14 @@ def scaled_gradients(compute: Callable[..., tuple[Tree, Tree]], opt_state: Tree,
     *others, before = opt_state
     first = FIRST_SCALE * jnp.exp2(before.loss_scale_doublings.astype(jnp.float32))
 
-    def attempt(tried: tuple[Tree, Tree, Array, Array]) -> tuple[Tree, Tree, Array, Array]:
+    def attempt(tried: tuple[PyTree, PyTree, Array, Array]) -> tuple[PyTree, PyTree, Array, Array]:
         factor = tried[2] / num_targets
         grads, sums = compute(factor)
         grads = jax.tree.map(lambda g: g / factor, grads)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
         return grads, sums, jnp.where(finite, tried[2], tried[2] / 2), finite
 
-    def goes_on(tried: tuple[Tree, Tree, Array, Array]) -> Array:
+    def goes_on(tried: tuple[PyTree, PyTree, Array, Array]) -> Array:
         return ~tried[3] & (tried[2] >= LEAST_SCALE)
 
     shapes = jax.eval_shape(compute, first)
