@@ -31,6 +31,7 @@ class MeshConfig:
             "MeshConfig.auto",
             f"chooses the sizes, and MeshConfig.data is {self.data}, MeshConfig.fsdp {self.fsdp} and MeshConfig.model"
             f" {self.model}; remove these, or set MeshConfig.auto to False.",
+            ("MeshConfig.auto", False),
         )
         require(
             self.memory_gib is None or (self.auto and self.memory_gib > 0),

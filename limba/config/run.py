@@ -13,7 +13,7 @@ from typing import Literal
 from limba.config import kinds
 from limba.config.card import CardConfig
 from limba.config.data import OBJECTIVES, DataConfig
-from limba.config.errors import one_of, positive, require
+from limba.config.errors import largest_divisor, one_of, positive, require
 from limba.config.generation import GenerationConfig
 from limba.config.kinds import NonNegativeInt, OpenShare, PositiveFloat, PositiveInt
 from limba.config.mesh import MeshConfig
@@ -181,11 +181,12 @@ class RunConfig:
             "EvaluationConfig.patience",
             "waits for a better CheckpointConfig.best_metric, which is None; set that, such as to 'loss'.",
         )
+        rows, parts = self.data.batch_size, self.num_microbatches
         require(
-            self.data.batch_size % self.num_microbatches == 0,
+            rows % parts == 0,
             "DataConfig.batch_size",
-            f"is {self.data.batch_size}, which does not divide by RunConfig.num_microbatches {self.num_microbatches};"
-            " give a multiple.",
+            f"is {rows}, which does not divide by RunConfig.num_microbatches {parts}; give a multiple.",
+            ("RunConfig.num_microbatches", largest_divisor(rows, parts)),
         )
 
     @property
@@ -211,6 +212,7 @@ class RunConfig:
                 "DataConfig.objective",
                 f"is {self.data.objective!r}, which gives no inputs, and the model has an encoder that reads them;"
                 " choose prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
+                ("ModelConfig.num_encoder_layers", 0),
             )
             require(
                 length is None,

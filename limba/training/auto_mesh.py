@@ -17,6 +17,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import InputError, MeshConfig, RunConfig
+from limba.config.errors import Open
 from limba.config.waiting import waiting
 from limba.model import Network
 from limba.sharding.agreement import gather
@@ -58,7 +59,8 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
     raise InputError(
         f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB; the smallest needs"
         f" {least / 2**30:.3g}: set ModelConfig.remat to 'full', raise RunConfig.num_microbatches, or lower"
-        " DataConfig.batch_size."
+        " DataConfig.batch_size.",
+        fix=("ModelConfig.remat", "full"),
     )
 
 
@@ -158,7 +160,8 @@ def _limit(mesh: MeshConfig) -> int:
     if not limit:
         raise InputError(
             f"MeshConfig.auto needs the devices' memory, and a {jax.devices()[0].device_kind} reports no limit; set"
-            " MeshConfig.memory_gib."
+            " MeshConfig.memory_gib.",
+            fix=("MeshConfig.memory_gib", Open("the memory of a device")),
         )
     return limit
 

@@ -149,7 +149,8 @@ def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> Non
     if saved_step > config.train_steps or (is_new and saved_step == config.train_steps):
         raise ConfigError(
             "RunConfig.train_steps",
-            f"is {config.train_steps}, and the checkpoint is at step {saved_step}; give a larger number.",
+            f"is {config.train_steps}, and the checkpoint is at step {saved_step}",
+            give="a larger number",
         )
 
 
@@ -222,6 +223,5 @@ def check_writable(directory: str, field: str, value: str) -> None:
         probe.write_text("")
         probe.unlink(missing_ok=True)  # a repeated request, whose first answer was lost, finds none
     except Exception as error:  # a bucket's client has errors of its own
-        raise ConfigError(
-            field, f"is {value}, and {directory} cannot be written ({reason_of(error)}); give a directory that can."
-        ) from error
+        sentence = f"is {value}, and {directory} cannot be written ({reason_of(error)})"
+        raise ConfigError(field, sentence, give="a directory that can") from error

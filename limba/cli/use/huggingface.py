@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said, said
 from limba.cli.use import model
 from limba.config import CardConfig, InputError, environment, kinds
+from limba.config.errors import named, worded
 
 EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
 
@@ -84,7 +84,7 @@ def export(given: argparse.Namespace) -> None:
     with environment.quiet_imports():
         from limba.export import huggingface
     names = {"`config`": "--config", "`vocabulary`": "--vocabulary", **CARD}
-    with names_said(names):
+    with named(names):
         card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
         source = model.find(given.model_dir, given.config, imports=given.imports)
     out = given.out_dir or f"{source.directory}/huggingface"
@@ -92,7 +92,7 @@ def export(given: argparse.Namespace) -> None:
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
         not given.trained_weights, given.transformers,
     )  # fmt: skip
-    with names_said(names):
+    with named(names):
         steps = huggingface.chosen_steps(given.steps, source.steps)
         if "://" in out:
             if given.push:
@@ -110,7 +110,7 @@ def import_model(source: str, out: str) -> None:
         from limba.export.from_huggingface import import_folder
     kinds.check_local(out, "OUT")
     sentence = import_folder(source, Path(os.path.expanduser(out)).resolve())
-    print(said(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
+    print(worded(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
 
 
 def run(argv: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from limba.config.secrets import without_credentials
 from limba.data.sources.files import DataFiles, corpus_of
 from limba.data.sources.order import Reading, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.units import Column, UnitSource, call_numpy, with_names
+from limba.data.sources.units import Column, UnitSource, call_numpy, fewer_shards, with_names
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64
@@ -184,7 +184,8 @@ class ArrayRecordSource(UnitSource):
         if count == 0 and reading.is_endless:
             raise InputError(
                 f"{self.name} has {total} records in split {split!r}, none for data shard {shard} of {num_shards}; "
-                "set DataConfig.num_data_shards lower, or give more documents."
+                "set DataConfig.num_data_shards lower, or give more documents.",
+                fix=fewer_shards(shard),
             )
         num_empty = [0]  # reads since the last document
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from limba.config import ConfigError, InputError
-from limba.config.errors import reason_of
+from limba.config.errors import Open, reason_of
 from limba.data.sources.files import DataFiles, patterns_of
 from limba.data.sources.readers import file_format
 from limba.data.sources.units import Column, Rewrite, UnitSource
@@ -199,4 +199,5 @@ class HubSource(UnitSource):
         self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"
     ) -> InputError:
         asked = "" if os.path.exists(self.path) else f"; asked {hub_names.asked_as()}"
-        return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.")
+        files = ("DataConfig.data_files", Open("files, in place of the hub's"))
+        return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.", fix=files)

@@ -22,6 +22,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
+from limba.config.errors import Fix
 from limba.config.secrets import without_credentials
 from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
@@ -283,7 +284,8 @@ class UnitSource(seqio.DataSource):
             raise InputError(
                 f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
                 f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower"
-                f"{self._advice(split).replace(';', ', or')}."
+                f"{self._advice(split).replace(';', ', or')}.",
+                fix=fewer_shards(shards.first_without),
             )
 
     def _advice(self, split: str) -> str:
@@ -435,7 +437,8 @@ class _ShardUnits:
                 if self._endless and self._opened > self._most_opened:
                     raise InputError(
                         f"{source.name} has no document for data shard {self._shard} of {self._num_shards} in split "
-                        f"{self._split!r}; set DataConfig.num_data_shards lower, or give more documents."
+                        f"{self._split!r}; set DataConfig.num_data_shards lower, or give more documents.",
+                        fix=fewer_shards(self._shard),
                     )
             exists = source.read_whole(self._split, unit, int(chunk)) is not None
             if not exists:  # units end roughly in the order of opening
@@ -478,6 +481,11 @@ def with_names(source: UnitSource, texts: Iterable[bytes], names: Iterable[bytes
     """Returns the documents' pieces with their documents' names, bytes [n, 2]."""
     rows = [[piece, name] for text, name in zip(texts, names, strict=True) for piece in source.pieces(text)]
     return np.array(rows, dtype=object).reshape(-1, 2)
+
+
+def fewer_shards(without: int) -> Fix:
+    """Returns the fix for data shards of which the one of this number is the first without text."""
+    return "DataConfig.num_data_shards", 1 << max((without // 2).bit_length() - 1, 0)
 
 
 def call_numpy(function: Callable, dtype: tf.DType, shape: list, *arguments: tf.Tensor) -> tf.Tensor:

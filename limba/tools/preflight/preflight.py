@@ -16,7 +16,7 @@ from limba.cli.gin.statements import read
 from limba.config import InputError, RunConfig, environment, kinds
 from limba.config.secrets import without_credentials
 from limba.tools.migrate.t5x.read import is_t5x
-from limba.tools.preflight import configuration, words
+from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Line, Section
 
 ADVISE_MINUTES = 10
@@ -28,7 +28,7 @@ is.
       --gin.MODEL_DIR=runs/first
 
 Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
-is a run that goes. Each line that is wrong names the gin line that mends it.
+is a run that goes. Each line that is wrong names the gin line that fixes it.
 --json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
 CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
@@ -45,7 +45,7 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
         metavar="MINUTES",
         nargs="?",
         const=str(ADVISE_MINUTES),
-        help=f"compile mends of memory and speed for so long ({ADVISE_MINUTES})",
+        help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})",
     )
     group.add_argument(
         "--calibrate", metavar="MODEL_DIR", help="a run on the same chips, whose speed corrects the estimate"
@@ -185,8 +185,8 @@ def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float, as_gi
         with environment.quiet_imports():
             described = flags.parse_args(argv, "preflight", ABOUT, add_flags)
     except InputError as error:
-        yield configuration.of_error(error, [argument for argument in argv if argument.endswith(".gin")])
-        yield words.worded(machine(None), {})
+        yield configuration.of_error(error)
+        yield machine(None).worded({})
         return
     config, compiling = described.config, list[Callable[[], Section]]()
     if chips is not None and not given.no_compile:
@@ -197,7 +197,7 @@ def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float, as_gi
             compiling.append(lambda: compiler.advice(config, chips, minutes))
     first = configuration.resolved(config, described.names, _source(argv))
     for section in sections.sections(config, first, chips, compiling, machine):
-        yield words.worded(section, described.names)
+        yield section.worded(described.names)
     if chips is None and not given.no_compile:
         text = "Not compiled: no chips are named; add --topology=v4-8, or another of --list-topologies."
         yield Section("Memory and speed", [Line("ok", text)])

@@ -48,7 +48,7 @@ def resolved(config: RunConfig) -> Resolved:
         except (SentenceError, OSError):
             of_data = error_line(error)
             return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
-        if given.new_vocabulary_size is not None and "does not exist" in line.text:
+        if given.new_vocabulary_size is not None and isinstance(error.__cause__, FileNotFoundError):
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
             line = Line("ok", text)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
