@@ -144,15 +144,15 @@ def reason_of(error: BaseException, limit: int = 200) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent.
+    """Returns whether the memory of the host or of a device ran out; jax, whose error it is, may be absent.
 
     >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(OSError(12, "no memory"))
     (True, True)
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    of_jax = type(error).__module__.startswith("jax") and "RESOURCE_EXHAUSTED" in str(error)
-    return of_jax or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's, of its stack
+    of_jax = type(error).__module__.startswith("jax") and re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error))
+    return bool(of_jax) or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's
 
 
 def largest_divisor(whole: int, most: int) -> int:

@@ -17,7 +17,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import InputError, MeshConfig, RunConfig
-from limba.config.errors import Open
+from limba.config.errors import Open, is_out_of_memory
 from limba.config.waiting import waiting
 from limba.model import Network
 from limba.sharding.agreement import gather
@@ -137,7 +137,7 @@ def _compiled(
         with waiting("compiling the step for this mesh", shows=jax.process_index() == 0):
             compiled = step.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         compiled, size = None, math.inf
     else:

@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config.errors import is_out_of_memory, reason_of
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
@@ -156,18 +156,13 @@ def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> Non
 
 @contextlib.contextmanager
 def memory_advice(config: RunConfig) -> Iterator[None]:
-    """Raises InputError, which says what to lower, in place of an error of memory that does not suffice."""
+    """Raises InputError, which says what to lower, in place of an error that says that memory ran out."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise InputError(memory_sentence(config, error)) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the memory of the host or of a device does not suffice."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
 
 
 def memory_sentence(config: RunConfig, error: BaseException) -> str:

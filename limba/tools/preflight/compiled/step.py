@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from limba.config import InputError, MeshConfig, RunConfig, plain
+from limba.config.errors import is_out_of_memory
 
 MOST_MESHES = 2  # that are compiled for one verdict; each takes a minute or more for a TPU
 SIZE = re.compile(r"([\d.]+)([KMG])")
@@ -84,7 +85,7 @@ def _of_mesh(
     try:
         compiled = traced.lower(lowering_platforms=("cuda",) if platform == "gpu" else None).compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         needed = max(needed_bytes(str(error)), memory.peak_bytes(dump), state_bytes)
         largest = memory.largest(dump, "")
