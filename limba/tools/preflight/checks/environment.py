@@ -200,30 +200,39 @@ def _gib(num_bytes: float) -> str:
 
 
 def _room(data: dict[str, Any]) -> Iterator[Line]:
-    compiled = os.environ.get(compile_cache.OF_JAX, "")
-    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
+    compiled, temporary = os.environ.get(compile_cache.OF_JAX, ""), tempfile.gettempdir()
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
-    free = {}
-    for name, place in places.items():
+    places = {
+        "compiled programs": (compiled, LEAST_FREE, _other_cache(compiled)),
+        "temporary files": (temporary, LEAST_FREE, "export TMPDIR=DIRECTORY"),
+    }
+    yield from room(places, data)
+
+
+def room(
+    places: Mapping[str, tuple[str, int, str]], data: dict[str, Any], unwritable: str = "warning"
+) -> Iterator[Line]:
+    """Yields the free space of local places: name -> (path, the least bytes, what to do if it has fewer)."""
+    free, wrong = {}, list[Line]()
+    for name, (place, least, fix) in places.items():
         if not place or "://" in place:
             continue
-        there = place
-        while not os.path.exists(there):
-            there = os.path.dirname(there) or "."
+        there = Path(place).expanduser()
+        while not there.exists() and there != there.parent:
+            there = there.parent
         free[name] = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            yield Line("warning", f"{place}, for {name}, cannot be written.", _other_place(name, place))
-        elif free[name] < LEAST_FREE:
-            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _other_place(name, place))
+            wrong.append(Line(unwritable, f"{place}, for {name}, cannot be written.", fix))
+        elif free[name] < least:
+            wrong.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", fix))
     data["free_bytes"] = free
-    if free and all(number >= LEAST_FREE for number in free.values()):
+    yield from wrong
+    if free and not wrong:
         yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
 
 
-def _other_place(name: str, place: str) -> str:
-    if name == "temporary files":
-        return "export TMPDIR=DIRECTORY"
+def _other_cache(place: str) -> str:
     own = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
     is_own = place == str(Path(own).expanduser())  # else the user has set jax's own variable, which comes first
     return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"

@@ -69,7 +69,6 @@ def sections(
     configuration: Section,
     chips: data.Chips | None = None,
     compiling: Sequence[Callable[[], Section]] = (),
-    machine: Callable[[RunConfig], Section] = environment,
 ) -> Iterator[Section]:
     """Yields the sections, `configuration` first; those of `compiling` only if no section before them has an error."""
     found = resolved(config)
@@ -80,7 +79,7 @@ def sections(
         lambda: _vocabulary(config, found),
         lambda: objective.objective_and_schedule(config, found.task),
         lambda: storage(config),
-        lambda: machine(config),
+        lambda: environment(config),
     ):
         made.append(make())
         yield made[-1]
