@@ -178,14 +178,6 @@ def positive(owner: object, *names: str) -> None:
         require(whole, f"{type(owner).__name__}.{name}", f"is {value!r}", give="a whole number above 0")
 
 
-def above_zero(owner: object, *names: str) -> None:
-    """Raises ConfigError for a field that is not a finite number above 0."""
-    for name in names:
-        value = getattr(owner, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-        require(is_number, f"{type(owner).__name__}.{name}", f"is {value!r}", give="a number above 0")
-
-
 def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
     """Raises ConfigError for a field that is not one of the choices."""
     value, field, listed = getattr(owner, name), f"{type(owner).__name__}.{name}", f"one of {', '.join(choices)}"
