@@ -19,6 +19,8 @@ from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Line, Section
 
 ADVISE_MINUTES = 10
+ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
+ALIASES |= {"--advise": f"--advise={ADVISE_MINUTES}"}
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -37,10 +39,8 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
     """Adds the flags of this command; a run's own --json=PATH has the name of the one that --help leaves out."""
     group = parser.add_argument_group("preflight")
     group.add_argument("--topology", metavar="v4-8", help="chips to compile the step for, which need not be here")
-    group.add_argument(
-        "--list-topologies", "--list_topologies", action="store_true", help="list the names of chips and end"
-    )
-    group.add_argument("--no-compile", "--no_compile", action="store_true", help="compile nothing")
+    group.add_argument("--list-topologies", action="store_true", help="list the names of chips and end")
+    group.add_argument("--no-compile", action="store_true", help="compile nothing")
     group.add_argument(
         "--advise",
         metavar="MINUTES",
@@ -67,7 +67,7 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser("preflight", ABOUT, add_help=False)
     add_flags(parser, with_json=True)
     parser.parse([])  # the completion of a shell asks for the parser here
-    words = [f"--advise={ADVISE_MINUTES}" if word == "--advise" else word for word in with_two_dashes(argv)]
+    words = [ALIASES.get(word, word) for word in with_two_dashes(argv)]
     of_run = [word for word in words if word.startswith("--json=")]  # a run's own; this command's has no value
     given, others = parser.parse_known_args([word for word in words if word not in of_run])
     others += of_run

@@ -91,7 +91,7 @@ def _sources(config: RunConfig, task: Provider) -> Iterator[Line]:
 
 
 def _of_stage(config: RunConfig, begins: int, first: Provider, lengths: Mapping[str, int]) -> Check:
-    """Returns the check of a later stage's task, files and rows, which must be like those of the first one."""
+    """Returns the check of a later stage's task, files and rows, which must be like the first one's."""
 
     def stage(data: dict[str, Any]) -> Iterator[Line]:
         task = task_of_stage(begins, first, lengths, config.data)

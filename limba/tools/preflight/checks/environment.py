@@ -122,7 +122,7 @@ def chip_of(versions: Mapping[str, str]) -> str:
 
 
 def pins(folder: Path, lock: str) -> dict[str, str]:
-    """Returns package -> version that a lock has for this Python, with those of the locks that it includes."""
+    """Returns package -> version that a lock, with the locks that it includes, has for this Python."""
     from packaging.markers import Marker
 
     path, found = folder / f"lock-{lock}.txt", {}

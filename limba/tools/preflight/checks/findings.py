@@ -71,8 +71,3 @@ def reached_by(line: Line, field: str) -> Line:
     if line.fix != ELSEWHERE:
         return line
     return dataclasses.replace(line, fix=(field, Open("an address that this machine reaches")))
-
-
-def unchecked(why: str) -> Check:
-    """Returns the check of a section that cannot be made, because of what another section says."""
-    return lambda data: [Line("ok", f"Not checked: {why}.")]

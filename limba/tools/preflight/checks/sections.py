@@ -13,7 +13,7 @@ from limba.data.tasks import Provider, resolve_task
 from limba.data.vocabulary.load import is_sentencepiece, read_model
 from limba.tools.preflight.checks import data, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
-from limba.tools.preflight.checks.findings import error_line, gathered, logged, reached_by, unchecked
+from limba.tools.preflight.checks.findings import error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -70,7 +70,7 @@ def sections(
     chips: data.Chips | None = None,
     compiling: Sequence[Callable[[], Section]] = (),
 ) -> Iterator[Section]:
-    """Yields the sections, `configuration` first; those of `compiling` only if no section before them has an error."""
+    """Yields the sections, `configuration` first; `compiling` comes last, if no section has an error."""
     found = resolved(config)
     made = [configuration]
     yield configuration
@@ -104,7 +104,7 @@ def _vocabulary(config: RunConfig, found: Resolved) -> Section:
     if found.of_vocabulary is not None:
         return Section(vocabulary.TITLE, [found.of_vocabulary])
     if found.task is None:
-        return gathered(vocabulary.TITLE, unchecked("the task is not known"))
+        return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
 
 
