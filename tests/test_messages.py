@@ -47,7 +47,7 @@ def is_text(node: ast.AST, errors: set[str], texts: set[str]) -> bool:
     return False
 
 
-def readings(function: ast.FunctionDef) -> Iterator[ast.AST]:
+def readings(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yields where a function decides by the text of an error, or takes it apart; white space apart."""
     nodes, arguments = list(ast.walk(function)), function.args
     errors = {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
