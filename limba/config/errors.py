@@ -40,8 +40,8 @@ Fix = tuple[str, Any] | str
 def worded(sentence: str, names: Mapping[str, str]) -> str:
     """Returns the sentence with the names of a front end in place of those fields; no clause comes twice.
 
-    >>> worded("DataConfig.batch_size 8 is below DataConfig.batch_size_x.", {"DataConfig.batch_size": "BATCH_SIZE"})
-    'BATCH_SIZE 8 is below DataConfig.batch_size_x.'
+    >>> worded("DataConfig.batch_size 8 is below DataConfig.batch_size_x.", {"DataConfig.batch_size": "rows"})
+    'rows 8 is below DataConfig.batch_size_x.'
     >>> both = {"AConfig.seed": "SEED", "BConfig.seed": "SEED"}
     >>> worded("AConfig.seed is 1; BConfig.seed is 1; x", both), worded("set AConfig.seed or BConfig.seed.", both)
     ('SEED is 1; x', 'set SEED.')

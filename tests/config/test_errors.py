@@ -10,7 +10,14 @@ from limba.config.errors import Open, named
 from limba.tools.preflight.checks.findings import error_line
 from limba.tools.preflight.checks.verdict import Section
 
-MODEL: dict[str, Any] = {"vocab_size": 64, "emb_dim": 8, "num_heads": 6, "head_dim": 4, "mlp_dim": 8, "num_decoder_layers": 1}
+MODEL: dict[str, Any] = {
+    "vocab_size": 64,
+    "emb_dim": 8,
+    "num_heads": 6,
+    "head_dim": 4,
+    "mlp_dim": 8,
+    "num_decoder_layers": 1,
+}
 
 
 @pytest.mark.parametrize("kind", [InputError, StorageError, RestartError])

@@ -18,9 +18,9 @@ import tensorflow as tf
 from limba.config import ConfigError, InputError
 from limba.config.secrets import without_credentials
 from limba.data.sources.files import DataFiles, corpus_of
-from limba.data.sources.order import Reading, random_generator
+from limba.data.sources.order import Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.units import Column, UnitSource, call_numpy, fewer_shards, with_names
+from limba.data.sources.units import Column, UnitSource, call_numpy, with_names
 
 RECORDS_PER_UNIT = 1024
 RECORDS_PER_READ = 64

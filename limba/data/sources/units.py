@@ -22,7 +22,6 @@ import seqio
 import tensorflow as tf
 
 from limba.config import InputError
-from limba.config.errors import Fix
 from limba.config.secrets import without_credentials
 from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
@@ -31,6 +30,7 @@ from limba.data.sources.order import (
     INTERLEAVED_UNITS,
     Reading,
     ShardsServed,
+    fewer_shards,
     random_generator,
     shard_of_row,
     unit_order,
@@ -279,20 +279,19 @@ class UnitSource(seqio.DataSource):
         if may_be_empty:
             return
         if not shards.num_documents:
-            raise InputError(f"{self.name} holds no document in split {split!r}{self._advice(split)}.")
-        if not shards.are_all:
+            raise InputError(f"{self.name} holds no document in split {split!r}; {self._advice(split)}.")
+        if not shards.are_all and (first := shards.first_without) is not None:
             raise InputError(
-                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
-                f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower"
-                f"{self._advice(split).replace(';', ', or')}.",
-                fix=fewer_shards(shards.first_without),
+                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard {first}"
+                f" of {num_shards}; set DataConfig.num_data_shards lower, or {self._advice(split)}.",
+                fix=fewer_shards(first),
             )
 
     def _advice(self, split: str) -> str:
         """Returns how a split gets more text."""
         percent = self.carved_percent(split)
         lower = "" if percent is None or split != "train" or percent < 50 else " or lower DataConfig.validation_percent"
-        return f"; give files with more text in them{lower}"
+        return f"give files with more text in them{lower}"
 
     def features(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns {feature: strings [n]} of documents [n]."""
@@ -481,11 +480,6 @@ def with_names(source: UnitSource, texts: Iterable[bytes], names: Iterable[bytes
     """Returns the documents' pieces with their documents' names, bytes [n, 2]."""
     rows = [[piece, name] for text, name in zip(texts, names, strict=True) for piece in source.pieces(text)]
     return np.array(rows, dtype=object).reshape(-1, 2)
-
-
-def fewer_shards(without: int) -> Fix:
-    """Returns the fix for data shards of which the one of this number is the first without text."""
-    return "DataConfig.num_data_shards", 1 << max((without // 2).bit_length() - 1, 0)
 
 
 def call_numpy(function: Callable, dtype: tf.DType, shape: list, *arguments: tf.Tensor) -> tf.Tensor:
