@@ -282,8 +282,8 @@ class UnitSource(seqio.DataSource):
             raise InputError(f"{self.name} holds no document in split {split!r}; {self._advice(split)}.")
         if not shards.are_all and (first := shards.first_without) is not None:
             raise InputError(
-                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard {first}"
-                f" of {num_shards}; set DataConfig.num_data_shards lower, or {self._advice(split)}.",
+                f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
+                f" {first} of {num_shards}; set DataConfig.num_data_shards lower, or {self._advice(split)}.",
                 fix=fewer_shards(first),
             )
 
