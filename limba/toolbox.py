@@ -15,7 +15,7 @@ TOOLS = {
     "script": "limba.tools.migrate.huggingface.translation",  # Hugging Face's command line and JSON
     "pytorch_model.bin": "limba.tools.migrate.pytorch_bin",
     "t5": "limba.tools.migrate.t5_names.finder",  # what tasks import of the package t5
-    "check": "limba.tools.preflight.words",  # at the start of a run
+    "check": "limba.tools.preflight.checks.start",  # at the start of a run
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs a command, returns its exit code, and makes its errors use the names that the user typed."""
+"""Runs a command, and returns its exit code: errors end it with one sentence on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
 from limba import toolbox
@@ -90,7 +90,7 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
 
 
 def _of_memory(error: Exception) -> str:
-    return f"The memory does not suffice ({reason_of(error)}); give a smaller batch or model."
+    return f"Out of memory ({reason_of(error)}); give a smaller batch or model."
 
 
 def _of_client(error: Exception) -> str:
@@ -127,31 +127,3 @@ def _exits() -> list[int]:
 
     threading.Thread(target=end, daemon=True, name="exit").start()
     return status
-
-
-def said(text: str, names: Mapping[str, str]) -> str:
-    """Returns the text with canonical fields replaced by the names that the user typed; no clause comes twice.
-
-    >>> said("DataConfig.batch_size 8 is below DataConfig.batch_size_x.", {"DataConfig.batch_size": "BATCH_SIZE"})
-    'BATCH_SIZE 8 is below DataConfig.batch_size_x.'
-    >>> said("A.seed is 1; B.seed is 1; x", {"A.seed": "SEED", "B.seed": "SEED"})
-    'SEED is 1; x'
-    """
-    if not names:
-        return text
-    fields = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    text = re.sub(rf"(?<![\w./])({fields})(?!\w)", lambda match: names[match[1]], text)
-    text = re.sub(r"(?<!\S)(\S+) or \1(?!\w)", r"\1", text)  # two fields that one flag sets
-    return "; ".join(dict.fromkeys(text.split("; ")))
-
-
-@contextlib.contextmanager
-def names_said(names: Mapping[str, str]) -> Iterator[None]:
-    """Re-raises an InputError or StorageError, with its fields replaced by `said`."""
-    try:
-        yield
-    except UntrustedModuleError:  # holds no field
-        raise
-    except (InputError, StorageError) as error:
-        kind = StorageError if isinstance(error, StorageError) else InputError
-        raise kind(said(str(error), names)) from error

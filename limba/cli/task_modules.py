@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli.arguments import did_you_mean
+from limba.cli.arguments import did_you_mean, nearest
 from limba.config import InputError
 from limba.config.errors import reason_of
 
@@ -26,7 +26,9 @@ ROOT = _LIMBA.parent if (_LIMBA.parent / "gin" / "runs").is_dir() else _LIMBA / 
 def check(module: str, asked_by: str) -> None:
     """Raises InputError, with the nearest right name, for a module that is not found."""
     if not (_is_found(module) or _is_found_in_repository(module)):
-        raise InputError(f"{asked_by} {module}, which does not exist{did_you_mean(module, all_names())}")
+        package, _, name = nearest(module, names := all_names()).rpartition(".")
+        fix = f"from {package} import {name}" if name else None
+        raise InputError(f"{asked_by} {module}, which does not exist{did_you_mean(module, names)}", fix=fix)
 
 
 def all_names() -> list[str]:

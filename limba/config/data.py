@@ -142,6 +142,7 @@ class DataConfig:
             "DataConfig.batch_size",
             f"{self.batch_size} does not divide by the {num_shards} shards in which the text is read"
             f" (DataConfig.num_data_shards); make it a multiple of {num_shards}.",
+            ("DataConfig.batch_size", -(-self.batch_size // num_shards) * num_shards),
         )
 
     def _check_vocabulary(self) -> None:

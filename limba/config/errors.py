@@ -1,8 +1,17 @@
-"""Errors that end a program with one sentence, and checks for the fields of configurations."""
+"""Errors that end a program with one sentence, and checks for the fields of configurations.
+
+An error is data: its sentence, the field that it is about, and a fix. A sentence names a field by its full name,
+`DataConfig.batch_size`, which is at once a placeholder: `worded` puts the name there that the user typed. So a sentence
+that no front end has seen, in a log or from another process, is readable too. Nothing else looks into a sentence.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from limba.config.secrets import without_credentials
 
@@ -10,11 +19,66 @@ from limba.config.secrets import without_credentials
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
-class SentenceError(Exception):
-    """An error whose message goes to the console and into files: addresses in it are without their credentials."""
+# The placeholders of a sentence: fields, and `arguments` of a function; fields joined by "or" are one choice.
+_NAME = r"(?:[A-Z]\w*Config\.[a-z]\w*|`\w+`)(?!\w)"
+_PLACEHOLDER = re.compile(rf"(?<![\w./]){_NAME}(?: or {_NAME})*")
 
-    def __init__(self, *parts: object):
+
+class Open(NamedTuple):
+    """The value of a fix that its user has to choose, and what it must be."""
+
+    words: str = ""
+
+    def __repr__(self) -> str:
+        return f"…  # {self.words}" if self.words else "…"
+
+
+# What makes an input right: (field, value), or a line that a front end shows as it is.
+Fix = tuple[str, Any] | str
+
+
+def worded(sentence: str, names: Mapping[str, str]) -> str:
+    """Returns the sentence with the names of a front end in place of those fields; no clause comes twice.
+
+    >>> worded("DataConfig.batch_size 8 is below DataConfig.batch_size_x.", {"DataConfig.batch_size": "rows"})
+    'rows 8 is below DataConfig.batch_size_x.'
+    >>> both = {"AConfig.seed": "SEED", "BConfig.seed": "SEED"}
+    >>> worded("AConfig.seed is 1; BConfig.seed is 1; x", both), worded("set AConfig.seed or BConfig.seed.", both)
+    ('SEED is 1; x', 'set SEED.')
+    """
+    if not names:
+        return sentence
+    choice = lambda found: " or ".join(dict.fromkeys(names.get(name, name) for name in found[0].split(" or ")))
+    return "; ".join(dict.fromkeys(_PLACEHOLDER.sub(choice, sentence).split("; ")))
+
+
+class SentenceError(Exception):
+    """An error whose message goes to the console and into files: addresses in it are without their credentials.
+
+    `field` is the full name of the field that it is about, if there is one, and `fix` what makes it right, if that is
+    known. `names` are those of the front end, field -> what its user typed, which the message has.
+    """
+
+    def __init__(self, *parts: object, field: str = "", fix: Fix | None = None):
         super().__init__(*(without_credentials(part) if isinstance(part, str) else part for part in parts))
+        self.field, self.fix = field, fix
+        self.names: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        return worded(self._text(), self.names)
+
+    def _text(self) -> str:
+        return super().__str__()
+
+
+@contextlib.contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Has the errors raised inside say a front end's names for fields; those of an inner `named` come first."""
+    try:
+        yield
+    except SentenceError as error:
+        error.names = {**names, **error.names}
+        raise
 
 
 class InputError(SentenceError, ValueError):
@@ -24,18 +88,19 @@ class InputError(SentenceError, ValueError):
 
 
 class ConfigError(InputError):
-    """A field with an invalid value. `field` is its full name; each front end shows the name that its user typed.
+    """A field with an invalid value: the sentence goes on after its name. `give` says what its value must be.
 
-    >>> error = ConfigError("DataConfig.batch_size", "is 0; give a whole number above 0.")
-    >>> str(error), error.field
-    ('DataConfig.batch_size is 0; give a whole number above 0.', 'DataConfig.batch_size')
+    >>> error = ConfigError("DataConfig.batch_size", "is 0", give="a whole number above 0")
+    >>> str(error), error.fix
+    ('DataConfig.batch_size is 0; give a whole number above 0.', ('DataConfig.batch_size', …  # a whole number above 0))
     """
 
-    def __init__(self, field: str, sentence: str):
-        super().__init__(field, sentence)
-        self.field, self.sentence = field, str(self.args[1])
+    def __init__(self, field: str, sentence: str, fix: Fix | None = None, give: str = ""):
+        sentence = f"{sentence}; give {give}." if give else sentence
+        super().__init__(field, sentence, field=field, fix=fix or (field, Open(give)))
+        self.sentence = str(self.args[1])
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"{self.field} {self.sentence}"
 
 
@@ -79,41 +144,41 @@ def reason_of(error: BaseException, limit: int = 200) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether the memory of the host or of a device does not suffice; jax, whose error it is, may be absent.
+    """Returns whether the memory of the host or of a device ran out; jax, whose error it is, may be absent.
 
     >>> is_out_of_memory(RuntimeError("can't start new thread")), is_out_of_memory(OSError(12, "no memory"))
     (True, True)
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    of_jax = type(error).__module__.startswith("jax") and "RESOURCE_EXHAUSTED" in str(error)
-    return of_jax or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's, of its stack
+    of_jax = type(error).__module__.startswith("jax") and re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error))
+    return bool(of_jax) or isinstance(error, MemoryError) or str(error) == "can't start new thread"  # Python's
 
 
-def require(condition: bool, field: str, sentence: str) -> None:
+def largest_divisor(whole: int, most: int) -> int:
+    """Returns the largest number up to `most` that divides another one.
+
+    >>> largest_divisor(20, 3)
+    2
+    """
+    return next(number for number in range(most, 0, -1) if whole % number == 0)
+
+
+def require(condition: bool, field: str, sentence: str, fix: Fix | None = None, give: str = "") -> None:
     """Raises ConfigError unless the condition holds."""
     if not condition:
-        raise ConfigError(field, sentence)
+        raise ConfigError(field, sentence, fix, give)
 
 
 def positive(owner: object, *names: str) -> None:
     """Raises ConfigError for a field that is not a whole number above 0."""
     for name in names:
         value = getattr(owner, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value > 0, f"{type(owner).__name__}.{name}", f"is {value!r}; give a whole number above 0.")
-
-
-def above_zero(owner: object, *names: str) -> None:
-    """Raises ConfigError for a field that is not a finite number above 0."""
-    for name in names:
-        value = getattr(owner, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        sentence = f"is {value!r}; give a number above 0."
-        require(is_number and 0 < value < float("inf"), f"{type(owner).__name__}.{name}", sentence)
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        require(whole, f"{type(owner).__name__}.{name}", f"is {value!r}", give="a whole number above 0")
 
 
 def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
     """Raises ConfigError for a field that is not one of the choices."""
-    value = getattr(owner, name)
-    require(value in choices, f"{type(owner).__name__}.{name}", f"is {value!r}; choose one of {', '.join(choices)}.")
+    value, field, listed = getattr(owner, name), f"{type(owner).__name__}.{name}", f"one of {', '.join(choices)}"
+    require(value in choices, field, f"is {value!r}; choose {listed}.", (field, Open(listed)))

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-from limba.config.errors import ConfigError, InputError
+from limba.config.errors import ConfigError, InputError, Open
 from limba.config.secrets import without_credentials
 
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
@@ -97,24 +97,24 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
     for entry in dataclasses.fields(owner):
         value, hint = getattr(owner, entry.name), hints[entry.name]
         if not fits(value, hint):
-            raise _wrong(owner, entry.name, value, f"give {in_words(hint)}")
+            raise _wrong(owner, entry.name, value, in_words(hint))
         most = MOST_OF_64_BITS if entry.name in of_64_bits else MOST
         for leaf in _leaves(value):
             if isinstance(leaf, float) and not math.isfinite(leaf):
-                raise _wrong(owner, entry.name, value, "give a finite number")
+                raise _wrong(owner, entry.name, value, "a finite number")
             if isinstance(leaf, float | int) and abs(leaf) > MOST_FLOAT:
-                raise _wrong(owner, entry.name, value, f"give a number below {MOST_FLOAT:.1e}, as devices compute")
+                raise _wrong(owner, entry.name, value, f"a number below {MOST_FLOAT:.1e}, as devices compute")
             if isinstance(leaf, int) and not (-most <= leaf <= most or fits(0.5, hint)):
-                raise _wrong(owner, entry.name, value, f"give a whole number up to {most:,}")
+                raise _wrong(owner, entry.name, value, f"a whole number up to {most:,}")
             if leaf == "" and entry.name not in may_be_empty:
                 advice = " or None" if fits(None, hint) else ""
-                raise _wrong(owner, entry.name, value, f"give a text that is not empty{advice}")
+                raise _wrong(owner, entry.name, value, f"a text that is not empty{advice}")
             if isinstance(leaf, str) and not _is_writable(leaf):
-                raise _wrong(owner, entry.name, value, "give text in UTF-8, without NUL characters")
+                raise _wrong(owner, entry.name, value, "text in UTF-8, without NUL characters")
         for limit in _limits(type(owner)).get(entry.name, ()):
             if value is not None and not limit.holds(value):
                 or_none = ", or None" if fits(None, hint) else ""
-                raise _wrong(owner, entry.name, value, f"give {limit.words}{or_none}")
+                raise _wrong(owner, entry.name, value, f"{limit.words}{or_none}")
 
 
 def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:
@@ -126,7 +126,8 @@ def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> N
     kind, separator, _ = path.partition("://")
     if separator and kind not in known:
         kinds = ", ".join(f"{each}://" for each in known)
-        raise InputError(f"{name} {path} begins with {kind}://, not with {kinds}; correct it, or give a directory.")
+        sentence = f"{name} {path} begins with {kind}://, not with {kinds}; correct it, or give a directory."
+        raise InputError(sentence, fix=(name, Open("a directory")) if "." in name else None)  # a field, or words
 
 
 def check_local(path: str, name: str) -> None:
@@ -138,10 +139,10 @@ def check_local(path: str, name: str) -> None:
         raise InputError(f"{name} is {path}, and it can only be local; give a path of this machine.")
 
 
-def _wrong(owner: object, field: str, value: object, advice: str) -> ConfigError:
+def _wrong(owner: object, field: str, value: object, give: str) -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
-    return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}; {advice}.")
+    return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}", give=give)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from limba.config import kinds
-from limba.config.errors import one_of, positive, require
+from limba.config.errors import largest_divisor, one_of, positive, require
 from limba.config.kinds import PositiveFloat, Share
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
@@ -103,12 +103,14 @@ class ModelConfig:
                     f"ModelConfig.{name}",
                     f"is {value!r}, and an encoder-decoder has {default!r}; set it to that, or"
                     " ModelConfig.num_encoder_layers to 0.",
+                    (f"ModelConfig.{name}", default),
                 )
             return
         require(
             not self.relative_bias_per_layer,
             "ModelConfig.relative_bias_per_layer",
             "is True, which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0; set it to False.",
+            ("ModelConfig.relative_bias_per_layer", False),
         )
         require(
             self.attention != "pallas",
@@ -133,8 +135,8 @@ class ModelConfig:
         require(
             self.num_heads % self.kv_heads == 0,
             "ModelConfig.num_heads",
-            f"is {self.num_heads}, which does not divide by ModelConfig.num_kv_heads {self.num_kv_heads};"
-            " give a multiple.",
+            f"is {self.num_heads}, which does not divide by ModelConfig.num_kv_heads {self.kv_heads}; give a multiple.",
+            ("ModelConfig.num_kv_heads", largest_divisor(self.num_heads, self.kv_heads)),
         )
         require(
             self.positions != "rotary" or self.head_dim % 2 == 0,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from limba.config import kinds
 from limba.config.data import OBJECTIVES, DataConfig
-from limba.config.errors import one_of, positive, require
+from limba.config.errors import largest_divisor, one_of, positive, require
 from limba.config.generation import GenerationConfig
 from limba.config.kinds import NonNegativeInt, OpenShare, PositiveFloat, PositiveInt
 from limba.config.model import ModelConfig
@@ -51,6 +51,7 @@ class MeshConfig:
             "MeshConfig.auto",
             f"chooses the sizes, and MeshConfig.data is {self.data}, MeshConfig.fsdp {self.fsdp} and MeshConfig.model"
             f" {self.model}; remove these, or set MeshConfig.auto to False.",
+            ("MeshConfig.auto", False),
         )
         require(
             self.memory_gib is None or (self.auto and self.memory_gib > 0),
@@ -262,11 +263,12 @@ class RunConfig:
             "EvaluationConfig.patience",
             "waits for a better CheckpointConfig.best_metric, which is None; set that, such as to 'loss'.",
         )
+        rows, parts = self.data.batch_size, self.num_microbatches
         require(
-            self.data.batch_size % self.num_microbatches == 0,
+            rows % parts == 0,
             "DataConfig.batch_size",
-            f"is {self.data.batch_size}, which does not divide by RunConfig.num_microbatches {self.num_microbatches};"
-            " give a multiple.",
+            f"is {rows}, which does not divide by RunConfig.num_microbatches {parts}; give a multiple.",
+            ("RunConfig.num_microbatches", largest_divisor(rows, parts)),
         )
 
     @property
@@ -292,6 +294,7 @@ class RunConfig:
                 "DataConfig.objective",
                 f"is {self.data.objective!r}, which gives no inputs, and the model has an encoder that reads them;"
                 " choose prefix_lm or lm_adaptation, or set ModelConfig.num_encoder_layers to 0.",
+                ("ModelConfig.num_encoder_layers", 0),
             )
             require(
                 length is None,

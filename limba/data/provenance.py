@@ -350,7 +350,7 @@ def _pass(pipeline: Pipeline, shard: int, batch: int, position: bytes | None) ->
         saved = resumption.saved[shard]
         first_epochs, before = saved.first_epochs, saved.about.get("batches_before", 0)
         if resumption.new_pass is not None:
-            raise InputError(resumption.notes[0].partition(". A new pass")[0] + "; restore the files of then.")
+            raise InputError(f"{resumption.change}; restore the files of then.")
     if batch < 1:
         raise _no_batch(batch)
     if batch <= before:

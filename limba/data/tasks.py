@@ -79,6 +79,7 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
         f"is {name!r}, and no task or mixture has that name; did you mean"
         f" {', '.join(close) or 'one of a module that is not imported'}? A module of tasks/ that the run imports must"
         " register it.",
+        ("DataConfig.mixture_or_task_name", close[0]) if close else None,
     )
 
 

@@ -178,7 +178,8 @@ def figures_of(
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise InputError(
                 f"A metric of task {part.name} raises {type(error).__name__} ({reason_of(error)}) in {where.filename},"
-                f" line {where.lineno}; correct it, or set EvaluationConfig.num_examples to 0."
+                f" line {where.lineno}; correct it, or set EvaluationConfig.num_examples to 0.",
+                fix=("EvaluationConfig.num_examples", 0),
             ) from error
         numbers = {name: getattr(value, "value", value) for name, value in found.items()}  # seqio's Scalar holds one
         figures |= {name: float(value) for name, value in numbers.items() if _is_number(value, only_finite)}

@@ -114,7 +114,8 @@ class SegmentWriter:
         if limit < prefix + 3:
             raise InputError(
                 f"Segments of {limit} tokens, {prefix} of them of the prefix, hold no text; raise"
-                " GenerationConfig.max_tokens, or set GenerationConfig.long_inputs to 'cut'."
+                " GenerationConfig.max_tokens, or set GenerationConfig.long_inputs to 'cut'.",
+                fix=("GenerationConfig.long_inputs", "cut"),
             )
         return limit
 

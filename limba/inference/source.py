@@ -300,7 +300,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
         except InputError as error:
             if given is not None:
                 raise
-            reason = str(error).partition(";")[0]
+            reason = f"{name.path} gives: {reason_of(error.__cause__ or error)}"
             raise InputError(
                 f"{name.place} names a vocabulary that cannot be read here ({reason}); give a copy as `vocabulary`."
             ) from error

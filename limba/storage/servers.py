@@ -33,6 +33,7 @@ CONNECT_SECONDS = 30
 SECONDS = 8.0  # for the name and the connection
 NAME_SECONDS = 4.0  # for the name alone; without a name server a library would wait for half a minute
 PAUSE_SECONDS = 1.0  # before the second attempt
+ELSEWHERE = "name an address that answers, or look from a machine whose network reaches it"
 ADDRESSES = ("FSSPEC_GS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")  # as gcsfs reads them
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _ADDRESS = re.compile(r"gs://[^\s'\",\]}]*")
@@ -95,7 +96,8 @@ def check(text: str) -> None:
         _connect(host, port, SECONDS)
     except OSError as error:
         raise StorageError(
-            f"{address[0]} cannot be reached: {host} does not answer ({reason_of(error)}); check the network."
+            f"{address[0]} cannot be reached: {host} does not answer ({reason_of(error)}); check the network.",
+            fix=ELSEWHERE,
         ) from error
 
 
@@ -112,7 +114,8 @@ def check_name(address: str) -> None:
     except (OSError, UnicodeError) as error:  # UnicodeError: a text that can be no host's name
         raise InputError(
             f"{without_credentials(address)} cannot be reached: the host {host} is not found ({reason_of(error)});"
-            " check the address, and the network."
+            " check the address, and the network.",
+            fix=ELSEWHERE,
         ) from error
 
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from limba.config import InputError, MeshConfig, RunConfig
+from limba.config.errors import Open, is_out_of_memory
 from limba.config.waiting import waiting
 from limba.model import Network
 from limba.sharding.agreement import gather
@@ -59,7 +60,8 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
     raise InputError(
         f"No mesh of {jax.device_count()} devices fits their {limit / 2**30:.3g} GiB; the smallest needs"
         f" {least / 2**30:.3g}: set ModelConfig.remat to 'full', raise RunConfig.num_microbatches, or lower"
-        " DataConfig.batch_size."
+        " DataConfig.batch_size.",
+        fix=("ModelConfig.remat", "full"),
     )
 
 
@@ -136,7 +138,7 @@ def _compiled(
         with waiting("compiling the step for this mesh", shows=jax.process_index() == 0):
             compiled = step.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         compiled, size = None, math.inf
     else:
@@ -159,7 +161,8 @@ def _limit(mesh: MeshConfig) -> int:
     if not limit:
         raise InputError(
             f"MeshConfig.auto needs the devices' memory, and a {jax.devices()[0].device_kind} reports no limit; set"
-            " MeshConfig.memory_gib."
+            " MeshConfig.memory_gib.",
+            fix=("MeshConfig.memory_gib", Open("the memory of a device")),
         )
     return limit
 

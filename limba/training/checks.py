@@ -15,7 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from limba.config import ConfigError, DataConfig, InputError, RunConfig
-from limba.config.errors import reason_of
+from limba.config.errors import is_out_of_memory, reason_of
 from limba.data.sources.units import UnitSource
 from limba.data.tasks import Provider, parts_of
 from limba.data.vocabulary.load import content_name
@@ -149,24 +149,20 @@ def check_steps(config: RunConfig, saved_step: int, is_new: bool = False) -> Non
     if saved_step > config.train_steps or (is_new and saved_step == config.train_steps):
         raise ConfigError(
             "RunConfig.train_steps",
-            f"is {config.train_steps}, and the checkpoint is at step {saved_step}; give a larger number.",
+            f"is {config.train_steps}, and the checkpoint is at step {saved_step}",
+            give="a larger number",
         )
 
 
 @contextlib.contextmanager
 def memory_advice(config: RunConfig) -> Iterator[None]:
-    """Raises InputError, which says what to lower, in place of an error of memory that does not suffice."""
+    """Raises InputError, which says what to lower, in place of an error that says that memory ran out."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise InputError(memory_sentence(config, error)) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error says that the memory of the host or of a device does not suffice."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
 
 
 def memory_sentence(config: RunConfig, error: BaseException) -> str:
@@ -222,6 +218,5 @@ def check_writable(directory: str, field: str, value: str) -> None:
         probe.write_text("")
         probe.unlink(missing_ok=True)  # a repeated request, whose first answer was lost, finds none
     except Exception as error:  # a bucket's client has errors of its own
-        raise ConfigError(
-            field, f"is {value}, and {directory} cannot be written ({reason_of(error)}); give a directory that can."
-        ) from error
+        sentence = f"is {value}, and {directory} cannot be written ({reason_of(error)})"
+        raise ConfigError(field, sentence, give="a directory that can") from error

@@ -41,13 +41,13 @@ def test_a_device_that_fails_is_an_error(asked: str, told: str, monkeypatch: pyt
     monkeypatch.setattr(doctor, "ASK", asked)
     monkeypatch.setattr(doctor, "DEVICE_SECONDS", 1.0 if "sleep" in asked else 60.0)
     (line,) = [line for line in doctor.devices().lines if line.level == "error"]
-    assert line.text == told and line.mend
+    assert line.text == told and line.fix
 
 
-def test_mends_name_the_script_and_errors_end_with_2(
+def test_fixes_name_the_script_and_errors_end_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [Line("error", "This machine has a GPU, and jax has no packages for it.", "setup.sh cuda")]
+    lines = [Line("error", "This machine has a GPU, and jax has no packages for it.", f"{doctor.SETUP} cuda")]
     monkeypatch.setattr(doctor, "preflight", lambda: Section("Environment", lines))
     monkeypatch.setattr(doctor, "ASK", QUICK.format("True"))
     monkeypatch.setattr(doctor, "LEAST_FILES", 1 << 40)

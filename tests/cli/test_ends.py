@@ -34,9 +34,9 @@ ENDS = [
     (system_error(errno.EROFS, "/run/loss.png"), 74, "/run/loss.png cannot be written (Read-only file system)"),
     (system_error(errno.EACCES, "/run/a"), 74, "/run/a cannot be written (Permission denied)"),
     (system_error(errno.ENOTDIR, "/run/a"), 2, "/run/a cannot be used (Not a directory); check the path."),
-    (MemoryError(), 2, "The memory does not suffice (MemoryError); give a smaller batch or model."),
-    (RuntimeError("can't start new thread"), 2, "The memory does not suffice (can't start new thread)"),
-    (system_error(errno.ENOMEM, "/run/a"), 2, "The memory does not suffice (Cannot allocate memory)"),
+    (MemoryError(), 2, "Out of memory (MemoryError); give a smaller batch or model."),
+    (RuntimeError("can't start new thread"), 2, "Out of memory (can't start new thread)"),
+    (system_error(errno.ENOMEM, "/run/a"), 2, "Out of memory (Cannot allocate memory)"),
     (system_error(errno.ENAMETOOLONG, "a" * 9), 2, "aaaaaaaaa cannot be used (File name too long)"),
 ]
 

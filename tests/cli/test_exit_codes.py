@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
         (RestartError("A host is gone."), 75, "A host is gone."),
         (OSError(errno.ENOSPC, "No space left on device"), 74, "A file cannot be written (No space left on device);"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 74, "/x/y cannot be written (Permission denied);"),
-        (MemoryError("Unable to allocate 9 TiB"), 2, "The memory does not suffice (Unable to allocate 9 TiB); give a"),
-        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), 2, "The memory does not suffice (RESOURCE"),
+        (MemoryError("Unable to allocate 9 TiB"), 2, "Out of memory (Unable to allocate 9 TiB); give a"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), 2, "Out of memory (RESOURCE"),
     ],
 )
 def test_each_error_has_its_status_and_one_sentence(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from limba.cli import program, task_modules
+from limba.cli import task_modules
 from limba.cli.gin import read_gin, read_model, read_run
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
-from limba.config import ConfigError, InputError
+from limba.config import ConfigError, InputError, errors
 
 DEMO = ["gin/demo.gin"]
 DIRECTORY = "MODEL_DIR=gs://bucket/run"
@@ -60,12 +60,12 @@ def test_errors_have_the_names_that_the_user_typed(tmp_path: Path) -> None:
         read_gin(DEMO[0])
     with (
         pytest.raises(InputError, match="^BATCH_SIZE 8 is not a multiple of BATCH_SIZE$") as caught,
-        program.names_said({"DataConfig.batch_size": "BATCH_SIZE"}),
+        errors.named({"DataConfig.batch_size": "BATCH_SIZE"}),
     ):
         raise ConfigError("DataConfig.batch_size", "8 is not a multiple of DataConfig.batch_size")
     both = "set DataConfig.train_split or DataConfig.validation_split."
     flags = {"DataConfig.train_split": "--split", "DataConfig.validation_split": "--split"}
-    assert program.said(both, flags) == "set --split."
+    assert errors.worded(both, flags) == "set --split."
 
 
 def test_read_gin_takes_python_values() -> None:

@@ -183,13 +183,13 @@ def test_what_would_keep_the_next_start_from_working(
             assert other.stdout is not None and other.stdout.readline() == "ready\n"
             text = told()
             assert f"error        The TPU is held by process {other.pid} of " in text
-            assert f"To mend it: kill {other.pid}" in text
+            assert f"Fix: kill {other.pid}" in text
             # The run's own process may hold it; and a run on another machine has nothing to do with this one.
             owner = Owner("a", "trains in", socket.gethostname(), "b", other.pid, "today")
             (directory / "lease.json").write_bytes(owner.content(1))
             assert "The TPU is held" not in (text := told()) and "flax 0.0.1 (lock: " in text
             (directory / "lease.json").write_bytes(dataclasses.replace(owner, host="another").content(2))
-            assert "To mend it" not in told()
+            assert "Fix:" not in told()
         finally:
             other.communicate()
     (directory / "lease.json").unlink()

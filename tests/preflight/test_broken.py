@@ -1,4 +1,4 @@
-"""Runs that cannot work, each with one thing broken: found with its own sentence and the gin line that mends it.
+"""Runs that cannot work, each with one thing broken: found with its own sentence and the gin line that fixes it.
 
 The files of tests/broken/ name both in their headers. All run in one process, and none comes to a compile.
 """
@@ -83,20 +83,20 @@ def test_nothing_is_wrong_with_the_run_that_is_resumed(place: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_it_is_found_and_the_line_mends_it(path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, says, mend = re.findall(r"^# (?:says: |mend: )?(.+)$", path.read_text(), re.MULTILINE)[:3]
+def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, says, fix = re.findall(r"^# (?:says: |fix: )?(.+)$", path.read_text(), re.MULTILINE)[:3]
     name = f"tests/broken/{path.parent.name}/{path.name}"
     code, document = verdict(capsys, name, "--topology=v4-8")
     assert code == 1 == document["exit_status"] and document["verdict"] == "will fail"
     errors = found(document, "error")
     (line,) = [line for line in errors if says in line["text"]]
-    assert line["mend"].startswith(mend), line
+    assert line["fix"].startswith(fix), line
     assert "Environment" in [section["title"] for section in document["sections"]]  # the others go on
-    if "…" in line["mend"] or path.stem in ("not_utf8", "no_sentinels", "misspelt_name"):
+    if "…" in line["fix"] or path.stem in ("not_utf8", "no_sentinels", "misspelt_name"):
         return  # the value is the user's; or a command; or one line more
-    mended = Path(place) / "tests" / "broken" / path.parent.name / f"mended_{path.name}"
-    mended.write_text(f"{path.read_text()}\n{line['mend']}\n")
-    _, document = verdict(capsys, str(mended.relative_to(place)), "--no-compile")
+    fixed = Path(place) / "tests" / "broken" / path.parent.name / f"fixed_{path.name}"
+    fixed.write_text(f"{path.read_text()}\n{line['fix']}\n")
+    _, document = verdict(capsys, str(fixed.relative_to(place)), "--no-compile")
     assert says not in json.dumps(document, ensure_ascii=False)
 
 

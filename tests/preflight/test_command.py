@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from limba.cli import main
-from limba.tools.preflight import words
 from limba.tools.preflight.checks import compiler, data, sample
-from limba.tools.preflight.checks.verdict import STEPS_ON_V4_8, Line, Section
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
@@ -62,15 +60,15 @@ def test_a_compile_is_in_the_json_and_on_the_page(choices: dict[str, Any], tmp_p
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
     slow, fast = figures["estimate"]["tokens_per_second"]
     assert 0 < slow < fast and figures["estimate"]["days"][0] > 0
-    (mend,) = sections["Advice"]["data"]["mends"]
-    assert mend["tried"] and mend["fits"] and mend["mend"] == ["RunConfig.num_microbatches = 1"]
-    assert mend["live_bytes"] != figures["live_bytes"] and mend["time"] > 0
+    (change,) = sections["Advice"]["data"]["changes"]
+    assert change["tried"] and change["fits"] and change["fix"] == [["RunConfig.num_microbatches", 1]]
+    assert change["live_bytes"] != figures["live_bytes"] and change["time"] > 0
 
     page = (tmp_path / "page.html").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == COMPILED
     for line in lines:  # the figures are those of the JSON
         assert all(html.escape(part) in page for part in line["text"].split("\n")), line
-        assert all(html.escape(mend) in page for mend in line["mend"].splitlines())
+        assert all(html.escape(fix) in page for fix in line["fix"].splitlines())
     texts = "\n".join(line["text"] for line in sections["Memory and speed"]["lines"])
     for said in ("The step needs ", "The process grows by about ", "Estimate, not a promise: ", "1 compilation(s) for"):
         assert said in texts
@@ -86,7 +84,7 @@ def test_the_script_goes_through_a_compile(choices: dict[str, Any], tmp_path: Pa
     status, text = ended(command, tmp_path, SETUP="no", VENV=sys.prefix)
     assert status == 2 and re.search(r"\nVerdict: works, but wasteful \(\d warnings?\)\.\n$", text), text
     assert re.findall(r"^\w.*$", text, re.MULTILINE)[:-1] == COMPILED[:-1]
-    assert "WARMUP_STEPS is 100 of 20 steps" in text and "mend: WARMUP_STEPS = 1\n" in text
+    assert "WARMUP_STEPS is 100 of 20 steps" in text and "Fix: WARMUP_STEPS = 1\n" in text
     memory = text.partition("\nMemory and speed\n")[2]
     assert re.search(r"ok +The step needs [\d.]+ MiB a device of the [\d.]+ GiB that cpu-1 has for programs", memory)
     assert re.search(r"ok +Estimate, not a promise: [\d,]+ to [\d,]+ tokens a second", memory)
@@ -107,7 +105,7 @@ def test_a_bucket_that_does_not_answer_is_an_error_on_the_page(
     document = json.loads(capsys.readouterr().out)
     assert [section["title"] for section in document["sections"]][:6] == SECTIONS
     errors = {
-        section["title"]: line["mend"]
+        section["title"]: line["fix"]
         for section in document["sections"]
         for line in section["lines"]
         if line["level"] == "error" and "cannot be reached: 127.0.0.1 does not answer" in line["text"]
@@ -117,11 +115,8 @@ def test_a_bucket_that_does_not_answer_is_an_error_on_the_page(
 
 
 def test_a_quoted_figure_names_its_command_and_is_that_of_its_table() -> None:
-    line = Line("ok", f"base on v4-8 had 72% of the memory ({STEPS_ON_V4_8}).")
-    said = words.worded(Section("Memory and speed", [line]), {}).lines[0].text
-    assert "(python -m benchmarks.compiled --size=base --topology=v4-8 " in said and "benchmarks/" not in said
     text = (ROOT / "benchmarks" / "README.md").read_text()
-    command = words.MEASURED_BY[STEPS_ON_V4_8].partition(" --remat")[0]
+    command = compiler.MEASURED_BY.partition(" --remat")[0]
     table = text.partition(f"`{command} [choices]`")[2].split("\n\n")[1]
     rows = [[cell.strip(" `*") for cell in row.split("|")] for row in table.splitlines()]
     found = {row[1]: (float(row[4]), float(row[5])) for row in rows if row[1].startswith("--remat")}

@@ -11,7 +11,7 @@ import pytest
 
 from limba.config import InputError, MeshConfig, plain
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import memory, mends, nvidia, process, speed, step, topologies
+from limba.tools.preflight.compiled import changes, memory, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
 # As libtpu writes them, shortened.
@@ -84,15 +84,15 @@ def test_a_compiler_that_is_not_installed_is_one_warning(name: str, part: str, m
     monkeypatch.setattr(importlib.util, "find_spec", absent)
     (line,) = compiler.compiled(runs.run(), name).lines
     assert line.level == "warning" and f"No compiler for {name}" in line.text
-    assert line.mend.startswith(f"bash ./launch/setup.sh {part}")
+    assert line.fix.startswith(f"bash ./launch/setup.sh {part}")
     assert "No compiler" in compiler.advice(runs.run(), name, None).lines[0].text
 
 
 def test_a_batch_or_mesh_that_does_not_divide_is_an_error_before_anything_is_compiled() -> None:
     (line,) = compiler.compiled(runs.run(rows=10), "v4-8").lines
-    assert line.level == "error" and line.mend == "DataConfig.batch_size = 8"
+    assert line.level == "error" and line.fix == ("DataConfig.batch_size", 8)
     (line,) = compiler.compiled(runs.run(mesh=MeshConfig(fsdp=3)), "v4-8").lines
-    assert line.level == "error" and line.mend.startswith("MeshConfig.data = -1")
+    assert line.level == "error" and line.fix == ("MeshConfig.data", -1)
 
 
 def test_the_features_are_those_of_the_configuration() -> None:
@@ -143,36 +143,36 @@ def test_a_run_on_the_same_chip_replaces_the_estimate(tmp_path: Path) -> None:
         compiler._run_in(str(tmp_path / "none"))
 
 
-def test_mends_of_a_step_that_does_not_fit_come_in_order_of_their_cost() -> None:
+def test_changes_of_a_step_that_does_not_fit_come_in_order_of_their_cost() -> None:
     config, pod = runs.changed(runs.run(rows=64), remat="none"), topologies.topology("v3-8")
     own = {"state_bytes": 2 << 30, "live_bytes": 60 << 30}
-    found = [mend.lines for mend in mends.ladder(config, own, pod, 15 * 2**30)]
-    assert found[:2] == [("ModelConfig.remat = 'minimal'",), ("ModelConfig.remat = 'full'",)]
-    assert found[2] == ("ModelConfig.remat = 'full'", "RunConfig.num_microbatches = 2")
-    assert ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8") in found
-    assert ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8", "RunConfig.num_microbatches = 4") in found
-    assert found[-2][-2:] == ("MeshConfig.fsdp = 2", "MeshConfig.model = 4")
+    found = [change.fixes for change in changes.ladder(config, own, pod, 15 * 2**30)]
+    assert found[:2] == [(("ModelConfig.remat", "minimal"),), (("ModelConfig.remat", "full"),)]
+    assert found[2] == (("ModelConfig.remat", "full"), ("RunConfig.num_microbatches", 2))
+    assert (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8)) in found
+    assert (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8), ("RunConfig.num_microbatches", 4)) in found
+    assert found[-2][-2:] == (("MeshConfig.fsdp", 2), ("MeshConfig.model", 4))
     # Nothing is named that the run has already.
     full = runs.changed(config, remat="full")
-    assert next(mends.ladder(full, own, pod, 15 * 2**30)).lines == ("RunConfig.num_microbatches = 2",)
+    assert next(changes.ladder(full, own, pod, 15 * 2**30)).fixes == (("RunConfig.num_microbatches", 2),)
     # A state that leaves no room: only sharding it helps.
     own = {"state_bytes": 15 << 30, "live_bytes": 60 << 30}
-    found = [mend.lines for mend in mends.ladder(config, own, pod, 15 * 2**30)]
-    assert found[0] == ("ModelConfig.remat = 'full'", "MeshConfig.fsdp = 8")
+    found = [change.fixes for change in changes.ladder(config, own, pod, 15 * 2**30)]
+    assert found[0] == (("ModelConfig.remat", "full"), ("MeshConfig.fsdp", 8))
 
 
 def test_savings_of_a_step_that_fits_are_each_alone() -> None:
     config = runs.changed(runs.run(num_microbatches=4), vocab_size=8000, remat="full")
-    found = [mend.lines for mend in mends.savings(config)]
+    found = [change.fixes for change in changes.savings(config)]
     assert found == [
-        ("ModelConfig.vocab_size = 8064",),
-        ("ModelConfig.remat = 'minimal'",),
-        ("RunConfig.num_microbatches = 2",),
+        (("ModelConfig.vocab_size", 8064),),
+        (("ModelConfig.remat", "minimal"),),
+        (("RunConfig.num_microbatches", 2),),
     ]
     padded = dataclasses.replace(config.data, objective="span_corruption")
     padded = dataclasses.replace(padded, task_feature_lengths={"inputs": 512, "targets": 256})
-    first = next(mends.savings(dataclasses.replace(config, data=padded)))
-    assert first.lines == ("DataConfig.task_feature_lengths = {'inputs': 512, 'targets': 114}",)
+    first = next(changes.savings(dataclasses.replace(config, data=padded)))
+    assert first.fixes == (("DataConfig.task_feature_lengths", {"inputs": 512, "targets": 114}),)
 
 
 def test_a_process_that_gives_no_answer_is_a_sentence() -> None:

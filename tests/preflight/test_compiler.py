@@ -17,7 +17,7 @@ import pytest
 from limba.config import DataConfig, EvaluationConfig, MeshConfig, RunConfig, plain
 from limba.run import train
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import mends, step
+from limba.tools.preflight.compiled import changes, step
 from limba.tools.preflight.compiled.memory import size_in_words
 from tasks import demo  # noqa: F401  registers the task
 from tests import tiny
@@ -55,13 +55,13 @@ def test_several_devices_exchange_and_a_mesh_is_chosen_in_two_compilations() -> 
 
 @pytest.mark.night
 @pytest.mark.parametrize(
-    ("what", "topology", "share", "mend"),
+    ("what", "topology", "share", "fix"),
     [
-        ({"vocab_size": 65536, "remat": "full"}, "cpu-4", 0.6, "MeshConfig.fsdp = 4"),
+        ({"vocab_size": 65536, "remat": "full"}, "cpu-4", 0.6, ("MeshConfig.fsdp", 4)),
     ],
 )
-def test_a_run_that_does_not_fit_gets_a_mend_that_was_compiled_and_fits(
-    what: dict, topology: str, share: float, mend: str, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_does_not_fit_gets_a_fix_that_was_compiled_and_fits(
+    what: dict, topology: str, share: float, fix: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, lengths = (4, (32, 16)) if "vocab_size" in what else (32, (256, 64))
     mesh = MeshConfig(shard_update=False)
@@ -69,13 +69,13 @@ def test_a_run_that_does_not_fit_gets_a_mend_that_was_compiled_and_fits(
     needed = compiler.compiled(config, topology).data["live_bytes"]
     monkeypatch.setattr(compiler, "limit_bytes", lambda wanted: share * needed)
     line = compiler.compiled(config, topology).lines[0]
-    assert line.level == "error" and line.mend, line
+    assert line.level == "error" and line.fix, line
     section = compiler.advice(config, topology, None)
-    fitting = [each for each in section.data["mends"] if each.get("fits")]
-    assert len(fitting) == 1 and any(mend in part for part in fitting[0]["mend"]), section.data
+    fitting = [each for each in section.data["changes"] if each.get("fits")]
+    assert len(fitting) == 1 and fix in fitting[0]["fix"], section.data
     assert fitting[0]["live_bytes"] <= share * needed
-    assert any(line.mend == "\n".join(fitting[0]["mend"]) for line in section.lines)
-    assert any("Not tried" in line.text for line in section.lines) or section.data["mends"][-1]["tried"]
+    assert any(line.fix == list(fitting[0]["fix"]) for line in section.lines)
+    assert any("Not tried" in line.text for line in section.lines) or section.data["changes"][-1]["tried"]
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
         return kept[asked]
 
     monkeypatch.setattr(compiler, "compiled_step", compiled)
-    monkeypatch.setattr(mends, "compiled_step", compiled)
+    monkeypatch.setattr(changes, "compiled_step", compiled)
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # a topology of CPUs sets it
     yield
     jax.config.update("jax_enable_compilation_cache", before)
@@ -100,14 +100,14 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 @pytest.mark.night
 @pytest.mark.parametrize(
-    ("remat", "mend", "name"),
+    ("remat", "fix", "name"),
     [
-        ("none", "ModelConfig.remat = 'minimal'", "remat minimal"),
-        ("full", "RunConfig.num_microbatches = 2", "2 micro-batches"),
+        ("none", ("ModelConfig.remat", "minimal"), "remat minimal"),
+        ("full", ("RunConfig.num_microbatches", 2), "2 micro-batches"),
     ],
 )
-def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_mend_that_was_compiled_and_fits(
-    remat: str, mend: str, name: str, compiled_here: None, monkeypatch: pytest.MonkeyPatch
+def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_fix_that_was_compiled_and_fits(
+    remat: str, fix: tuple, name: str, compiled_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {"num_encoder_layers": 4, "num_decoder_layers": 4}  # scanned: their arrays are kept, or computed again
     config = runs.changed(runs.run(runs.TINY, rows=32, lengths=(128, 64)), remat=remat, **layers)
@@ -118,11 +118,11 @@ def test_arrays_of_the_backward_pass_that_do_not_fit_get_a_mend_that_was_compile
     assert sizes[1] < 0.9 * sizes[0]
     monkeypatch.setattr(compiler, "limit_bytes", lambda wanted: sum(sizes) / 2)
     line = compiler.compiled(config, "cpu-1").lines[0]
-    assert line.level == "error" and line.mend == mend, line
+    assert line.level == "error" and line.fix == fix, line
     section = compiler.advice(config, "cpu-1", None)
-    (fitting,) = [each for each in section.data["mends"] if each.get("fits")]
-    assert fitting["mend"] == [mend] and fitting["live_bytes"] == sizes[1]
-    (said,) = [line for line in section.lines if line.mend == mend]
+    (fitting,) = [each for each in section.data["changes"] if each.get("fits")]
+    assert fitting["fix"] == (fix,) and fitting["live_bytes"] == sizes[1]
+    (said,) = [line for line in section.lines if line.fix == [fix]]
     memory = f"fits, {size_in_words(sizes[1])} a device of {size_in_words(sum(sizes) / 2)}"
     assert said.text == f"{name}: {memory} ({size_in_words(sizes[0])} before)."
 
@@ -160,11 +160,11 @@ NEEDS_LIBTPU = "needs libtpu: bash launch/setup.sh tpu"
 def test_micro_batches_are_compiled_for_a_tpu_that_a_step_does_not_fit() -> None:
     config = runs.changed(runs.run(runs.TINY, rows=16384), remat="full")
     line = compiler.compiled(config, "v5e-1").lines[0]
-    assert line.level == "error" and line.mend == "RunConfig.num_microbatches = 2", line
+    assert line.level == "error" and line.fix == ("RunConfig.num_microbatches", 2), line
     section = compiler.advice(config, "v5e-1", 5.0)
-    (fitting,) = [each for each in section.data["mends"] if each.get("fits")]
-    assert fitting["mend"] == [line.mend] and 0 < fitting["live_bytes"] < 15.75 * 2**30
-    assert any(each.mend == line.mend and "fits, " in each.text and "GiB" in each.text for each in section.lines)
+    (fitting,) = [each for each in section.data["changes"] if each.get("fits")]
+    assert fitting["fix"] == (line.fix,) and 0 < fitting["live_bytes"] < 15.75 * 2**30
+    assert any(each.fix == [line.fix] and "fits, " in each.text and "GiB" in each.text for each in section.lines)
 
 
 @pytest.mark.aot

@@ -1,4 +1,4 @@
-"""The section about a run's data: each line on a small corpus that calls for it, with the line that mends it."""
+"""The section about a run's data: each line on a small corpus that calls for it, with the line that fixes it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import tensorflow as tf
 import tasks.demo  # noqa: F401  registers the task
 from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, DataConfig, RunConfig
+from limba.config.errors import Open
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
 from limba.data.sources import FileSource
 from limba.data.tasks import resolve_task
@@ -138,7 +139,7 @@ def test_the_figures_of_a_sound_corpus_are_those_of_its_files(run: RunConfig, sh
 TRAIN = "DataConfig.validation_split = 'train'"
 EMPTY = "The validation split 'validation' is empty: nothing is evaluated."
 CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str, str]]] = {
-    # name: (fields of the data, chips, constants of the module, (level, what the line says, what mends it))
+    # name: (fields of the data, chips, constants of the module, (level, what the line says, what fixes it))
     "uneven_shards": ({"batch_size": 24}, {"hosts": 3}, {},
         ("error", "^DataConfig.num_data_shards is 8, which 3 hosts cannot share evenly.$",
          "DataConfig.num_data_shards = 12")),
@@ -162,7 +163,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("warning", r"^Padding in the rows.*: 8\d.\d% of the inputs, \d\d.\d% of the targets; \d\d% of a step's FLOPs",
          "DataConfig.pack = True")),
     "more_than_a_host_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9},
-        ("warning", "v4-8 wants .* million each at 40% of the peak", "prepare the corpus: tokens are read")),
+        ("warning", "v4-8 wants .* million each at 40% of the peak", "limba prepare FILES --output=prepared/train")),
     "more_than_a_process_can_read": ({}, {"peak_flops": 1e24}, {"LEAST_STEP_SECONDS": 1e-9, "CORES_OF_HOST": 1e12},
         ("ok", "More than one process reads faster: DataConfig.num_reader_processes = 16.$", "")),
     "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
@@ -173,7 +174,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
     "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},
         ("warning", "on 2 hosts: each shard reads all units, and takes only its own documents.$",
-         "prepare the corpus, which writes it as many shards")),
+         "limba prepare FILES --output=prepared/train")),
     "as_many_units_as_shards": ({"num_data_shards": 1}, None, {"LARGE": 0},
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 1 data shard on 1 host\.$", "")),
     "documents_that_come_back_otherwise": (
@@ -192,20 +193,21 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
 def test_a_line_is_there_where_the_data_calls_for_it(
     name: str, run: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes, chips, constants, (level, says, mend) = CASES[name]
+    changes, chips, constants, (level, says, fix) = CASES[name]
     for constant, value in constants.items():
         monkeypatch.setattr(splits if constant == "COUNTED_BYTES" else data, constant, value)
     wanted = None if chips is None else types.SimpleNamespace(**{**vars(CHIPS), **chips})
     if "batch_size" in changes:
         changes = {**changes, "num_data_shards": 8}
     line = the_line(section_of(with_data(run, **changes), wanted), says)
-    assert (line.level, line.mend) == (level, mend) or (mend and line.level == level and line.mend.startswith(mend))
+    found = line.fixes({}).replace("config.", "")
+    assert line.level == level and found.startswith(fix) and bool(found) == bool(fix)
 
 
-def test_what_mends_shards_and_padding_does(run: RunConfig) -> None:
+def test_what_fixes_shards_and_padding_does(run: RunConfig) -> None:
     three = types.SimpleNamespace(**{**vars(CHIPS), "hosts": 3})
-    for mended in ({"batch_size": 24, "num_data_shards": 12}, {"batch_size": 9, "num_data_shards": 9}):
-        assert "error" not in {line.level for line in section_of(with_data(run, **mended), three).lines}
+    for fixed in ({"batch_size": 24, "num_data_shards": 12}, {"batch_size": 9, "num_data_shards": 9}):
+        assert "error" not in {line.level for line in section_of(with_data(run, **fixed), three).lines}
     lengths = {"inputs": 64, "targets": 64}
     padded = with_data(
         run, mixture_or_task_name="preflight_pairs", data_files="short.jsonl", task_feature_lengths=lengths
@@ -213,13 +215,14 @@ def test_what_mends_shards_and_padding_does(run: RunConfig) -> None:
     shares = [section_of(with_data(padded, pack=pack)).data["padding_flops_share_of_rows"] for pack in (False, True)]
     assert shares[0] > 0.5 > shares[1]
     line = the_line(section_of(with_data(padded, pack=True, task_feature_lengths=lengths)), "^Padding in the rows")
-    assert line.mend in ("", "DataConfig.task_feature_lengths = …  # shorter ones")
+    assert line.fix in (None, ("DataConfig.task_feature_lengths", Open("shorter ones")))
 
 
-def test_a_shorter_run_mends_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shorter_run_fixes_many_epochs(run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "MOST_EPOCHS", 1)
     line = the_line(section_of(run), "epochs over the corpus")
-    steps = int(line.mend.removeprefix("RunConfig.train_steps = "))
+    field, steps = line.fix
+    assert field == "RunConfig.train_steps"
     assert 1 < steps < run.train_steps
     for train_steps, level in ((steps, "ok"), (steps + 2, "warning")):
         shorter = dataclasses.replace(run, train_steps=train_steps)

@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from limba.config.errors import Open
 from limba.tools.preflight.checks import storage
 from tests.bucket_server import emulated
 
@@ -39,20 +40,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Metadata]]:
 
 
 @pytest.mark.parametrize(
-    ("zone", "level", "mend"),
+    ("zone", "level", "fix"),
     [
-        ("us-central2-b", "ok", ""),
-        ("europe-west4-a", "warning", "RunConfig.model_dir = 'gs://…'  # of a bucket in europe-west4"),
+        ("us-central2-b", "ok", None),
+        ("europe-west4-a", "warning", ("RunConfig.model_dir", Open("a bucket in europe-west4"))),
     ],
 )
 def test_the_region_of_a_bucket_stands_beside_the_zone(
-    zone: str, level: str, mend: str, machine: type[Metadata], monkeypatch: pytest.MonkeyPatch
+    zone: str, level: str, fix: object, machine: type[Metadata], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.zone = zone
     data: dict = {}
     with emulated(monkeypatch):
         (line,) = storage._place("gs://bucket/runs/ro", data)
-    assert (line.level, line.mend) == (level, mend)
+    assert (line.level, line.fix) == (level, fix)
     assert f"gs://bucket is in US-CENTRAL2, this machine in {zone}" in line.text
     assert data == {"bucket_location": "US-CENTRAL2", "zone": zone}
 

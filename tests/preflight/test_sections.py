@@ -40,7 +40,7 @@ def test_published_lengths_waste_what_is_said(name: str, targets: int, share: fl
     assert section.data["targets_needed"] == 114
     assert abs(section.data["padding_flops_share"] - share) < 0.01
     (line,) = [line for line in section.lines if line.level == "warning"]
-    assert line.mend == "DataConfig.task_feature_lengths = {'inputs': 512}" and f"{share:.0%} of a step's" in line.text
+    assert line.fix == ("DataConfig.task_feature_lengths", {"inputs": 512}) and f"{share:.0%} of a step's" in line.text
     exact = read_gin(f"gin/{name}.gin", MODEL_DIR="x", VOCABULARY="byte")
     assert "warning" not in levels(objective.objective_and_schedule(exact, resolve_task(exact.data)))
 
@@ -61,8 +61,7 @@ def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: Sched
     run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
     (line,) = objective.schedule_warnings(run)
     assert says in line.text and line.level == "warning"
-    field, value = line.mend.split(" = ")
-    value = None if value == "None" else type(getattr(schedule, field.partition(".")[2]) or 1)(value)
+    field, value = line.fix
     better = dataclasses.replace(schedule, **{field.partition(".")[2]: value})
     assert not list(objective.schedule_warnings(dataclasses.replace(run, optimizer=OptimizerConfig(schedule=better))))
 
@@ -87,7 +86,7 @@ def test_text_that_is_spoiled_or_repeated() -> None:
     double = ["Limba română are șapte cazuri.".encode().decode("cp1252", "replace").encode()] * 3
     assert [line.level for line in sample._encoding(good, data)] == ["ok"]
     (line, *_) = sample._encoding([*good, *double], data)
-    assert line.level == "warning" and "convert the original files" in line.mend
+    assert line.level == "warning" and "convert the original files" in line.fix
     assert sample.repeated_share([*good, b"another"]) == 0.5
 
 
@@ -106,14 +105,14 @@ def test_rows_without_a_piece_are_wasteful(config: RunConfig) -> None:
     large = dataclasses.replace(config, model=dataclasses.replace(MODEL, vocab_size=50_048))
     section = vocabulary.vocabulary(large, resolve_task(config.data), {"inputs": 64, "targets": 16})
     (line,) = [line for line in section.lines if line.level == "warning"]
-    assert line.mend == "ModelConfig.vocab_size = 384"
-    assert [line.mend for line in start.found_wrong(large)] == ["ModelConfig.vocab_size = 384"]
+    assert line.fix == ("ModelConfig.vocab_size", 384)
+    assert [line.fix for line in start.found_wrong(large)] == [("ModelConfig.vocab_size", 384)]
 
 
 def test_too_few_sentinels_for_long_rows(config: RunConfig) -> None:
     section = vocabulary.vocabulary(config, resolve_task(config.data), {"inputs": 4_096, "targets": 1_000})
     (line,) = [line for line in section.lines if line.level == "error"]
-    assert "needs 227 sentinels" in line.text and line.mend == "DataConfig.extra_ids = 227"
+    assert "needs 227 sentinels" in line.text and line.fix == ("DataConfig.extra_ids", 227)
 
 
 def test_a_run_with_nothing_wrong_begins_quietly_and_quickly(config: RunConfig) -> None:
@@ -126,10 +125,10 @@ def test_a_run_with_nothing_wrong_begins_quietly_and_quickly(config: RunConfig) 
 def test_the_checks_of_every_start_take_no_time_for_real_runs(name: str, tmp_path: Path) -> None:
     run = read_gin(f"gin/{name}.gin", MODEL_DIR=str(tmp_path / "run"), VOCABULARY="byte")
     began = time.process_time()
-    mends = [line.mend for line in start.found_wrong(run)]
+    fixes = [line.fix for line in start.found_wrong(run)]
     assert time.process_time() - began < 2.0
     # Bytes in place of the run's own vocabulary; a run that begins from a checkpoint has that one's rows.
-    assert mends == ([] if run.initial_checkpoint_path else ["ModelConfig.vocab_size = 384"])
+    assert fixes == ([] if run.initial_checkpoint_path else [("ModelConfig.vocab_size", 384)])
 
 
 def test_what_a_resumed_run_changes_is_said_once(config: RunConfig) -> None:
@@ -156,7 +155,7 @@ def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None
     (directory / plain.FILE).write_text(plain.to_text(staged((3, "clean"), (9, "books"))))
     for stages, level in ((((3, "clean"), (8, "a")), "warning"), (((4, "clean"),), "error"), ((), "error")):
         *_, line = differences.with_saved_run(staged(*stages), {})
-        assert line.level == level and line.mend == "DataConfig.stages = [[3, 'clean'], [9, 'books']]"
+        assert line.level == level and line.fix == ("DataConfig.stages", [[3, "clean"], [9, "books"]])
 
 
 def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +168,7 @@ def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, mo
         assert line.level == level  # the only checkpoint of a run of 1,000 steps is its last one
     often = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=10))
     (line,) = storage._room(often, {})
-    assert line.level == "warning" and line.mend == "CheckpointConfig.keep = 1"
+    assert line.level == "warning" and line.fix == ("CheckpointConfig.keep", 1)
 
 
 def test_a_directory_is_left_as_it_was(config: RunConfig, tmp_path: Path) -> None:
@@ -214,10 +213,11 @@ def test_the_page_is_readable_on_a_phone_and_in_the_dark(config: RunConfig, tmp_
 
 def test_one_error_does_not_keep_the_others_from_being_looked_for() -> None:
     from limba.config import ConfigError
+    from limba.config.errors import Open
 
     def wrong(_: dict) -> list[Line]:
-        raise ConfigError("DataConfig.seed", "is -1; give a whole number, 0 or more.")
+        raise ConfigError("DataConfig.seed", "is -1", give="a whole number, 0 or more")
 
     section = findings.gathered("a", wrong, lambda _: [Line("ok", "fine")], wrong)
     assert [line.level for line in section.lines] == ["error", "ok"]
-    assert section.lines[0].mend == "DataConfig.seed = …  # a whole number, 0 or more"
+    assert section.lines[0].fix == ("DataConfig.seed", Open("a whole number, 0 or more"))

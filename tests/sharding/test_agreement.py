@@ -261,6 +261,7 @@ import json, os, sys
 from limba.config import environment
 environment.set_variables()
 from limba.cli import program
+from limba.config import errors
 from limba.cli.flags import parse_args
 from limba.sharding import joining
 with environment.quiet_imports():
@@ -268,7 +269,7 @@ with environment.quiet_imports():
     from limba.training import checks
 def run(arguments):
     given = parse_args(arguments)
-    with program.names_said(given.names):
+    with errors.named(given.names):
         train(given.config, given.text)
 joining.join_hosts()
 checks.SEEN_SECONDS = 2.0

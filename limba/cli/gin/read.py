@@ -28,8 +28,8 @@ from limba.cli.gin.statements import (
     read_with_includes,
 )
 from limba.cli.gin.text import text_of
-from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig
+from limba.config.errors import named
 
 
 class GinRun(NamedTuple):
@@ -183,7 +183,7 @@ def run_of(source: Source, flag: str = "--gin.", written_as: Mapping[str, str] |
     modules = tuple(dict.fromkeys(module for module, _ in source.modules))
     names = {name.removeprefix("config."): wrote for name, wrote in written_as.items() if "." in name}
     names |= {field: written_as.get(name, name) for field, name in tree.names().items()}
-    with names_said(names):
+    with named(names):
         config: RunConfig = tree.top.make()
         data = dataclasses.replace(config.data, task_modules=modules)
         return GinRun(dataclasses.replace(config, data=data), text_of(tree, modules), names)
@@ -196,5 +196,5 @@ def model_of(source: Source) -> ModelConfig:
         source.bindings.append(Binding("", "DROPOUT_RATE", "", 0.0, "", ""))
     tree = Tree(source, MODEL)
     tree.check(is_whole=False)
-    with names_said(tree.names()):
+    with named(tree.names()):
         return tree.top.make()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from limba import config, toolbox
-from limba.cli.arguments import did_you_mean
+from limba.cli.arguments import did_you_mean, nearest
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, plain
+from limba.config.errors import Open
 from limba.config.optimizer import fields_of, foreign_fields
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
@@ -107,8 +108,8 @@ class Tree:
             raise InputError(f"{binding.place} defines {name} by itself; give it a value instead.")
         if name not in self.all_macros:
             near = did_you_mean(name, self.all_macros).rstrip(".?")
-            advice = f"add {name} = VALUE, or {self.flag}{name}=VALUE."
-            raise InputError(f"{binding.place} uses %{name}, which nothing sets{near}; {advice}")
+            sentence = f"{binding.place} uses %{name}, which nothing sets{near}; add {name} = VALUE, or"
+            raise InputError(f"{sentence} {self.flag}{name}=VALUE.", fix=f"{name} = {Open()!r}")
         self.macros[name] = self.all_macros[name]
         # As in gin, a macro's name is the scope of the objects in its value.
         return self._resolved(name, self.macros[name].value, self.macros[name], (*inside, name))
@@ -134,8 +135,9 @@ class Tree:
             hints = fields_of(CLASSES[node.owner])
             for name, value in node.values.items():
                 if not _fits(value, hints[name]):
-                    takes = f"which takes {_in_words(hints[name])}"
-                    raise InputError(f"{node.places[name]} gives {value!r} for {node.owner}.{name}, {takes}.")
+                    field, takes = f"{node.owner}.{name}", _in_words(hints[name])
+                    sentence = f"{node.places[name]} gives {value!r} for {field}, which takes {takes}."
+                    raise InputError(sentence, fix=f"{field} = {Open(takes)!r}")
 
     def _check_required(self) -> None:
         if missing := [name for name, binding in self.macros.items() if binding.value == REQUIRED]:
@@ -143,7 +145,8 @@ class Tree:
             about = self.macros[name].comment or "it has no default"
             also = f" ({', '.join(others)} too)" if others else ""
             flag = f"add {self.flag}{name}=VALUE to the command" if self.flag else f"give {name}=VALUE"
-            raise InputError(f"{name} is not set{also}: {about}; {flag}, or {name} = VALUE to the gin file.")
+            sentence = f"{name} is not set{also}: {about}; {flag}, or {name} = VALUE to the gin file."
+            raise InputError(sentence, fix=f"{name} = {Open(about)!r}")
         for _, node in sorted(self.nodes.items()):
             for entry in dataclasses.fields(CLASSES[node.owner]):
                 has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
@@ -151,7 +154,8 @@ class Tree:
                     file = FILES.get(node.owner)
                     advice = f"include a file such as {file}" if file else "set it"
                     name = f"{node.owner}.{entry.name}"
-                    raise InputError(f"Nothing sets {name}; {advice}, or add {self.flag}{name}=VALUE.")
+                    sentence = f"Nothing sets {name}; {advice}, or add {self.flag}{name}=VALUE."
+                    raise InputError(sentence, fix=f"{name} = {Open()!r}")
 
     def _check_bindings_are_reached(self) -> None:
         for (scope, owner, _), binding in self.fields.items():
@@ -194,7 +198,11 @@ def _check_names(source: Source) -> None:
             fields = fields_of(CLASSES[binding.owner])
             if binding.field not in fields:
                 near = did_you_mean(binding.field, fields)
-                raise InputError(f"{binding.place} sets {binding.field}, not a field of {binding.owner}{near}")
+                right = nearest(binding.field, fields)
+                raise InputError(
+                    f"{binding.place} sets {binding.field}, not a field of {binding.owner}{near}",
+                    fix=f"{binding.name.removesuffix(binding.field)}{right} = {binding.value!r}" if right else None,
+                )
         for leaf in leaves(binding.value):
             if isinstance(leaf, Reference):
                 _check_class(leaf.name, binding.place)
@@ -205,4 +213,6 @@ def _check_names(source: Source) -> None:
             t5x = toolbox.find("T5X names")
             is_theirs = t5x is not None and binding.name in t5x.OURS
             near = _advice(binding.name) if is_theirs else did_you_mean(binding.name, used)
-            raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}")
+            right = t5x.OURS[binding.name] if t5x and is_theirs else nearest(binding.name, used)
+            fix = f"{right} = {binding.value!r}" if right else None
+            raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}", fix=fix)

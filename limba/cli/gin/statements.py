@@ -19,7 +19,7 @@ from typing import Any
 
 from gin import config_parser
 
-from limba.cli.arguments import did_you_mean
+from limba.cli.arguments import did_you_mean, nearest
 from limba.cli.task_modules import ROOT
 from limba.config import InputError, kinds, plain
 
@@ -145,9 +145,10 @@ def _found(name: str, search_paths: Sequence[Path], asked_by: str) -> Path:
         if path.is_file():
             return path
     folders = ", ".join(dict.fromkeys(str(path.parent if path.is_absolute() else path) for path in places))
-    near = did_you_mean(name, {path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").rglob("*.gin")})
+    shipped = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gin").rglob("*.gin")}
     subject = f"{asked_by} includes {name}, which" if asked_by else f"The gin file {name}"
-    raise InputError(f"{subject} does not exist; looked for it in {folders}{near}")
+    fix = f"include {near!r}" if (near := nearest(name, shipped)) and asked_by else None
+    raise InputError(f"{subject} does not exist; looked for it in {folders}{did_you_mean(name, shipped)}", fix=fix)
 
 
 def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by: str, above: tuple[Path, ...]) -> None:

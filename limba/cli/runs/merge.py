@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.cli.use import model
 from limba.config import InputError, environment
+from limba.config.errors import named
 
 ABOUT = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that
 limba evaluate, convert and generate read, and INITIAL_CHECKPOINT_PATH too. Averaging checkpoints of a stable learning
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> None:
         raise InputError("No run is given; write limba merge MODEL_DIR.")
     if given.steps is not None and not re.fullmatch(r"\d+(,\d+)*", given.steps):
         raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
-    with environment.quiet_imports(), names_said(NAMES):
+    with environment.quiet_imports(), named(NAMES):
         from limba.cli.gin.moved import text_in
         from limba.export import merging
 

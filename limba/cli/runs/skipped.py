@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from limba.cli import task_modules
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.cli.use.model import NAMES, add_import_flag, find_plugins
 from limba.config import InputError, RunConfig, environment
-from limba.config.errors import reason_of
+from limba.config.errors import named, reason_of
 
 if TYPE_CHECKING:
     from limba.data.stream.stages import Stage
@@ -47,7 +46,7 @@ def run(argv: Iterable[str]) -> None:
     path = directory / ledger.FILE
     if not path.exists():
         raise InputError(f"{path} does not exist: the run has dropped no batch, or {given.model} is no run.")
-    with names_said(NAMES):
+    with named(NAMES):
         config = source.read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
 from limba.cli.gin.statements import OWN_FILE
-from limba.cli.program import names_said
 from limba.cli.train import train
 from limba.cli.use import model
 from limba.config import InputError, environment
+from limba.config.errors import named
 from limba.sharding import preemption
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> None:
             import limba.run  # noqa: F401  imports JAX and TensorFlow
         from limba.sharding import joining, watchdog
 
-        with watchdog.ending_together(), names_said(NAMES):
+        with watchdog.ending_together(), named(NAMES):
             joining.join_hosts()
             described = _begun(given)
         train.to_end(described)
@@ -98,7 +98,7 @@ def _begun(given: argparse.Namespace) -> GinRun:
     fixed = {"RunConfig.model_dir": out, "RunConfig.train_steps": branch.end}
     fixed |= {f"ScheduleConfig.{name}": getattr(schedule, name) for name in names}
     described = _read(source, given, NOWHERE, fixed)
-    with names_said(described.names):
+    with named(described.names):
         branches.check_data(described.config, branch)
         texts = {"config.gin": described.text} if described.text else {}
         with entered_by_first(branches.begun(branch, described.config, texts)):

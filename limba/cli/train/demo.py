@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.cli.flags import parse_args
-from limba.cli.program import names_said
 from limba.cli.task_modules import ROOT
 from limba.config import DataConfig, InputError, RestartError, RunConfig, environment
+from limba.config.errors import named
 
 if TYPE_CHECKING:
     from limba.inference import gaps
@@ -182,7 +182,7 @@ def run(argv: Sequence[str]) -> None:
         prompts = tuple(each.masked for each in hidden)
         config, text, names, _ = parse_args([*arguments, f"--gin.{PROMPTS}={prompts!r}", *argv], "demo", ABOUT)
 
-    with names_said(names):
+    with named(names):
         result = train(config, text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")

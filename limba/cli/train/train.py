@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from limba import toolbox
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
-from limba.cli.program import names_said
 from limba.config import RestartError, StorageError, environment
+from limba.config.errors import named
 from limba.sharding import preemption
 
 
@@ -32,7 +32,7 @@ def to_end(given: GinRun) -> None:
     from limba.run import train
     from limba.sharding import joining, watchdog
 
-    with watchdog.ending_together(), names_said(given.names):
+    with watchdog.ending_together(), named(given.names):
         joining.join_hosts(given.config)
         say_what_is_wrong(given)
         result = train(given.config, given.text)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.cli.use import model
 from limba.config import InputError
+from limba.config.errors import named
 from limba.config.waiting import waiting
 
 ABOUT = """Computes loss, token accuracy, perplexity and bits per byte, also by character set, on validation text (all
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> None:
     from limba.training.metrics.logging import Metrics
 
     split = given.split or config.data.validation_split
-    with names_said({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
+    with named({f"DataConfig.{kind}_split": "--split" for kind in ("train", "validation") if given.split}):
         number = given.num_examples or config.evaluation.num_examples or 1_000
         with waiting(f"evaluating {split}", shows=jax.process_index() == 0):
             figures, copied = evaluation.evaluate(trained, num_examples=number, split=split)

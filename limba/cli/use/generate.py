@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said, said
 from limba.cli.use import lines, model
 from limba.config import GenerationConfig, InputError
+from limba.config.errors import named, worded
 from limba.config.generation import LONG_INPUTS, GenerationFields
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def _parser() -> Parser:
 
 def _check_values(given: argparse.Namespace) -> None:
     """Raises InputError for a value that no model takes, before one is read, which may take minutes."""
-    with names_said(NAMES):
-        for name in FLAGS:
-            value = getattr(given, name)
-            if value is not None and (name, value) != ("top_k", 0):
-                GenerationConfig(**{"sample": name != "num_beams", name: value})
-        _check_together(given)
+    for name in FLAGS:
+        value = getattr(given, name)
+        if value is not None and (name, value) != ("top_k", 0):
+            GenerationConfig(**{"sample": name != "num_beams", name: value})
+    _check_together(given)
 
 
 def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationConfig:
@@ -85,8 +84,7 @@ def _generation(given: argparse.Namespace, trained: TrainedModel) -> GenerationC
         values["top_k"] = None
     if given.keep_sentinels:
         values["ban_sentinels"] = False
-    with names_said(NAMES):
-        return base.replaced(**GenerationFields(**values))
+    return base.replaced(**GenerationFields(**values))
 
 
 def _check_together(given: argparse.Namespace) -> None:
@@ -97,6 +95,7 @@ def _check_together(given: argparse.Namespace) -> None:
         raise InputError(f"Both {FLAGS[draws[0]]} and --num_beams are given, and beams are not sampled; give one.")
 
 
+@named(NAMES)
 def run(argv: Sequence[str]) -> None:
     """Generates the requested texts; raises InputError."""
     given = _parser().parse(argv)
@@ -129,10 +128,9 @@ def _written(prompts: Sequence[str], trained: TrainedModel, config: GenerationCo
     groups = trained.mesh.shape["data"] * trained.mesh.shape["fsdp"]
     num_rows = min(-(-len(prompts) // groups) * groups, max(groups, trained.batch_size // groups * groups))
     found: list[Sequence[Written]] = [() for _ in prompts]
-    with names_said(NAMES):
-        writer = trained.segment_writer(config, num_rows, say=_warning)
-        for place, result in writer.results(prompts, name="Prompt"):
-            found[place] = result.samples
+    writer = trained.segment_writer(config, num_rows, say=_warning)
+    for place, result in writer.results(prompts, name="Prompt"):
+        found[place] = result.samples
     for sentence in writer.totals.sentences():
         _warning(sentence)
     return found
@@ -146,12 +144,10 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
 
     is_first = jax.process_index() == 0
     num_rows, source = given.batch_size or trained.batch_size, given.input or "stdin"
-    with names_said(NAMES):
-        writer = trained.segment_writer(config, num_rows, say=_warning if is_first else _nothing)
+    writer = trained.segment_writer(config, num_rows, say=_warning if is_first else _nothing)
     place = f"{source} line"
     if writer.choice == "refuse" and source not in lines.STANDARD:
-        with names_said(NAMES):
-            check_all(writer, (record[given.field] for record in line_files.records(source, [given.field])), place)
+        check_all(writer, (record[given.field] for record in line_files.records(source, [given.field])), place)
 
     def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
         texts = [record[given.field] for record in records]
@@ -164,15 +160,14 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
             yield number, {**records[number], **best, **more}, samples[0].text
 
     about = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
-    with names_said(NAMES):
-        lines.process(given, trained, [given.field], about, num_rows, judge)
+    lines.process(given, trained, [given.field], about, num_rows, judge)
     for sentence in writer.totals.sentences() if is_first else ():
         _warning(sentence)
 
 
 def _warning(sentence: str) -> None:
     """Says a sentence on stderr, with flags in the place of fields."""
-    print(said(sentence, NAMES), file=sys.stderr, flush=True)
+    print(worded(sentence, NAMES), file=sys.stderr, flush=True)
 
 
 def _nothing(sentence: str) -> None:

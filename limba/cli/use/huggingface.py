@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said, said
 from limba.cli.use import model
 from limba.config import CardConfig, InputError, environment, kinds
+from limba.config.errors import named, worded
 
 EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
 
@@ -26,7 +26,8 @@ IMPORT = """Makes a Limba checkpoint at step 0 from a Hugging Face folder or a m
 
 It reads model.safetensors, flax_model.msgpack and pytorch_model.bin, of which it runs nothing. A private model needs
 HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
-CARD = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
+NAMES = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
+NAMES |= {"`config`": "--config", "`vocabulary`": "--vocabulary"}
 USAGE = "usage: limba convert export|import ...; add --help to either for details."
 
 
@@ -64,6 +65,7 @@ def add_export_flags(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="with --push: show what would be uploaded")
 
 
+@named(NAMES)
 def export(given: argparse.Namespace) -> None:
     """Writes, proves and uploads what the flags name; raises InputError."""
     formats = tuple(part.strip() for part in given.formats.split(","))
@@ -83,23 +85,20 @@ def export(given: argparse.Namespace) -> None:
         check_target(given.push, given.dry_run)
     with environment.quiet_imports():
         from limba.export import huggingface
-    names = {"`config`": "--config", "`vocabulary`": "--vocabulary", **CARD}
-    with names_said(names):
-        card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
-        source = model.find(given.model_dir, given.config, imports=given.imports)
+    card = CardConfig(given.language or None, given.licence, given.datasets or None, given.hardware, given.trc)
+    source = model.find(given.model_dir, given.config, imports=given.imports)
     out = given.out_dir or f"{source.directory}/huggingface"
     choices = huggingface.Choices(
         formats, given.dtype, given.vocabulary, given.extra_ids, not given.no_check, card, given.dropout,
         not given.trained_weights, given.transformers,
     )  # fmt: skip
-    with names_said(names):
-        steps = huggingface.chosen_steps(given.steps, source.steps)
-        if "://" in out:
-            if given.push:
-                raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")
-            huggingface.export_to_bucket(source, out, steps, choices)
-            return
-        folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
+    steps = huggingface.chosen_steps(given.steps, source.steps)
+    if "://" in out:
+        if given.push:
+            raise InputError(f"--push uploads local folders, and OUT_DIR is {out}; push in a command of its own.")
+        huggingface.export_to_bucket(source, out, steps, choices)
+        return
+    folders = huggingface.export(source, Path(os.path.expanduser(out)).resolve(), steps, choices)
     if given.push:
         push(given.push, folders, given.dry_run)
 
@@ -110,7 +109,7 @@ def import_model(source: str, out: str) -> None:
         from limba.export.huggingface import import_folder
     kinds.check_local(out, "OUT")
     sentence = import_folder(source, Path(os.path.expanduser(out)).resolve())
-    print(said(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
+    print(worded(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
 
 
 def run(argv: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
-from limba.cli.program import names_said
 from limba.config import InputError, ModelConfig, RunConfig, environment
+from limba.config.errors import named
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -147,7 +147,7 @@ def find_plugins() -> None:
 
 def check_vocabulary(trained: TrainedModel) -> None:
     """Raises InputError if the model has no vocabulary."""
-    with names_said(NAMES):
+    with named(NAMES):
         trained.vocabulary  # noqa: B018
 
 
@@ -168,12 +168,12 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
     if not given.gin_file:
         if path is None:
             raise InputError("No model is given; name a run, a folder or a hub id, or --gin_file=MODEL_DIR/config.gin.")
-        with names_said(NAMES):
+        with named(NAMES):
             found = find(path, gin=given.gin, imports=given.imports)
             config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
     run = run_of_gin_files(given)
-    with names_said({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
+    with named({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
         found = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
         step = max(found.steps) if path and given.step is None else given.step
         # A mesh that the user typed is kept even if it does not fit.

@@ -44,7 +44,8 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     if name not in OBJECTIVES:
         near = difflib.get_close_matches(name, OBJECTIVES, n=1)
         hint = f"did you mean {near[0]}? It" if near else "it"
-        raise ConfigError("DataConfig.objective", f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}.")
+        sentence = f"is {name!r}; {hint} must be one of {', '.join(OBJECTIVES)}."
+        raise ConfigError("DataConfig.objective", sentence, ("DataConfig.objective", near[0]) if near else None)
     steps = list(task.preprocessors)
     places = [place for place, step in enumerate(steps) if objective_of(step)]
     if len(places) != 1:
@@ -137,6 +138,7 @@ def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int])
             raise ConfigError(
                 "DataConfig.task_feature_lengths",
                 f"has no 'targets', and task {task.name} has no objective from which they follow; add 'targets'.",
+                ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"], "targets": lengths["inputs"]}),
             )
         return {"inputs": lengths["inputs"], "targets": given}
     needed = max(part["targets"] for part in parts)

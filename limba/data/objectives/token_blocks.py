@@ -112,6 +112,7 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
             "DataConfig.task_feature_lengths",
             f"gives 'targets' {given}, and {objective} of {lengths['inputs']} inputs needs "
             f"{needed}; give {needed}, or leave 'targets' out.",
+            ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
         )
 
 
@@ -128,5 +129,6 @@ def require_sentinels(
     elif needed > available:
         raise InputError(
             f"{what} needs {needed} sentinels and the vocabulary has {available}; set DataConfig.extra_ids to {needed},"
-            f" or take {otherwise}."
+            f" or take {otherwise}.",
+            fix=("DataConfig.extra_ids", needed),
         )

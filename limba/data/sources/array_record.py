@@ -18,7 +18,7 @@ import tensorflow as tf
 from limba.config import ConfigError, InputError
 from limba.config.secrets import without_credentials
 from limba.data.sources.counts import Counts
-from limba.data.sources.order import Reading, random_generator
+from limba.data.sources.order import Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
 from limba.data.sources.shards import call_numpy
 from limba.data.sources.units import FileSource
@@ -190,7 +190,8 @@ class ArrayRecordSource(FileSource):
         if counts is None and reading.is_endless and total <= reading.shard:
             raise InputError(
                 f"{self.name} has {total} records in split {reading.split!r}, none for data shard {reading.shard} of"
-                f" {reading.num_shards}; set DataConfig.num_data_shards lower, or give more documents."
+                f" {reading.num_shards}; set DataConfig.num_data_shards lower, or give more documents.",
+                fix=fewer_shards(reading.shard),
             )
         return _ShardRecords(self, reading, total, counts, offset).dataset()
 

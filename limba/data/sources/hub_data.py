@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from limba.config import ConfigError, InputError
-from limba.config.errors import reason_of
+from limba.config.errors import Open, reason_of
 from limba.data.sources.readers import file_format
 from limba.data.sources.splits import Column, Rewrite
 from limba.data.sources.units import DataFiles, UnitSource, patterns_of
@@ -199,4 +199,5 @@ class HubSource(UnitSource):
         self, reason: str, advice: str = "check the name, the network, and HF_TOKEN if it is private"
     ) -> InputError:
         asked = "" if os.path.exists(self.path) else f"; asked {servers.asked_as()}"
-        return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.")
+        files = ("DataConfig.data_files", Open("files, in place of the hub's"))
+        return InputError(f"{self.name} cannot be opened ({reason}{asked}); {advice}.", fix=files)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from limba.config.errors import Fix
+
 INTERLEAVED_UNITS = 16  # with 16 shards and chunks of 300 documents, neighbours are 75,000 documents apart
 ENDLESS = 2**62
 
@@ -80,3 +82,8 @@ class ShardsServed:
     @property
     def first_without(self) -> int:
         return min(set(range(self._num_shards)) - self._served)
+
+
+def fewer_shards(without: int) -> Fix:
+    """Returns the fix for data shards of which the one of this number is the first without text."""
+    return "DataConfig.num_data_shards", 1 << max((without // 2).bit_length() - 1, 0)

@@ -123,7 +123,7 @@ def _texts(path: str, values: Array, column: str) -> list[str | bytes | None]:
     texts = [flat(value, column) for value in values.to_pylist()]
     for value in texts:
         if value is not None and not isinstance(value, bytes if column == TOKENS else str):
-            raise InputError(not_text(path, value, column))
+            raise not_text(path, value, column)
     return texts
 
 
@@ -158,11 +158,12 @@ def _column(batch: RecordBatch, name: str) -> Array:
     return pyarrow.compute.struct_field(batch.column(first), fields)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def not_text(place: str, value: object, column: str) -> str:
-    """Returns the error message for a value that is not text."""
+def not_text(place: str, value: object, column: str, kind: type[InputError] = InputError) -> InputError:
+    """Returns the error for a value that is not text."""
+    found, better = f"{type(value).__name__} in column {column!r}, not text", "another one"
     if column == TOKENS and isinstance(value, list):
-        return f"{place} holds words in column {column!r}, a name for ids; set DataConfig.column to '{column}[]'."
-    return f"{place} holds {type(value).__name__} in column {column!r}, not text; set DataConfig.column to another one."
+        found, better = f"words in column {column!r}, a name for ids", f"'{column}[]'"
+    return kind(f"{place} holds {found}; set DataConfig.column to {better}.", field="DataConfig.column")
 
 
 def _column_range(group: RowGroupMetaData, column: str, size: int) -> tuple[int, int]:

@@ -293,7 +293,8 @@ def read_chunks(
         advice = advice_on(error, "check the file and its permissions")
         raise UnitError(
             f"{unit.place} cannot be read ({error}); {advice}, or set DataConfig.on_read_failure to 'skip' to leave it"
-            " out."
+            " out.",
+            fix=("DataConfig.on_read_failure", "skip"),
         ) from error
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
         raise UnitError(
@@ -356,7 +357,8 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
     except UnicodeDecodeError as error:
         place = _place(unit.path, offset)
         raise RecordError(
-            f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv."
+            f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
+            fix="iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE",
         ) from None
 
 
@@ -420,9 +422,9 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             try:
                 value = value_at(record, column)
             except KeyError:
-                raise kind(_no_column(unit.path, column, list(record))) from None
+                raise _no_column(unit.path, column, list(record), kind) from None
             if not isinstance(value, str | bytes | None):
-                raise kind(not_text(f"{unit.path} {_place(unit.path, offset)}", value, column))
+                raise not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
             values.append(value)
         if None not in values:
             yield joined(values)
@@ -450,7 +452,7 @@ def _csv(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes]
             )
         for column in columns:
             if column not in header:
-                raise InputError(_no_column(unit.path, column, header))
+                raise _no_column(unit.path, column, header)
         places = [header.index(column) for column in columns]
         for row in reader:
             if len(row) > max(places):
@@ -471,7 +473,7 @@ def _parquet(unit: Unit, columns: Sequence[str], policy: ReadPolicy, footers: Fo
     names = metadata.schema.to_arrow_schema().names
     for column in columns:
         if stored_name(column) not in names and column.partition(".")[0] not in names:
-            raise InputError(_no_column(unit.path, column, names))
+            raise _no_column(unit.path, column, names)
     for values in parquet_values(unit.path, unit.start, columns, policy, size, metadata):
         yield joined(values)
 
@@ -495,6 +497,6 @@ def _encoded(value: str | bytes) -> bytes:
         return value.encode(errors="replace")
 
 
-def _no_column(path: str, column: str, columns: Sequence[str]) -> str:
-    names = ", ".join(map(repr, columns)) or "none"
-    return f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these."
+def _no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:
+    names, fix = ", ".join(map(repr, columns)) or "none", ("DataConfig.column", columns[0]) if columns else None
+    return kind(f"{path} has no column {column!r}; it has {names}: set DataConfig.column to one of these.", fix=fix)

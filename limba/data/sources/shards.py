@@ -20,7 +20,15 @@ import tensorflow as tf
 from limba.config import InputError
 from limba.config.secrets import without_credentials
 from limba.data.sources.counts import Counts, chunk_starts, shares
-from limba.data.sources.order import ENDLESS, INTERLEAVED_UNITS, Reading, random_generator, shard_of_row, unit_order
+from limba.data.sources.order import (
+    ENDLESS,
+    INTERLEAVED_UNITS,
+    Reading,
+    fewer_shards,
+    random_generator,
+    shard_of_row,
+    unit_order,
+)
 from limba.data.sources.readers import Unit
 from limba.data.sources.splits import Splits
 
@@ -147,7 +155,8 @@ class WholeUnits(ShardUnits):
                 if reading.is_endless and self._opened > self._most_opened:
                     raise InputError(
                         f"{source.name} has no document for data shard {reading.shard} of {reading.num_shards} in split"
-                        f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents."
+                        f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents.",
+                        fix=fewer_shards(reading.shard),
                     )
             exists = source.read_whole(reading.split, unit, int(chunk)) is not None
             if not exists:  # units end roughly in the order of opening

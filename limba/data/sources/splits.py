@@ -19,7 +19,7 @@ from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.compression import COMPRESSIONS
 from limba.data.sources.counts import Counts
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
-from limba.data.sources.order import ShardsServed
+from limba.data.sources.order import ShardsServed, fewer_shards
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import Unit, file_format, group_rows, list_files, list_units
 from limba.data.sources.remote import ReadPolicy
@@ -265,19 +265,20 @@ class Splits(seqio.DataSource):
         if may_be_empty:
             return
         if not shards.num_documents:
-            raise InputError(f"{self.name} holds no document in split {split!r}{self._advice(split)}.")
+            raise InputError(f"{self.name} holds no document in split {split!r}; {self._advice(split)}.")
         if not shards.are_all:
             raise InputError(
                 f"{self.name} holds {shards.num_documents} document(s) in split {split!r}, and none for data shard"
-                f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower"
-                f"{self._advice(split).replace(';', ', or')}."
+                f" {shards.first_without} of {num_shards}; set DataConfig.num_data_shards lower,"
+                f" or {self._advice(split)}.",
+                fix=fewer_shards(shards.first_without),
             )
 
     def _advice(self, split: str) -> str:
         """Returns how a split gets more text."""
         percent = self.carved_percent(split)
         lower = "" if percent is None or split != "train" or percent < 50 else " or lower DataConfig.validation_percent"
-        return f"; give files with more text in them{lower}"
+        return f"give files with more text in them{lower}"
 
     def count(self, split: str, most: int | None = None) -> Counts | None:
         """Returns the documents of a split, with `most` of its first so many; None if they cannot be known.

@@ -75,6 +75,7 @@ class Resumption:
     saved: Mapping[int, Saved]
     new_pass: FirstEpochs | None  # the epochs with which a new pass over a changed corpus begins
     notes: Sequence[str]  # sentences for the log
+    change: str = ""  # what has changed in the corpus, if a new pass begins
 
 
 class DataPositions:
@@ -147,14 +148,14 @@ class DataPositions:
         if self._config.on_changed_corpus == "refuse":
             raise InputError(
                 f"{sentence}. Restore the files of then, set DataConfig.on_changed_corpus to 'new_epoch' to start a new"
-                " pass over those of now, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path."
+                " pass over those of now, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path.",
+                fix=("DataConfig.on_changed_corpus", "new_epoch"),
             )
         read = np.array([each.about["epochs"] for each in saved.values()], float).max(axis=0)
         first = {name: math.floor(epochs) + 1 for name, epochs in zip(self._sources, read, strict=True)}
         numbers = ", ".join(sorted({f"{epoch:,}" for epoch in first.values()}))
-        return Resumption(
-            saved, first, (f"{sentence}. A new pass over the files of now begins, with epoch {numbers}.",)
-        )
+        note = f"{sentence}. A new pass over the files of now begins, with epoch {numbers}."
+        return Resumption(saved, first, (note,), sentence)
 
     def restore(self, shard: Shard, saved: Saved) -> None:
         """Sets a newly opened shard to its position.

@@ -31,13 +31,14 @@ def content(path: str) -> bytes:
             servers.check_hub()
         with fsspec.open(path, "rb") as file:
             return file.read()  # pyright: ignore[reportAttributeAccessIssue] one path gives one file
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.endswith((".model", ".json"))
         advice = f"; of a model of the hub give hf://{path}/tokenizer.json" if is_id else ""
         raise InputError(
             f"The vocabulary {path} does not exist; set DataConfig.vocabulary to the path of a SentencePiece model or"
-            f" of a tokenizer.json, or to 'byte'{advice}."
-        ) from None
+            f" of a tokenizer.json, or to 'byte'{advice}.",
+            field="DataConfig.vocabulary",
+        ) from error
     except Exception as error:  # libraries of buckets and of the hub raise their own exceptions
         raise InputError(
             f"The vocabulary {path} cannot be read ({reason_of(error)}); check the path and its permissions."

@@ -127,12 +127,14 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
     if vocabulary.vocab_size > num_rows:
         raise InputError(
             f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model "
-            f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)}, or take a smaller vocabulary."
+            f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)}, or take a smaller vocabulary.",
+            fix=("ModelConfig.vocab_size", fitting_rows(vocabulary)),
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
-            f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}."
+            f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}.",
+            fix=("DataConfig.extra_ids", NUM_SENTINELS),
         )
 
 

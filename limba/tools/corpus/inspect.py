@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.config import InputError, environment, kinds
+from limba.config.errors import named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 
@@ -16,7 +16,7 @@ ABOUT = """Shows the text, pieces, inputs and targets of a task, and how well it
     limba inspect 'data/*.jsonl' --task=rlm_span_corruption_files --vocabulary=my.model"""
 
 
-@names_said(task_flags.NAMES)
+@named(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
     """Prints the requested inspection; raises InputError."""
     parser = Parser("inspect", ABOUT)

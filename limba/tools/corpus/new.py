@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from limba.cli import task_modules
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.config import InputError, environment
+from limba.config.errors import named
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey
@@ -50,7 +50,7 @@ def _parser() -> Parser:
     return parser
 
 
-@names_said(NAMES)
+@named(NAMES)
 def run(argv: Sequence[str]) -> None:
     """Writes the files, or raises InputError before any is written."""
     given = _parser().parse(argv)

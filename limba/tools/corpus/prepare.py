@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.config import InputError, environment, kinds
+from limba.config.errors import named
 from limba.tools.corpus import task_flags
 
 ABOUT = """Writes the documents of a task, as text or ids, in shards of equal size that can be read in any order.
@@ -58,7 +58,7 @@ def _import_quietly() -> None:
         import limba.tools.corpus.preparation.prepare  # noqa: F401  of a worker process
 
 
-@names_said(task_flags.NAMES)
+@named(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
     """Prepares what the flags name and prints how to read it; raises InputError."""
     arguments = _parser().parse(argv)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.config import InputError, environment, launchers
+from limba.config.errors import named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 
@@ -82,7 +82,7 @@ def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
     return count, measured
 
 
-@names_said(task_flags.NAMES)
+@named(task_flags.NAMES)
 def run(argv: Sequence[str]) -> None:
     """Trains and reports, or waits for host 0; raises InputError."""
     arguments = _arguments(argv)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from limba.cli.gin.statements import REQUIRED, Binding, Source
@@ -17,54 +15,11 @@ TITLE = "Config"
 SHOWN = 60  # characters of a value
 
 
-def of_error(error: InputError, files: Sequence[str]) -> Section:
+def of_error(error: InputError) -> Section:
     """Returns the section for gin files that describe no run."""
     from limba.tools.preflight.checks.findings import error_line
 
-    line = error_line(error)
-    return Section(TITLE, [dataclasses.replace(line, mend=mend_of(line.text, files) or line.mend)])
-
-
-def mend_of(sentence: str, files: Sequence[str]) -> str:
-    """Returns the gin line that mends what the reader of gin says; "" if it names none.
-
-    >>> mend_of("--gin.TRAIN_STEP sets TRAIN_STEP, which nothing uses; did you mean TRAIN_STEPS?", [])
-    'TRAIN_STEPS = …'
-    >>> mend_of("DROPOUT_RATE is not set: share of activations; add --gin.DROPOUT_RATE=VALUE to the command, or …", [])
-    'DROPOUT_RATE = …  # share of activations'
-    >>> mend_of("a.gin line 3 imports tasks.rr, which does not exist; did you mean tasks.ro?", [])
-    'from tasks import ro'
-    """
-    if found := re.match(r"(.+) line (\d+) sets (\w+), (?:which|not).*; did you mean ([\w.]+)\?", sentence):
-        place, number, wrong, right = found.groups()
-        return _line_of(place, int(number), files).replace(wrong, right) or f"{right} = …"
-    if found := re.match(r"--\S+ sets (\w+), .*; did you mean ([\w.]+)\?", sentence):
-        return f"{found[2]} = …"
-    if found := re.match(r"(\w+) is not set(?: \([^)]*\))?: (.*); add ", sentence):
-        return f"{found[1]} = …  # {found[2]}"
-    if found := re.search(r" imports (\S+), which does not exist; did you mean ([\w.]+)\?", sentence):
-        package, _, name = found[2].rpartition(".")
-        return f"from {package} import {name}" if package else f"import {name}"
-    if found := re.search(r" includes (\S+), which does not exist; .*did you mean (\S+)\?", sentence):
-        return f"include '{found[2]}'"
-    if found := re.search(r" gives (.+) for (config\.\w+\.\w+), which takes (.+)\.$", sentence):
-        return f"{found[2]} = …  # {found[3]}"
-    if found := re.search(r"^Nothing sets (config\.\w+\.\w+);", sentence):
-        return f"{found[1]} = …"
-    if found := re.search(r" uses %(\w+), which nothing sets", sentence):
-        return f"{found[1]} = …"
-    return ""
-
-
-def _line_of(place: str, number: int, files: Sequence[str]) -> str:
-    """Returns a line of a gin file, without its comment; "" if it cannot be read."""
-    for path in (place, *files):
-        if path == place or path.endswith(place):
-            try:
-                return Path(path).expanduser().read_text().splitlines()[number - 1].partition("#")[0].strip()
-            except (OSError, UnicodeDecodeError, IndexError):
-                continue
-    return ""
+    return Section(TITLE, [error_line(error)]).worded(error.names)
 
 
 def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None) -> Section:

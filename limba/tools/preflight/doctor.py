@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.arguments import Parser
+from limba.tools.preflight.checks.environment import SETUP, room
 from limba.tools.preflight.checks.environment import environment as preflight
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -27,7 +26,6 @@ something is wrong, else with 0.
 DEVICE_SECONDS = 120.0  # to find the devices; a TPU that another process holds may never answer
 LEAST_MEMORY = 4 << 30  # bytes
 LEAST_FILES = 1024  # open at once; 256 files of a corpus are read side by side
-SETUP = "bash launch/setup.sh"
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 # What is asked of the devices, in a process of its own.
 ASK = """
@@ -45,8 +43,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     given = parser.parse(argv)
     sections = []
-    for make in (_found, devices, machine):
-        section = make()
+    for make in (preflight, devices, machine):
+        section = make().worded({})
         sections.append(section)
         if not given.json:
             _show(section)
@@ -60,13 +58,6 @@ def run(argv: Sequence[str]) -> int:
     return 2 if wrong else 0
 
 
-def _found() -> Section:
-    """Returns what the preflight of a run finds, its mends with the folder of the script that they name."""
-    found = preflight()
-    lines = [dataclasses.replace(line, mend=re.sub(r"^setup\.sh", SETUP, line.mend)) for line in found.lines]
-    return dataclasses.replace(found, lines=lines)
-
-
 def _show(section: Section) -> None:
     """Prints a section, in colour on a terminal unless NO_COLOR is set."""
     import rich.console
@@ -78,8 +69,8 @@ def _show(section: Section) -> None:
         text = rich.text.Text(f"  {line.level:<8} ", style=STYLES[line.level])
         text.append(line.text, style="default")
         console.print(text)
-        if line.mend:
-            console.print(rich.text.Text(f"           -> {line.mend}"))
+        if line.fix:
+            console.print(rich.text.Text(f"           -> {line.fix}"))
 
 
 def devices() -> Section:
@@ -95,8 +86,8 @@ def devices() -> Section:
         )
     if ended.returncode != 0:
         said = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        mend = f"set JAX_PLATFORMS=cpu to use the CPU, or {SETUP} for this machine's accelerator"
-        return Section("Devices", [Line("error", f"jax finds no device: {said[:300].rstrip('.')}.", mend)])
+        fix = f"set JAX_PLATFORMS=cpu to use the CPU, or {SETUP} for this machine's accelerator"
+        return Section("Devices", [Line("error", f"jax finds no device: {said[:300].rstrip('.')}.", fix)])
     platform, kind, count, limit, is_right = json.loads(ended.stdout.strip().splitlines()[-1])
     memory = f", {limit / 2**30:.1f} GiB each" if limit else ""
     lines = [Line("ok", f"jax computes on {count} x {kind} ({platform}{memory}).")]
@@ -138,31 +129,21 @@ def _cgroup_limit() -> int | None:
 
 def disk() -> list[Line]:
     """Returns the findings about free space where runs, models of the hub and exchanged batches go."""
+    hub = os.environ.get("HF_HOME", "~/.cache/huggingface")
     places = {
-        "this folder": (os.getcwd(), 10, "runs are written here: go to a larger disk"),
-        "models of the hub": (os.environ.get("HF_HOME", "~/.cache/huggingface"), 5, "export HF_HOME=DIRECTORY"),
-        "shared memory": ("/dev/shm", 1, "start the container with --shm-size=4g"),
+        "this folder": (os.getcwd(), 10 << 30, "runs are written here: go to a larger disk"),
+        "models of the hub": (hub, 5 << 30, "export HF_HOME=DIRECTORY"),
+        "shared memory": ("/dev/shm", 1 << 30, "start the container with --shm-size=4g"),
     }
-    lines, free = [], []
-    for name, (given, least, mend) in places.items():
-        place = Path(given).expanduser()
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        room = shutil.disk_usage(place).free / 2**30
-        free.append(f"{room:,.1f} GiB for {name}")
-        if not os.access(place, os.W_OK):
-            lines.append(Line("error", f"{place}, for {name}, cannot be written.", mend))
-        elif room < least:
-            lines.append(Line("warning", f"{room:,.1f} GiB are free in {place}, for {name}.", mend))
-    return lines or [Line("ok", f"Free: {', '.join(free)}.")]
+    return list(room(places, {}, unwritable="error"))
 
 
 def clock() -> list[Line]:
     """Returns the kernel's finding about the clock, if it has one."""
     if _is_synchronized() is not False:
         return []
-    mend = "sudo timedatectl set-ntp true; in a container, on its host"
-    return [Line("warning", "The kernel says that no time server keeps this machine's clock.", mend)]
+    fix = "sudo timedatectl set-ntp true; in a container, on its host"
+    return [Line("warning", "The kernel says that no time server keeps this machine's clock.", fix)]
 
 
 def _is_synchronized() -> bool | None:

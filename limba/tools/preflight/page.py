@@ -25,7 +25,7 @@ def text_of(section: Section) -> str:
     <BLANKLINE>
     Data
       ERROR    It is empty.
-               mend: CORPUS = 'x'
+               Fix: CORPUS = 'x'
     """
     return "\n".join(["", section.title, *(text for line in section.lines for text in _lines(line))])
 
@@ -35,8 +35,8 @@ def _lines(line: Line) -> Iterator[str]:
     yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
     for other in others:
         yield f"{INDENT}{other}".rstrip()
-    for number, mend in enumerate(line.mend.splitlines()):
-        yield f"{INDENT}{'      ' if number else 'mend: '}{mend}"
+    for number, fix in enumerate(line.fixes({}).splitlines()):
+        yield f"{INDENT}{'     ' if number else 'Fix: '}{fix}"
 
 
 def _coloured(text: str, level: str) -> str:
@@ -61,7 +61,7 @@ def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     plain = [
         {
             "title": section.title,
-            "lines": [{"level": line.level, "text": line.text, "mend": line.mend} for line in section.lines],
+            "lines": [{"level": line.level, "text": line.text, "fix": line.fixes({})} for line in section.lines],
             "data": section.data,
         }
         for section in sections
@@ -117,9 +117,9 @@ def _section_as_html(section: Section) -> str:
 def _line_as_html(line: Line) -> str:
     first, *others = line.text.split("\n")
     rest = f"<pre tabindex=0>{html.escape(chr(10).join(others))}</pre>" if others else ""
-    codes = [f"<code>{html.escape(mend)}</code>" for mend in line.mend.splitlines()]
-    mend = f"<br>mend: {'<br>'.join(codes)}" if codes else ""
+    codes = [f"<code>{html.escape(fix)}</code>" for fix in line.fixes({}).splitlines()]
+    fix = f"<br>Fix: {'<br>'.join(codes)}" if codes else ""
     return (
         f'<div class="line"><div class="level {line.level}">{line.level}</div>'
-        f"<div>{html.escape(first)}{rest}{mend}</div></div>"
+        f"<div>{html.escape(first)}{rest}{fix}</div></div>"
     )

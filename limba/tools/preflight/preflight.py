@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -13,13 +12,15 @@ from typing import Any
 from limba.cli import flags
 from limba.cli.arguments import Parser, did_you_mean, with_two_dashes
 from limba.cli.gin.statements import read
-from limba.config import InputError, RunConfig, environment, kinds
+from limba.config import InputError, environment, kinds
 from limba.config.secrets import without_credentials
 from limba.tools.migrate.t5x.read import is_t5x
-from limba.tools.preflight import configuration, words
+from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Line, Section
 
 ADVISE_MINUTES = 10
+ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
+ALIASES |= {"--advise": f"--advise={ADVISE_MINUTES}"}
 ABOUT = """Looks at a run before it starts: configuration, data, vocabulary, objective, schedule, storage, this
 machine, and with --topology the memory and speed of its compiled step. Nothing is trained, and MODEL_DIR is left as it
 is.
@@ -28,7 +29,7 @@ is.
       --gin.MODEL_DIR=runs/first
 
 Ends with 0 (go), 1 (will fail; also for wrong flags) or 2 (works, but wasteful): elsewhere 2 is a wrong input, here it
-is a run that goes. Each line that is wrong names the gin line that mends it.
+is a run that goes. Each line that is wrong names the gin line that fixes it.
 --json without a value prints one JSON document instead. NAME in --gin.NAME=VALUE is any name of the gin file, as in
 limba train."""
 CLIENTS = ("gcsfs", "fsspec", "huggingface_hub")  # log each attempt, with its traceback; a line says what came of it
@@ -43,9 +44,7 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
     group.add_argument(
         "--advise",
         metavar="MINUTES",
-        nargs="?",
-        const=str(ADVISE_MINUTES),
-        help=f"compile mends of memory and speed for so long ({ADVISE_MINUTES})",
+        help=f"compile changes that save memory and time, for so long ({ADVISE_MINUTES})",
     )
     group.add_argument(
         "--calibrate", metavar="MODEL_DIR", help="a run on the same chips, whose speed corrects the estimate"
@@ -67,22 +66,26 @@ def run(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     parser = Parser("preflight", ABOUT, add_help=False)
     add_flags(parser, with_json=True)
-    own, others = divided(with_two_dashes(argv))
+    parser.parse([])  # the completion of a shell asks for the parser here
+    words = [ALIASES.get(word, word) for word in with_two_dashes(argv)]
+    of_run = [word for word in words if word.startswith("--json=")]  # a run's own; this command's has no value
+    given, others = parser.parse_known_args([word for word in words if word not in of_run])
+    others += of_run
     if {"-h", "--help", "--helpfull"} & set(others):  # before the imports, which take seconds
         flags.parse_args(others, "preflight", ABOUT, add_flags)
-    given = parser.parse(own)
     if given.html is not None:
-        kinds.check_local(given.html, "--html")
         _check_page(given.html)
     minutes = _minutes(given.advise)
     for client in CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
-    as_given = os.environ.get("JAX_PLATFORMS")
-    if "jax" not in sys.modules:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # a TPU serves one process at a time, and this one needs none
+    has_jax = "jax" in sys.modules
     with environment.quiet_imports():
+        import jax
+
         from limba.tools.preflight import page
         from limba.tools.preflight.checks import sections
+    if not has_jax:  # a TPU serves one process at a time, and this one needs none
+        jax.config.update("jax_platforms", "cpu")
     if given.list_topologies:
         print("\n".join(each.name for each in _topologies()))
         return 0
@@ -94,7 +97,7 @@ def _run(argv: Sequence[str]) -> int:
             raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
 
     made: list[Section] = []
-    for section in _sections(others, given, chips, minutes, as_given):
+    for section in _sections(others, given, chips, minutes):
         made.append(section)
         if not given.json:
             print(page.text_of(section), flush=True)
@@ -117,34 +120,6 @@ def _check_page(path: str) -> None:
         raise InputError(f"--html={path} is in a folder that does not exist; give another path.")
     if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
         raise InputError(f"--html={path} cannot be written; give the path of a file.")
-
-
-def divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments of this command, and those that describe the run; --json=PATH is one of the latter."""
-    takes_value = ("--topology", "--calibrate", "--html")
-    known = ("--list-topologies", "--no-compile", "--advise", *takes_value)
-    own, others = list[str](), list[str]()
-    rest = iter(with_underscores_as_dashes(argument, known) for argument in argv)
-    for argument in rest:
-        name, equals, _ = argument.partition("=")
-        if name in known or argument == "--json":
-            own.append(argument)
-            if name in takes_value and not equals and (value := next(rest, None)) is not None:
-                own.append(value)
-        else:
-            others.append(argument)
-    return own, others
-
-
-def with_underscores_as_dashes(argument: str, known: Sequence[str]) -> str:
-    """Returns --no_compile as --no-compile.
-
-    >>> with_underscores_as_dashes("--no_compile", ["--no-compile"]), with_underscores_as_dashes("--a_b=1", [])
-    ('--no-compile', '--a_b=1')
-    """
-    name, equals, value = argument.partition("=")
-    dashed = name.replace("_", "-")
-    return f"{dashed}{equals}{value}" if dashed in known else argument
 
 
 def _minutes(text: str | None) -> float:
@@ -172,21 +147,17 @@ def _topology(name: str) -> Any:
     return found[name.lower()]
 
 
-def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float, as_given: str | None) -> Iterator[Section]:
+def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
     from limba.tools.preflight.checks import sections
-    from limba.tools.preflight.checks.environment import environment as of_machine
-
-    def machine(config: RunConfig | None) -> Section:
-        with _platforms(as_given):
-            return of_machine(config)
+    from limba.tools.preflight.checks.environment import environment as machine
 
     try:
         with environment.quiet_imports():
             described = flags.parse_args(argv, "preflight", ABOUT, add_flags)
     except InputError as error:
-        yield configuration.of_error(error, [argument for argument in argv if argument.endswith(".gin")])
-        yield words.worded(machine(None), {})
+        yield configuration.of_error(error)
+        yield machine(None).worded({})
         return
     config, compiling = described.config, list[Callable[[], Section]]()
     if chips is not None and not given.no_compile:
@@ -196,8 +167,8 @@ def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float, as_gi
         if given.advise is not None:
             compiling.append(lambda: compiler.advice(config, chips, minutes))
     first = configuration.resolved(config, described.names, _source(argv))
-    for section in sections.sections(config, first, chips, compiling, machine):
-        yield words.worded(section, described.names)
+    for section in sections.sections(config, first, chips, compiling):
+        yield section.worded(described.names)
     if chips is None and not given.no_compile:
         text = "Not compiled: no chips are named; add --topology=v4-8, or another of --list-topologies."
         yield Section("Memory and speed", [Line("ok", text)])
@@ -210,21 +181,3 @@ def _source(argv: Sequence[str]) -> Any:
         return None
     folders = flags.search_folders(given.gin_search_paths)
     return None if is_t5x(given.gin_file, folders) else read(given.gin_file, given.gin, folders)
-
-
-@contextlib.contextmanager
-def _platforms(value: str | None) -> Iterator[None]:
-    """Sets JAX_PLATFORMS as the user has it, for what is said about it."""
-    now = os.environ.get("JAX_PLATFORMS")
-    _set_platforms(value)
-    try:
-        yield
-    finally:
-        _set_platforms(now)
-
-
-def _set_platforms(value: str | None) -> None:
-    if value is None:
-        os.environ.pop("JAX_PLATFORMS", None)
-    else:
-        os.environ["JAX_PLATFORMS"] = value

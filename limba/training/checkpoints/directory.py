@@ -482,5 +482,6 @@ def check_arrays(path: epath.Path, abstract: TrainState, advice: Mapping[str, st
             more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
             raise InputError(
                 f"The checkpoint at step {path.name} in {path.parent} is that of another {owner}:"
-                f" {'; '.join(differing[:3])}{more}. {advice[part]}"
+                f" {'; '.join(differing[:3])}{more}. {advice[part]}",
+                field="ModelConfig" if part == "params" else "OptimizerConfig",
             )

@@ -241,7 +241,8 @@ def unscanned(stored: t5x.StoredTree, model: ModelConfig) -> Mapping[str, np.nda
     if not model.relative_bias_per_layer:
         raise InputError(
             f"{stored.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
-            " set ModelConfig.relative_bias_per_layer to True."
+            " set ModelConfig.relative_bias_per_layer to True.",
+            fix=("ModelConfig.relative_bias_per_layer", True),
         )
     return UnscannedTree(stored, model)
 

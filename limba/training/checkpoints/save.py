@@ -165,14 +165,18 @@ class Saver:
         forget_texts(f"{self._name}/{self._serial - 1}")
 
     def _failed(self, step: int, snapshot: Snapshot, reason: str) -> StorageError:
-        free = free_bytes(str(self.directory))
-        needed = f"A checkpoint takes {size_text(snapshot.num_bytes)}"
-        space = needed if free is None else f"{needed}, and {size_text(free)} are free"
-        space = "" if "are free" in reason else f" {space}."  # the reason says it already
+        free, space = free_bytes(str(self.directory)), f" A checkpoint takes {size_text(snapshot.num_bytes)}"
+        if free is None:
+            space += "."
+        else:  # where there is no room, the reason says so already
+            space = f"{space}, and {size_text(free)} are free." if free >= self._needed(snapshot) else ""
         return StorageError(
             f"Step {step} cannot be saved in {self.directory} ({reason}).{space} {self._good_text()} Mend that, and"
             " start the same command again."
         )
+
+    def _needed(self, snapshot: Snapshot) -> int:
+        return int(SPARE * self._last_bytes) or snapshot.num_bytes
 
     def _try_for(
         self, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, object], seconds: float, number: int
@@ -204,7 +208,7 @@ class Saver:
         self, name: str, place: epath.Path, step: int, snapshot: Snapshot, data: Mapping[str, object], deadline: float
     ) -> None:
         is_first = jax.process_index() == 0
-        needed = int(SPARE * self._last_bytes) or snapshot.num_bytes
+        needed = self._needed(snapshot)
 
         def opened() -> None:
             if is_first:

@@ -41,6 +41,7 @@ def check(reports: Sequence[str]) -> None:
             FIELD,
             f"is {','.join(reports)!r}, and Weights & Biases is not installed; install it beside Limba (pip install"
             " wandb), or set RunConfig.report_to to 'tensorboard'.",
+            (FIELD, "tensorboard"),
         )
     if os.environ.get("WANDB_MODE", "").lower() in WITHOUT_SERVER:
         return

@@ -14,7 +14,7 @@ import rich.text
 import seqio
 import tensorflow as tf
 
-from limba.config import InputError
+from limba.config import ConfigError, InputError
 from limba.config.errors import reason_of
 from limba.data.objectives.choice import derive_lengths
 from limba.data.packing import FEATURES
@@ -87,10 +87,10 @@ def inspect_task(
 def _lengths(task: seqio.Task, inputs_length: int) -> dict[str, int]:
     try:
         return derive_lengths(task, {"inputs": inputs_length})
-    except InputError as error:
-        if "no objective" not in str(error):
+    except ConfigError as error:
+        if not (isinstance(error.fix, tuple) and isinstance(error.fix[1], Mapping)):
             raise
-        return {"inputs": inputs_length, "targets": inputs_length}  # a user-defined objective
+        return dict(error.fix[1])  # of a user-defined objective
 
 
 def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from limba.cli.arguments import did_you_mean
+from limba.cli.arguments import did_you_mean, nearest
 from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.tables import PAGE
 
@@ -86,8 +86,7 @@ def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
         return did_you_mean(name, classes)
     near = next(iter(difflib.get_close_matches(last, OURS, n=1, cutoff=0.8)), "")  # itself, if it is there
     if not near:
-        own = did_you_mean(name, classes)
-        return own if own.endswith("?") else f"; {PAGE} has the list of T5X's names."
+        return did_you_mean(name, classes) if nearest(name, classes) else f"; {PAGE} has the list of T5X's names."
     ours = OURS.get(f"{near}.{field}") or _field(OURS[near], field, classes)
     return f"; did you mean {ours}? {PAGE} has the list."
 
@@ -96,5 +95,5 @@ def _field(ours: str, field: str, classes: Mapping[str, Any]) -> str:
     """Returns our class with the nearest of its fields, if one is near."""
     if not field or ours not in classes:
         return ours
-    near = did_you_mean(field, fields_of(classes[ours]))
-    return f"{ours}.{near.removeprefix('; did you mean ')[:-1]}" if near.endswith("?") else ours
+    near = nearest(field, fields_of(classes[ours]))
+    return f"{ours}.{near}" if near else ours

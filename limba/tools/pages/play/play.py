@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba.cli.arguments import Parser
-from limba.cli.program import names_said
 from limba.cli.use import model
 from limba.config import InputError
+from limba.config.errors import named
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
 from limba.tools.pages.play.server import Server
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> None:
     chosen = [(name, step) for name in names for step in steps]
     players = []
     for name, step in chosen:
-        with names_said(model.NAMES):
+        with named(model.NAMES):
             trained = model.load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"

@@ -1,4 +1,4 @@
-"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed, mends."""
+"""What the compiler says of a run's training step on given chips: memory, exchanges, an estimate of speed, changes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from limba.config import ConfigError, InputError, RunConfig
-from limba.tools.preflight.checks.verdict import STEPS_ON_V4_8, Line, Section
-from limba.tools.preflight.compiled import mends, speed
+from limba.config.errors import Fix
+from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.compiled import changes, speed
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
 from limba.tools.preflight.compiled.topologies import Topology, topologies, topology
@@ -22,6 +23,10 @@ LARGEST_SHOWN = 4
 DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
 # Cycles and memory of the unrolled step, as shares of the scanned one's: 104.5 of 136.1 M cycles, 6.28 of 8.76 GiB.
 UNROLLED = (0.77, 0.72)
+MEASURED_BY = (
+    "python -m benchmarks.compiled --size=base --topology=v4-8 --batch=128 --inputs=512 --targets=114 --remat=minimal,"
+    " without and with --no-scan"
+)
 MAYBE_UNROLLED = 1.4  # a scanned step above the limit, which the unrolled one may keep, is above it by less
 
 
@@ -82,10 +87,10 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
     try:
         found = compiled_step(stand_in(config), feature_shapes(config), wanted.name)
     except InputError as error:
-        return Section(TITLE, [_not_compiled(str(error))])
+        return Section(TITLE, [_not_compiled(str(error), error.fix)])
     if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
         text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {found['failed'][:200]}."
-        return Section(TITLE, [Line("error", " ".join(text.split()), "ModelConfig.attention = 'einsum'")])
+        return Section(TITLE, [Line("error", " ".join(text.split()), ("ModelConfig.attention", "einsum"))])
     if "failed" in found:
         return Section(TITLE, [_not_compiled(f"The step was not compiled for {wanted.name}: {found['failed']}.")])
     lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
@@ -100,14 +105,14 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
 
 
 def advice(config: RunConfig, topology: str | Topology, minutes: float | None = None) -> Section:
-    """Returns the section 'Advice': mends in order of their cost, compiled while `minutes` last (None: no limit).
+    """Returns the section 'Advice': changes in order of their cost, compiled while `minutes` last (None: no limit).
 
     Each is the run with few fields changed. Raises InputError for an unknown topology.
     """
     wanted = _topology(topology)
     if mesh_problem(config, wanted):
         return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
-    lines, data = mends.tried(
+    lines, data = changes.tried(
         stand_in(config), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
     )
     return Section(ADVICE, lines, data)
@@ -122,7 +127,7 @@ def mesh_problem(config: RunConfig, wanted: Topology) -> Line | None:
     try:
         data, fsdp, _ = config.mesh.sizes(wanted.devices)
     except ConfigError as error:
-        return Line("error", str(error), f"MeshConfig.data = -1  # and sizes that divide {wanted.devices} devices")
+        return Line("error", str(error), ("MeshConfig.data", -1))
     if config.mesh.auto:
         return None
     rows, parts, groups = config.data.batch_size, config.num_microbatches, data * fsdp
@@ -133,14 +138,13 @@ def mesh_problem(config: RunConfig, wanted: Topology) -> Line | None:
         "error",
         f"DataConfig.batch_size is {rows}, which does not divide into RunConfig.num_microbatches {parts} parts over the"
         f" {groups} groups of devices of {wanted.name}.",
-        f"DataConfig.batch_size = {max(1, round(rows / needed)) * needed}",
+        ("DataConfig.batch_size", max(1, round(rows / needed)) * needed),
     )
 
 
-def _not_compiled(sentence: str) -> Line:
+def _not_compiled(sentence: str, fix: Fix | None = None) -> Line:
     """Returns a warning: what could not be compiled is neither fine nor wrong."""
-    command = sentence.rpartition(" with: ")[2] if " with: " in sentence else ""
-    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", command)
+    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", fix)
 
 
 def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) -> Line:
@@ -154,21 +158,21 @@ def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) 
     if not config.model.scan_layers:
         text += (
             f". Compiled with scanned layers; unrolled, as the run has them, base on v4-8 had {UNROLLED[1]:.0%} of the"
-            f" memory ({STEPS_ON_V4_8})"
+            f" memory ({MEASURED_BY})"
         )
     if fits(found, wanted):
         if live > TIGHT * limit:
-            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_mend(config))
+            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config))
         return Line("ok", f"{text}.")
     maybe = not config.model.scan_layers and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
-    return Line("warning" if maybe else "error", f"{text}.", _first_mend(config))
+    return Line("warning" if maybe else "error", f"{text}.", _first_fix(config))
 
 
-def _first_mend(config: RunConfig) -> str:
-    """Returns the cheapest mend that changes the run; it has not been compiled."""
+def _first_fix(config: RunConfig) -> Fix:
+    """Returns the cheapest change of the run that saves memory; it has not been compiled."""
     if config.model.remat != "full":
-        return f"ModelConfig.remat = '{'minimal' if config.model.remat == 'none' else 'full'}'"
-    return f"RunConfig.num_microbatches = {2 * config.num_microbatches}"
+        return "ModelConfig.remat", "minimal" if config.model.remat == "none" else "full"
+    return "RunConfig.num_microbatches", 2 * config.num_microbatches
 
 
 def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
@@ -212,7 +216,7 @@ def _speed_lines(
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
     if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
-        made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({STEPS_ON_V4_8})"
+        made = f"{estimate.made}. The fast end takes {UNROLLED[0]:.0%} of that, for unrolled layers ({MEASURED_BY})"
         estimate = dataclasses.replace(estimate, fastest=estimate.fastest * UNROLLED[0], made=made)
     figures = estimate.figures(config, lengths, wanted)
     (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]

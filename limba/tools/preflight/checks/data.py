@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from limba.config import RunConfig
+from limba.config.errors import Fix, Open
 from limba.data.objectives import derive_lengths
 from limba.data.packing import FEATURES
 from limba.data.sources.readers import Unit, file_format
@@ -26,6 +28,8 @@ from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.verdict import Line, Section
 
 TITLE = "Data"
+# Tokens are read several times as fast as text, and come in as many files as there are shards.
+PREPARE = "limba prepare FILES --output=prepared/train  # then CORPUS = 'prepared/train/*'"
 SECONDS = 2.0  # for which reading is timed
 PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
@@ -87,7 +91,7 @@ def _sources(config: RunConfig, task: Provider) -> Iterator[Line]:
 
 
 def _of_stage(config: RunConfig, begins: int, first: Provider, lengths: Mapping[str, int]) -> Check:
-    """Returns the check of a later stage's task, files and rows, which must be like those of the first one."""
+    """Returns the check of a later stage's task, files and rows, which must be like the first one's."""
 
     def stage(data: dict[str, Any]) -> Iterator[Line]:
         task = task_of_stage(begins, first, lengths, config.data)
@@ -105,7 +109,7 @@ def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
 
     def named(data: dict[str, Any], lines: Iterator[Line]) -> Iterator[Line]:
         for line in lines:
-            yield Line(line.level, name + line.text, line.mend)
+            yield dataclasses.replace(line, text=name + line.text)
 
     def documents(data: dict[str, Any]) -> Iterator[Line]:
         kept.append(sample.sampled(config, part))
@@ -163,7 +167,8 @@ def _validation(config: RunConfig, part: Any, data: dict[str, Any]) -> Iterator[
     if not isinstance(source, UnitSource):
         level = "ok" if split in part.splits else "warning"
         known = "there" if level == "ok" else f"not there ({', '.join(part.splits)})"
-        yield Line(level, f"The validation split {split!r} is {known}.", "" if level == "ok" else _named_split(part))
+        fix = ("DataConfig.validation_split", next(iter(part.splits), Open()))
+        yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix)
         return
     number = num_bytes = 0
     is_all = True
@@ -183,12 +188,8 @@ def _validation(config: RunConfig, part: Any, data: dict[str, Any]) -> Iterator[
         return
     needs = config.checkpoint.best_metric is not None
     can_grow = percent is not None and percent < LARGER_PERCENT
-    mend = f"DataConfig.validation_percent = {LARGER_PERCENT}" if can_grow else "add files to the split"
-    yield Line("error" if needs else "warning", f"The validation split {split!r} is empty: nothing is evaluated.", mend)
-
-
-def _named_split(part: Any) -> str:
-    return f"DataConfig.validation_split = {next(iter(part.splits))!r}"
+    fix = ("DataConfig.validation_percent", LARGER_PERCENT) if can_grow else "add files to the split"
+    yield Line("error" if needs else "warning", f"The validation split {split!r} is empty: nothing is evaluated.", fix)
 
 
 def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
@@ -232,7 +233,7 @@ def _rows(
     of_all += f" at {MFU:.0%} of the peak"
     text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
-        yield Line("warning", text, "prepare the corpus: tokens are read several times as fast as text")
+        yield Line("warning", text, PREPARE)
     else:
         processes = config.data.num_reader_processes
         advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
@@ -286,9 +287,9 @@ def _padding(
         why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
-    mend = "" if config.data.pack else "DataConfig.pack = True"
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    yield Line("warning", f"{text}.", mend or "DataConfig.task_feature_lengths = …  # shorter ones")
+    fix = ("DataConfig.task_feature_lengths", Open("shorter ones")) if config.data.pack else ("DataConfig.pack", True)
+    yield Line("warning", f"{text}.", fix)
 
 
 def _totals(config: RunConfig, tokens: float, data: dict[str, Any]) -> Iterator[Line]:
@@ -312,7 +313,7 @@ def _totals(config: RunConfig, tokens: float, data: dict[str, Any]) -> Iterator[
         yield Line("ok", f"{text}.")
         return
     text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
-    yield Line("warning", f"{text}.", f"RunConfig.train_steps = {max(1, int(MOST_EPOCHS * corpus / per_step))}")
+    yield Line("warning", f"{text}.", ("RunConfig.train_steps", max(1, int(MOST_EPOCHS * corpus / per_step))))
 
 
 def in_words(number: float) -> str:
@@ -346,24 +347,24 @@ def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[s
         text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            yield Line("warning", f"{text}.", "prepare the corpus, which writes it as many shards")
+            yield Line("warning", f"{text}.", PREPARE)
         else:
             yield Line("ok", f"{text}.")
 
 
-def _shared_evenly(batch_size: int, shards: int, hosts: int) -> str:
+def _shared_evenly(batch_size: int, shards: int, hosts: int) -> list[Fix]:
     """Returns the choice of data shards, near the present one, that hosts share evenly and that divides the batch.
 
     >>> _shared_evenly(batch_size=128, shards=16, hosts=32), _shared_evenly(batch_size=24, shards=8, hosts=6)
-    ('DataConfig.num_data_shards = 32', 'DataConfig.num_data_shards = 12')
+    ([('DataConfig.num_data_shards', 32)], [('DataConfig.num_data_shards', 12)])
     """
     fitting = [number for number in range(hosts, batch_size + 1, hosts) if batch_size % number == 0]
     if fitting:
         number = next((each for each in fitting if each >= shards), fitting[-1])
-        return f"DataConfig.num_data_shards = {number}"
+        return [("DataConfig.num_data_shards", number)]
     number = -(-shards // hosts) * hosts
     rows = -(-batch_size // number) * number
-    return f"DataConfig.num_data_shards = {number}\nDataConfig.batch_size = {rows}"
+    return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
 
 
 def _resume(task: Provider, data: dict[str, Any]) -> Iterator[Line]:
@@ -374,4 +375,5 @@ def _resume(task: Provider, data: dict[str, Any]) -> Iterator[Line]:
     else:
         names = ", ".join(part.name for part in parts_of(task) if not isinstance(part.source, UnitSource))
         text = f"{names}: a resumed run reads its data again from the beginning up to its place, which takes time"
-        yield Line("warning", f"{text}; sources of limba.data.sources save their place.", "DataConfig.data_files = …")
+        text += "; sources of limba.data.sources save their place."
+        yield Line("warning", text, ("DataConfig.data_files", Open()))

@@ -108,13 +108,13 @@ def with_saved_run(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
 def changes(found: list[Difference], step: int) -> Iterator[Line]:
     """Yields a line for each difference by which a run resumed at a step is refused, or learns something else."""
     for each in found:
-        mend = f"{each.field} = {each.before!r}"
+        fix = (each.field, each.before)
         if each.field == "DataConfig.stages":
             passed = [[stage for stage in stages if stage[0] < step] for stages in (each.before, each.now)]
             if passed[0] != passed[1]:
-                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", mend)
+                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix)
                 continue
         if each.field in FIXED:
-            yield Line("error", f"{each}, and the data positions of the run's checkpoints belong to that.", mend)
+            yield Line("error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix)
         elif not each.is_free:
-            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", mend)
+            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix)

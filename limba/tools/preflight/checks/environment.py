@@ -1,7 +1,6 @@
 """The machine: versions against the lock, devices and their packages, who holds them, room, tokens, time limit, clock.
 
-Nothing here starts a device or needs jax. A mend `setup.sh NAME` means the script that installs the packages; a front
-end writes it with its folder.
+Nothing here starts a device or needs jax.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from limba.config.errors import reason_of
 from limba.tools.preflight.checks import processes
 from limba.tools.preflight.checks.verdict import Line, Section
 
+SETUP = "bash launch/setup.sh"
 LOCKS = Path(__file__).resolve().parents[4] / "requirements"
 CHIPS = {  # lock: the package that only it has
     "tpu": "libtpu",
@@ -84,17 +84,17 @@ def _versions(data: dict[str, Any]) -> Iterator[Line]:
     if not wanted:
         yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
         return
-    mend = f"setup.sh {lock}"
+    fix = f"{SETUP} {lock}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        yield Line("error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", mend)
+        yield Line("error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", fix)
     missing = sorted(set(wanted) - set(versions))
     others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
     data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
     if missing:
-        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", mend)
+        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix)
     if others:
         some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])
-        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", mend)
+        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", fix)
     if not missing and not others:
         yield Line("ok", f"Python {python}, {said}: as in requirements/lock-{lock}.txt.")
 
@@ -122,7 +122,7 @@ def chip_of(versions: Mapping[str, str]) -> str:
 
 
 def pins(folder: Path, lock: str) -> dict[str, str]:
-    """Returns package -> version that a lock has for this Python, with those of the locks that it includes."""
+    """Returns package -> version that a lock, with the locks that it includes, has for this Python."""
     from packaging.markers import Marker
 
     path, found = folder / f"lock-{lock}.txt", {}
@@ -149,7 +149,7 @@ def _devices(data: dict[str, Any]) -> Iterator[Line]:
     found = "a Cloud TPU" if tpu else f"{gpus} GPU(s)" if gpus else "no TPU and no GPU"
     if (absent := machine.accelerator_without_packages()) is not None:
         words, name = absent
-        yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"setup.sh {name}")
+        yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}")
     else:
         yield Line("ok", f"Devices: {found}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
     chosen = os.environ.get("JAX_PLATFORMS", "")
@@ -167,8 +167,8 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
     """Yields what the text of NVIDIA's driver says about the packages of a lock.
 
     >>> text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build"
-    >>> [line.level for line in driver_lines(text, "cuda13")], [line.mend for line in driver_lines(text, "cuda13")]
-    (['error'], ['setup.sh cuda12'])
+    >>> [line.level for line in driver_lines(text, "cuda13")], [line.fix for line in driver_lines(text, "cuda13")]
+    (['error'], ['bash launch/setup.sh cuda12'])
     """
     version = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+)(?:\.[\d.]+)?", text)
     oldest = OLDEST_DRIVERS.get(lock)
@@ -178,8 +178,8 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
         yield Line("ok", f"NVIDIA's driver is {version[1]}; {lock} needs {oldest} or newer.")
         return
     is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
-    mend = "install a newer driver" if is_old else "setup.sh cuda12"
-    yield Line("error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", mend)
+    fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
+    yield Line("error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix)
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
@@ -200,30 +200,39 @@ def _gib(num_bytes: float) -> str:
 
 
 def _room(data: dict[str, Any]) -> Iterator[Line]:
-    compiled = os.environ.get(compile_cache.OF_JAX, "")
-    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
+    compiled, temporary = os.environ.get(compile_cache.OF_JAX, ""), tempfile.gettempdir()
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
-    free = {}
-    for name, place in places.items():
+    places = {
+        "compiled programs": (compiled, LEAST_FREE, _other_cache(compiled)),
+        "temporary files": (temporary, LEAST_FREE, "export TMPDIR=DIRECTORY"),
+    }
+    yield from room(places, data)
+
+
+def room(
+    places: Mapping[str, tuple[str, int, str]], data: dict[str, Any], unwritable: str = "warning"
+) -> Iterator[Line]:
+    """Yields the free space of local places: name -> (path, the least bytes, what to do if it has fewer)."""
+    free, wrong = {}, list[Line]()
+    for name, (place, least, fix) in places.items():
         if not place or "://" in place:
             continue
-        there = place
-        while not os.path.exists(there):
-            there = os.path.dirname(there) or "."
+        there = Path(place).expanduser()
+        while not there.exists() and there != there.parent:
+            there = there.parent
         free[name] = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            yield Line("warning", f"{place}, for {name}, cannot be written.", _mend_of(name, place))
-        elif free[name] < LEAST_FREE:
-            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _mend_of(name, place))
+            wrong.append(Line(unwritable, f"{place}, for {name}, cannot be written.", fix))
+        elif free[name] < least:
+            wrong.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", fix))
     data["free_bytes"] = free
-    if free and all(number >= LEAST_FREE for number in free.values()):
+    yield from wrong
+    if free and not wrong:
         yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
 
 
-def _mend_of(name: str, place: str) -> str:
-    if name == "temporary files":
-        return "export TMPDIR=DIRECTORY"
+def _other_cache(place: str) -> str:
     own = os.environ.get(compile_cache.VARIABLE) or compile_cache.DEFAULT
     is_own = place == str(Path(own).expanduser())  # else the user has set jax's own variable, which comes first
     return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"
@@ -304,7 +313,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     speed, step = float(records[-1]["seconds_per_step"]), int(records[-1]["step"])
     if advice := job_advice(config, step + 10, step, speed):
         steps = max(1, int(left / speed / 4))
-        yield Line("warning", advice, f"CheckpointConfig.every_steps = {steps}")
+        yield Line("warning", advice, ("CheckpointConfig.every_steps", steps))
     else:
         yield Line(
             "ok", f"The job of Slurm ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step."

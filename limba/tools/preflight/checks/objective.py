@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig
+from limba.config import InputError, RunConfig, ScheduleConfig
 from limba.data.objectives.choice import derive_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.tasks import Provider, parts_of
@@ -40,15 +40,8 @@ def objective_and_schedule(config: RunConfig, task: Provider | None) -> Section:
 def lengths_of(config: RunConfig, task: Provider, data: dict[str, Any]) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
     given = config.data.task_feature_lengths
-    try:
-        with logged():  # what it says of padding is said better below
-            lengths = derive_lengths(task, given)
-    except ConfigError as error:
-        if "inputs" not in given or "targets" in given or "has no 'targets'" not in str(error):
-            raise
-        mend = f"{error.field} = {{'inputs': {given['inputs']}, 'targets': {given['inputs']}}}"
-        yield Line("error", str(error), mend)
-        return
+    with logged():  # what it says of padding is said better below
+        lengths = derive_lengths(task, given)
     data["lengths"] = lengths
     if config.data.sequence_length is not None:
         yield Line("ok", f"A row is one sequence of {config.data.sequence_length} tokens.")
@@ -67,7 +60,7 @@ def lengths_of(config: RunConfig, task: Provider, data: dict[str, Any]) -> Itera
     yield Line(
         "warning",
         f"{_text(lengths)}, and {fills}: {share:.0%} of a step's FLOPs are spent on padding.",
-        f"DataConfig.task_feature_lengths = {{'inputs': {lengths['inputs']}}}",
+        ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
     )
 
 
@@ -176,14 +169,14 @@ def schedule_warnings(config: RunConfig) -> Iterator[Line]:
 
 def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     rises = schedule.name != "factors" or any(name in RISING for name in schedule.factor_names)
-    warmup, mend = int(schedule.warmup_steps), f"ScheduleConfig.warmup_steps = {max(1, steps // 50)}"
+    warmup, fix = int(schedule.warmup_steps), ("ScheduleConfig.warmup_steps", max(1, steps // 50))
     if not rises or warmup <= LONG_WARMUP * steps:
         return
     text = f"ScheduleConfig.warmup_steps is {warmup:,} of {steps:,} steps"
     if warmup >= steps:
-        yield Line("warning", f"{text}: the learning rate only rises, and never reaches its peak.", mend)
+        yield Line("warning", f"{text}: the learning rate only rises, and never reaches its peak.", fix)
     else:
-        yield Line("warning", f"{text}: {warmup / steps:.0%} of the run is warm-up.", mend)
+        yield Line("warning", f"{text}: {warmup / steps:.0%} of the run is warm-up.", fix)
 
 
 def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line]:
@@ -191,16 +184,16 @@ def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line
     if schedule.name == "warmup_stable_decay":
         if decay + warmup > steps:
             text = f"Warm-up ({warmup:,}) and decay ({decay:,}) are longer than the run of {steps:,} steps"
-            mend = f"ScheduleConfig.decay_steps = {max(1, steps // 10)}"
-            yield Line("warning", f"{text}: the rate falls before it is at its peak.", mend)
+            fix = ("ScheduleConfig.decay_steps", max(1, steps // 10))
+            yield Line("warning", f"{text}: the rate falls before it is at its peak.", fix)
         return
     after = steps - decay
     if after > EARLY * steps:
         text = f"The decay ends at step {decay:,} of {steps:,}: {after:,} steps are trained at a learning rate of"
-        yield Line("warning", f"{text} {schedule.final_learning_rate:g}.", "ScheduleConfig.decay_steps = None")
+        yield Line("warning", f"{text} {schedule.final_learning_rate:g}.", ("ScheduleConfig.decay_steps", None))
     elif after < -EARLY * steps:
         text = f"The decay ends at step {decay:,}, after the run's {steps:,} steps: the learning rate does not come to"
-        yield Line("warning", f"{text} its end.", "ScheduleConfig.decay_steps = None")
+        yield Line("warning", f"{text} its end.", ("ScheduleConfig.decay_steps", None))
 
 
 def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
@@ -211,5 +204,5 @@ def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     end = warmup + 1 / factor
     if end < (1 - EARLY) * steps:
         text = f"The factor linear_decay is 0 from step {end:,.0f} of {steps:,} on, as ScheduleConfig.decay_factor is"
-        mend = f"ScheduleConfig.decay_factor = {1 / max(steps - warmup, 1):.3g}"
-        yield Line("warning", f"{text} {factor:g}.", mend)
+        fix = ("ScheduleConfig.decay_factor", float(f"{1 / max(steps - warmup, 1):.3g}"))
+        yield Line("warning", f"{text} {factor:g}.", fix)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from limba.config import RunConfig
+from limba.config.errors import Open
 from limba.data.objectives.supervised import is_supervised
 from limba.data.vocabulary.load import encoder, is_sentencepiece, num_sentinels
 from limba.inference.gaps import masked_text
@@ -21,6 +22,7 @@ LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot s
 REPEATED = 0.02  # share of repeated documents
 SPOILED = 0.01  # share of documents with traces of a wrong encoding
 IN_BYTES = 0.05  # share of tokens that are single bytes
+OTHER = ("DataConfig.vocabulary", Open("of this text"))
 ROUND_TRIPS = 100  # documents that are encoded and decoded again
 EXAMPLE_LETTERS = 300
 # UTF-8 that was read as Latin-1 or Windows-1252, and written as UTF-8 again: ă is then Äƒ, é Ã©.
@@ -99,14 +101,16 @@ def of_pieces(found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
         text = f"The vocabulary cannot spell {lost:.2%} of the text's letters ({commonest}): they are lost as <unk>"
         level = "error" if lost >= UNUSABLE else "warning"
         yield Line(
-            level, f"{text}, {counted.unknown_share:.2%} of the tokens.", "DataConfig.vocabulary = …  # of this text"
+            level,
+            f"{text}, {counted.unknown_share:.2%} of the tokens.",
+            OTHER,
         )
     else:
         text = f"Unknown pieces: {counted.unknown_share:.4%} of the tokens; {lost:.4%} of the letters cannot be spelled"
         yield Line("ok", f"{text}{f' ({commonest})' if lost else ''}.")
     if counted.in_bytes_share >= IN_BYTES:
         text = f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
-        yield Line("warning", f"{text}: rows hold less text.", "DataConfig.vocabulary = …  # of this text")
+        yield Line("warning", f"{text}: rows hold less text.", OTHER)
     yield from _round_trip(found, data)
 
 

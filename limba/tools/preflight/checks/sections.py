@@ -13,7 +13,7 @@ from limba.data.tasks import Provider, resolve_task
 from limba.data.vocabulary.load import is_sentencepiece, read_model
 from limba.tools.preflight.checks import data, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
-from limba.tools.preflight.checks.findings import error_line, gathered, logged, reached_by, unchecked
+from limba.tools.preflight.checks.findings import error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -48,7 +48,7 @@ def resolved(config: RunConfig) -> Resolved:
         except (SentenceError, OSError):
             of_data = error_line(error)
             return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
-        if given.new_vocabulary_size is not None and "does not exist" in line.text:
+        if given.new_vocabulary_size is not None and isinstance(error.__cause__, FileNotFoundError):
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
             line = Line("ok", text)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
@@ -69,9 +69,8 @@ def sections(
     configuration: Section,
     chips: data.Chips | None = None,
     compiling: Sequence[Callable[[], Section]] = (),
-    machine: Callable[[RunConfig], Section] = environment,
 ) -> Iterator[Section]:
-    """Yields the sections, `configuration` first; those of `compiling` only if no section before them has an error."""
+    """Yields the sections, `configuration` first; `compiling` comes last, if no section has an error."""
     found = resolved(config)
     made = [configuration]
     yield configuration
@@ -80,7 +79,7 @@ def sections(
         lambda: _vocabulary(config, found),
         lambda: objective.objective_and_schedule(config, found.task),
         lambda: storage(config),
-        lambda: machine(config),
+        lambda: environment(config),
     ):
         made.append(make())
         yield made[-1]
@@ -105,7 +104,7 @@ def _vocabulary(config: RunConfig, found: Resolved) -> Section:
     if found.of_vocabulary is not None:
         return Section(vocabulary.TITLE, [found.of_vocabulary])
     if found.task is None:
-        return gathered(vocabulary.TITLE, unchecked("the task is not known"))
+        return Section(vocabulary.TITLE, [Line("ok", "Not checked: the task is not known.")])
     return vocabulary.vocabulary(config, found.task, dict(found.lengths) if found.lengths else None)
 
 

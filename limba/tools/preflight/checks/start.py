@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from limba.config import RunConfig, StorageError
 from limba.config.errors import SentenceError
 from limba.storage.files import resolved
 from limba.tools.preflight.checks.differences import differences, saved_run
 from limba.tools.preflight.checks.objective import schedule_warnings
-from limba.tools.preflight.checks.verdict import Line
+from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
+
+
+def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
+    """Returns a line for each thing that the cheap half of a preflight finds wrong with a run that starts."""
+    return [f"{line.text} Fix: {line.fix}" for line in Section("", found_wrong(config)).worded(names).lines]
+
+
+def of_this_machine(pid: int | None) -> list[str]:
+    """Returns what a preflight would say against the next start here of a run; `pid` is the process that trains it."""
+    from limba.tools.preflight.checks.environment import wrong_for_a_start
+
+    return [f"{line.level:<12} {line.text} Fix: {line.fixes({})}" for line in wrong_for_a_start(pid)]
 
 
 def found_wrong(config: RunConfig) -> list[Line]:
     """Returns what is wrong with a run that can start: its changes, vocabulary, and schedule.
 
-    What ends a start, or is said in its course, is left to that: this function raises nothing.
+    Errors that stop the run are reported by the run itself: this function raises nothing.
     """
     lines = list[Line]()
     for check in (_changed, schedule_warnings, _vocabulary):
@@ -36,7 +48,7 @@ def _changed(config: RunConfig) -> Iterator[Line]:
     found = [each for each in differences(config, saved) if not each.is_free]
     if found:
         text = "; ".join(map(str, found))
-        yield Line("warning", f"This resumed run is changed: {text}.", f"{found[0].field} = {found[0].before!r}")
+        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before))
 
 
 def _vocabulary(config: RunConfig) -> Iterator[Line]:
@@ -50,4 +62,4 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     rows, fitting = config.model.vocab_size, fitting_rows(found)
     if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
         text = f"The model has {rows:,} rows for {found.vocab_size:,} ids: those without a piece take {share:.0%}"
-        yield Line("warning", f"{text} of a step's FLOPs.", f"ModelConfig.vocab_size = {fitting}")
+        yield Line("warning", f"{text} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting))

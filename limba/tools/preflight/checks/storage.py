@@ -15,12 +15,12 @@ from etils import epath
 
 from limba.config import InputError, MeshConfig, RunConfig
 from limba.config.environment import is_tpu_vm
-from limba.config.errors import reason_of
+from limba.config.errors import Fix, Open, reason_of
 from limba.export import at_end
 from limba.formats import limba_checkpoint
 from limba.storage import lease
 from limba.storage.files import free_bytes, resolved
-from limba.tools.preflight.checks.findings import gathered, mend_in, reached_by
+from limba.tools.preflight.checks.findings import gathered, reached_by
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.training.checkpoints.step_files import size_text
 from limba.training.checks import check_steps, check_writable
@@ -28,6 +28,7 @@ from limba.training.checks import check_steps, check_writable
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
 MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
+VERIFY = "limba verify MODEL_DIR  # names the damaged files; restore them from a copy"
 LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
 
 
@@ -78,7 +79,7 @@ def _held(model_dir: str) -> Iterator[Line]:
     if age < LEASE_SECONDS:
         who = owner or "a process of an unknown program"
         text = f"{model_dir} is trained in by {who}, whose heartbeat is {max(age, 0):.0f} s old."
-        yield Line("error", text, "RunConfig.model_dir = …  # another directory, or end that run")
+        yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")))
     else:
         yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
 
@@ -96,15 +97,15 @@ def _checkpoints(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     check_steps(config, step)
     if damage := limba_checkpoint.damage(path, "sizes"):
         text = f"The checkpoint at step {step:,} is damaged: {damage[0]}; a start takes the one before it."
-        yield Line("warning", text, "restore its files from a copy")
+        yield Line("warning", text, VERIFY)
         return
     try:
         check_arrays(path, abstract_of(config), RESUME_ADVICE)
     except InputError as error:
-        yield Line("error", str(error), mend_of_shapes(config, str(error)) or mend_in(str(error)))
+        yield Line("error", str(error), _saved_fields(config, error.field))
         return
     except ValueError as error:
-        yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", "restore a copy")
+        yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", VERIFY)
         return
     yield Line("ok", f"The checkpoint at step {step:,} has this run's parameters and optimizer state.")
 
@@ -124,15 +125,15 @@ def _initial(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     yield Line("ok", f"The run begins from the checkpoint in {path}.")
 
 
-def mend_of_shapes(config: RunConfig, sentence: str) -> str:
-    """Returns the fields of the network that the run's own description has otherwise, where its arrays differ."""
+def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
+    """Returns the fields of a class, as ModelConfig, with the values of the run in model_dir where these differ."""
     from limba.tools.preflight.checks.differences import differences, saved_run
 
-    owner, saved = "ModelConfig" if "another model" in sentence else "OptimizerConfig", None
+    saved = None
     with contextlib.suppress(InputError):
         saved = saved_run(config.model_dir)
     found = [] if saved is None else differences(config, saved)
-    return "\n".join(f"{x.field} = {x.before!r}" for x in found if x.field.startswith(owner) and not x.is_free)
+    return [(each.field, each.before) for each in found if each.field.startswith(owner) and not each.is_free]
 
 
 def abstract_of(config: RunConfig) -> Any:
@@ -169,10 +170,10 @@ def _room(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     wanted = max(1, (number or 2) - there) * size
     text += f"; {size_text(free)} are free in {config.model_dir}"
     if free < size:
-        yield Line("error", f"{text}: not one fits.", "RunConfig.model_dir = …  # where there is room")
+        yield Line("error", f"{text}: not one fits.", ("RunConfig.model_dir", Open("where there is room")))
     elif free < wanted:
         most = max(1, free // size - 1)
-        yield Line("warning", f"{text}: not all fit.", f"CheckpointConfig.keep = {most}")
+        yield Line("warning", f"{text}: not all fit.", ("CheckpointConfig.keep", most))
     else:
         yield Line("ok", f"{text}.")
 
@@ -196,7 +197,7 @@ def _place(model_dir: str, data: dict[str, Any]) -> Iterator[Line]:
         text = (
             f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
         )
-        yield Line("warning", f"{text}.", f"RunConfig.model_dir = 'gs://…'  # of a bucket in {region_of(zone)}")
+        yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")))
 
 
 def region_of(zone: str) -> str:

@@ -1,4 +1,4 @@
-"""The lines and sections of a preflight: each line is fine, a warning or an error, and names what mends it."""
+"""The lines and sections of a preflight: each line is fine, a warning or an error, and says what makes it right."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Where a figure has been measured that a line quotes; a front end writes the command in its place.
-STEPS_ON_V4_8 = "benchmarks/README.md, 'A training step on TPU v4-8'"
+from limba.config import errors
+from limba.config.errors import Fix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,17 @@ class Line:
 
     level: str  # 'ok', 'warning' or 'error'
     text: str
-    mend: str = ""  # the gin line (or command) that mends it
+    fix: Fix | list[Fix] | None = None  # a field's value or a command; several of them as a list
+
+    def fixes(self, names: Mapping[str, str]) -> str:
+        """Returns the fix as lines of a gin file, or as a command; "" if there is none.
+
+        >>> Line("error", "x", [("DataConfig.batch_size", 8), ("ModelConfig.remat", "full")]).fixes({})
+        "config.DataConfig.batch_size = 8\\nconfig.ModelConfig.remat = 'full'"
+        """
+        several = self.fix if isinstance(self.fix, list) else [self.fix or ""]
+        assigned = lambda field, value: f"{names.get(field, f'config.{field}')} = {value!r}"
+        return "\n".join(each if isinstance(each, str) else assigned(*each) for each in several)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,3 +36,13 @@ class Section:
     title: str
     lines: Sequence[Line]
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the same as figures, as JSON has them
+
+    def worded(self, names: Mapping[str, str]) -> Section:
+        """Returns the section with the names that its user typed for fields, as `GinRun` has them.
+
+        >>> line = Line("warning", "ModelConfig.vocab_size is 9, DataConfig.seed is 1.", ("DataConfig.seed", 0))
+        >>> Section("Data", [line]).worded({"ModelConfig.vocab_size": "VOCAB_SIZE"}).lines[0]
+        Line(level='warning', text='VOCAB_SIZE is 9, DataConfig.seed is 1.', fix='config.DataConfig.seed = 0')
+        """
+        lines = [Line(line.level, errors.worded(line.text, names), line.fixes(names)) for line in self.lines]
+        return dataclasses.replace(self, lines=lines)

@@ -75,7 +75,7 @@ def _rows(config: RunConfig, found: Any, lengths: dict[str, int] | None, data: d
         yield Line("ok", f"{text}; those without a piece are as the checkpoint that the run begins from may need them.")
     else:
         text += f": those without a piece take {share:.0%} of a step's FLOPs, and memory"
-        yield Line("warning", f"{text}.", f"ModelConfig.vocab_size = {fitting}")
+        yield Line("warning", f"{text}.", ("ModelConfig.vocab_size", fitting))
 
 
 def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None) -> float:
@@ -106,6 +106,7 @@ def _sentinels(found: Any, data: dict[str, Any]) -> Iterator[Line]:
         f"is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve as them"
         f" ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap; set DataConfig.extra_ids"
         f" to {NUM_SENTINELS}, with ModelConfig.vocab_size for them.",
+        ("DataConfig.extra_ids", NUM_SENTINELS),
     )
 
 

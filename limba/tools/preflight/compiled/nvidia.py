@@ -31,7 +31,8 @@ CARDS = {
     "h200": Card("NVIDIA H200", 9, 132, 1.98, 150.1, 4800, 50, 227),
 }
 # Products go to cuBLAS as they are: what is fastest could only be found on a card.
-INSTALL = "install it, without a card, with: bash ./launch/setup.sh cuda12"
+SETUP = "bash ./launch/setup.sh cuda12"
+INSTALL = f"install it, without a card, with: {SETUP}"
 FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 DESCRIPTION = """
 gpu_device_info {{
@@ -54,13 +55,13 @@ def _toolkit() -> Path:
     for folder in (wheels and wheels.submodule_search_locations) or ():
         for found in Path(folder).glob("*/nvvm/libdevice"):
             return found.parents[1]
-    raise InputError(f"No compiler for NVIDIA's cards here; {INSTALL}")
+    raise InputError(f"No compiler for NVIDIA's cards here; {INSTALL}", fix=SETUP)
 
 
 def check_installed(name: str) -> None:
     """Raises InputError if jax's packages for NVIDIA's cards, or NVIDIA's compiler, are not installed."""
     if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
-        raise InputError(f"No compiler for {name}; {INSTALL}")
+        raise InputError(f"No compiler for {name}; {INSTALL}", fix=SETUP)
     _toolkit()
 
 
@@ -92,7 +93,7 @@ def topology_devices(name: str, dump: str) -> Any:
             platform="cuda", topology_name=card_name, target_config=text, topology=_places(int(number))
         )
     except Exception as error:  # without its plugin jax knows no such platform, and says so in several ways
-        raise InputError(f"No compiler for {name} ({str(error)[:200]}); {INSTALL}") from error
+        raise InputError(f"No compiler for {name} ({str(error)[:200]}); {INSTALL}", fix=SETUP) from error
     return np.array(description.devices)
 
 

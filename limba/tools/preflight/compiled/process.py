@@ -40,7 +40,7 @@ def compiled_step(
     check_installed(find_topology(topology))
     answer = _answer(plain.to_text(config), tuple(sorted(feature_shapes.items())), topology, seconds)
     if "error" in answer:
-        raise InputError(answer["error"])
+        raise InputError(answer["error"], fix=answer["fix"])
     return answer
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from limba.config import InputError, MeshConfig, RunConfig, plain
+from limba.config.errors import is_out_of_memory
 
 MOST_MESHES = 2  # that are compiled for one verdict; each takes a minute or more for a TPU
 SIZE = re.compile(r"([\d.]+)([KMG])")
@@ -84,7 +85,7 @@ def _of_mesh(
     try:
         compiled = traced.lower(lowering_platforms=("cuda",) if platform == "gpu" else None).compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         needed = max(needed_bytes(str(error)), memory.peak_bytes(dump), state_bytes)
         largest = memory.largest(dump, "")
@@ -172,7 +173,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         assert isinstance(config, RunConfig)
         return figures(config, shapes, request["topology"], request["dump"])  # pyright: ignore[reportArgumentType]
     except InputError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "fix": error.fix}
     except Exception as error:  # noqa: BLE001  whatever a compiler raises is told by the process that asked
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {str(error)[:600]}"}

@@ -113,7 +113,7 @@ def _table() -> dict[str, Topology]:
 def check_installed(wanted: Topology) -> None:
     """Raises InputError if the topology's compiler is not installed, without importing it."""
     if wanted.platform == "tpu" and importlib.util.find_spec("libtpu") is None:
-        raise InputError(f"No compiler for {wanted.name}; {INSTALL_TPU}")
+        raise InputError(f"No compiler for {wanted.name}; {INSTALL_TPU}", fix=SETUP_TPU)
     if wanted.platform == "gpu":
         nvidia.check_installed(wanted.name)
 
@@ -146,9 +146,10 @@ def devices_of(wanted: Topology, dump: str) -> Any:
     try:
         found = of_jax.get_topology_desc(platform="tpu", topology_name=wanted.of_compiler, **wanted.choices)
     except Exception as error:  # without libtpu jax knows no such platform, and says so in several ways
-        raise InputError(f"No compiler for {wanted.name} ({str(error)[:200]}); {INSTALL_TPU}") from error
+        raise InputError(f"No compiler for {wanted.name} ({str(error)[:200]}); {INSTALL_TPU}", fix=SETUP_TPU) from error
     return np.array(found.devices)
 
 
 # The scripts of the repository; this folder does not import them.
-INSTALL_TPU = "install it, without a TPU, with: bash ./launch/setup.sh tpu"
+SETUP_TPU = "bash ./launch/setup.sh tpu"
+INSTALL_TPU = f"install it, without a TPU, with: {SETUP_TPU}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from limba.config import ConfigError, InputError, MeshConfig, RunConfig
+from limba.config.errors import Fix
 from limba.tools.preflight.checks.verdict import Line
 from limba.tools.preflight.compiled import speed
 from limba.tools.preflight.compiled.memory import device_bytes, size_in_words
@@ -16,18 +17,18 @@ from limba.tools.preflight.compiled.topologies import Topology
 
 Shapes = Callable[[RunConfig], dict[str, tuple[int, int]]]
 MOST_MICROBATCHES = 64
-PARTS_OF_MESH = 4  # micro-batches beside a mesh that alone does not suffice
+PARTS_OF_MESH = 4  # micro-batches beside a mesh that is not enough alone
 MULTIPLE = 128  # of a vocabulary's rows: a TPU's registers have 128 lanes
 ROOM = 0.9  # of the memory, up to which a step is planned
 
 
 @dataclasses.dataclass(frozen=True)
-class Mend:
-    """A changed run, and what was changed: lines of fields as gin files have them."""
+class Change:
+    """A changed run, and the values of the fields that were changed."""
 
     name: str
     config: RunConfig
-    lines: tuple[str, ...]
+    fixes: tuple[Fix, ...]
 
 
 def widest_data(mesh: MeshConfig) -> MeshConfig:
@@ -45,65 +46,67 @@ def tried(
 ) -> tuple[list[Line], dict[str, Any]]:
     """Returns the lines of what was compiled and what was not, and the same as figures.
 
-    If the run does not fit, mends are added to each other until one fits. If it fits, each is compared with it alone.
+    If the run does not fit, changes are added to each other until one fits. If it fits, each is compared with it alone.
     Nothing is begun that would, at the pace of what came before, end after `minutes`.
     """
     began, longest = time.monotonic(), 0.0
     lines: list[Line] = []
     records: list[dict[str, Any]] = []
 
-    def compile_one(mend: Mend) -> Mapping[str, Any] | None:
+    def compile_one(change: Change) -> Mapping[str, Any] | None:
         nonlocal longest
         started = time.monotonic()
         if minutes is not None and started - began + longest > 60 * minutes:
             return None
-        found = compiled_step(mend.config, shapes(mend.config), wanted.name)
+        found = compiled_step(change.config, shapes(change.config), wanted.name)
         longest = max(longest, time.monotonic() - started)
         return found
 
     try:
-        own = compile_one(Mend("the run", config, ()))
+        own = compile_one(Change("the run", config, ()))
     except InputError as error:
-        return [Line("warning", f"{error} So no mends were compiled.")], {}
+        return [Line("warning", f"{error} So no changes were compiled.")], {}
     if own is None or "failed" in own:
         return [Line("warning", f"The step itself was not compiled: {(own or {}).get('failed', 'no time')}.")], {}
     it_fits = fits(own)
-    for mend in savings(config) if it_fits else ladder(config, own, wanted, limit):
+    for change in savings(config) if it_fits else ladder(config, own, wanted, limit):
         done = not it_fits and any(record.get("fits") for record in records)
-        found = None if done else compile_one(mend)
-        record: dict[str, Any] = {"mend": list(mend.lines), "name": mend.name, "tried": found is not None}
+        found = None if done else compile_one(change)
+        record: dict[str, Any] = {"fix": change.fixes, "name": change.name, "tried": found is not None}
         if found is not None and "failed" not in found:
             record |= {"fits": fits(found), "live_bytes": device_bytes(found), "seconds": found["seconds"]}
-            record["time"] = _time_beside(mend.config, config, found, own, wanted) if fits(found) and it_fits else None
-            lines.append(_line(mend, record, own, limit, it_fits))
+            record["time"] = (
+                _time_beside(change.config, config, found, own, wanted) if fits(found) and it_fits else None
+            )
+            lines.append(_line(change, record, own, limit, it_fits))
         elif found is not None:
-            lines.append(Line("warning", f"{mend.name}: {found['failed']}.", "\n".join(mend.lines)))
+            lines.append(Line("warning", f"{change.name}: {found['failed']}.", list(change.fixes)))
         records.append(record)
     left = [record["name"] for record in records if not record["tried"]]
     if left:
         lines.append(Line("ok", f"Not tried: {'; '.join(left)}."))
     if not it_fits and not any(record.get("fits") for record in records):
-        lines.append(Line("error", "None of the mends that were compiled fits; use more chips, or a smaller model."))
+        lines.append(Line("error", "None of the changes that were compiled fits; use more chips, or a smaller model."))
     lines += _of_data(config)
-    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "mends": records}
+    return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "changes": records}
 
 
-def _line(mend: Mend, record: Mapping[str, Any], own: Mapping[str, Any], limit: float, run_fits: bool) -> Line:
+def _line(change: Change, record: Mapping[str, Any], own: Mapping[str, Any], limit: float, run_fits: bool) -> Line:
     size = f"{size_in_words(record['live_bytes'])} a device of {size_in_words(limit)}"
     before = f"{size_in_words(device_bytes(own))} before"
     verdict = "fits" if record["fits"] else "does not fit"
-    text = f"{mend.name}: {verdict}, {size} ({before})"
+    text = f"{change.name}: {verdict}, {size} ({before})"
     if record.get("time") is not None:
-        change = record["time"] - 1
+        more = record["time"] - 1
         text += (
-            f", {abs(change):.0%} {'less' if change < 0 else 'more'} time by the estimate"
-            if abs(change) >= 0.005
+            f", {abs(more):.0%} {'less' if more < 0 else 'more'} time by the estimate"
+            if abs(more) >= 0.005
             else ", as fast"
         )
     is_waste = run_fits and record["fits"] and (record.get("time") or 1.0) < 0.95
     level = "warning" if is_waste else "ok"
     helps = record["fits"] if not run_fits else (record.get("time") or 1.0) < 0.995
-    return Line(level, f"{text}.", "\n".join(mend.lines) if helps else "")
+    return Line(level, f"{text}.", list(change.fixes) if helps else None)
 
 
 def _time_beside(
@@ -121,23 +124,23 @@ def _time_beside(
     return both[0] / both[1] if both[1] else None
 
 
-def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: float) -> Iterator[Mend]:
-    """Yields mends for a step that does not fit, each with those before it, from what costs least speed.
+def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: float) -> Iterator[Change]:
+    """Yields changes for a step that does not fit, each with those before it, from what costs least speed.
 
     Those that cannot suffice by the sizes of the state and of the step are left out.
     """
     state, live = own["state_bytes"], device_bytes(own)
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False, memory_gib=None))
-    lines: tuple[str, ...] = ()
-    for mend in _exact_lengths(config):
-        config, lines = mend.config, mend.lines
-        yield mend
+    lines: tuple[Fix, ...] = ()
+    for change in _exact_lengths(config):
+        config, lines = change.config, change.fixes
+        yield change
     full = lines
     if state < ROOM * limit:
         for remat in {"none": ("minimal", "full"), "minimal": ("full",)}.get(config.model.remat, ()):
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
-            full = (*lines, f"ModelConfig.remat = '{remat}'")
-            yield Mend(f"remat {remat}", config, full)
+            full = (*lines, ("ModelConfig.remat", remat))
+            yield Change(f"remat {remat}", config, full)
         lines = full
         data, fsdp, _ = config.mesh.sizes(wanted.devices)
         least = (live - state) / max(ROOM * limit - state, 1.0) / 4  # remat full saves much of it, by then
@@ -145,15 +148,15 @@ def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: f
         while parts <= MOST_MICROBATCHES and config.data.batch_size % (parts * data * fsdp) == 0:
             if parts >= min(least, MOST_MICROBATCHES // 2):
                 changed = dataclasses.replace(config, num_microbatches=parts)
-                yield Mend(f"{parts} micro-batches", changed, (*lines, f"RunConfig.num_microbatches = {parts}"))
+                yield Change(f"{parts} micro-batches", changed, (*lines, ("RunConfig.num_microbatches", parts)))
             parts *= 2
     if config.model.remat != "full":
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat="full"))
-        lines = (*lines, "ModelConfig.remat = 'full'")
+        lines = (*lines, ("ModelConfig.remat", "full"))
     yield from _meshes(config, wanted, lines)
 
 
-def _meshes(config: RunConfig, wanted: Topology, lines: tuple[str, ...]) -> Iterator[Mend]:
+def _meshes(config: RunConfig, wanted: Topology, lines: tuple[Fix, ...]) -> Iterator[Change]:
     """Yields fsdp over all devices, then the model axis beside it."""
     for model in (1, 2, 4, 8):
         fsdp = wanted.devices // model
@@ -162,42 +165,39 @@ def _meshes(config: RunConfig, wanted: Topology, lines: tuple[str, ...]) -> Iter
         mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp, model=model)
         if wanted.devices == 1 or (mesh.fsdp, mesh.model) == (config.mesh.fsdp, config.mesh.model):
             continue
-        own = (f"MeshConfig.fsdp = {fsdp}", *((f"MeshConfig.model = {model}",) if model > 1 else ()))
+        own = (("MeshConfig.fsdp", fsdp), *((("MeshConfig.model", model),) if model > 1 else ()))
         rows = dataclasses.replace(config, mesh=mesh)
         name = f"fsdp {fsdp}" + (f" x model {model}" if model > 1 else "")
         for parts in (1, PARTS_OF_MESH):
             total = parts * rows.num_microbatches
             if rows.data.batch_size % (fsdp * total) == 0:
-                also = (f"RunConfig.num_microbatches = {total}",) if parts > 1 else ()
+                also = (("RunConfig.num_microbatches", total),) if parts > 1 else ()
                 changed = dataclasses.replace(rows, num_microbatches=total)
-                yield Mend(name + (f", {total} micro-batches" if also else ""), changed, (*lines, *own, *also))
+                yield Change(name + (f", {total} micro-batches" if also else ""), changed, (*lines, *own, *also))
 
 
-def savings(config: RunConfig) -> Iterator[Mend]:
+def savings(config: RunConfig) -> Iterator[Change]:
     """Yields changes that may make a step faster that fits, each alone."""
     yield from _exact_lengths(config)
     model = config.model
     if model.vocab_size % MULTIPLE:
         rows = -(-model.vocab_size // MULTIPLE) * MULTIPLE
         changed = dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=rows))
-        yield Mend(f"a vocabulary of {rows:,} rows", changed, (f"ModelConfig.vocab_size = {rows}",))
+        yield Change(f"a vocabulary of {rows:,} rows", changed, (("ModelConfig.vocab_size", rows),))
     weaker = {"full": "minimal", "minimal": "none"}.get(model.remat)
     if weaker:
         changed = dataclasses.replace(config, model=dataclasses.replace(model, remat=weaker))
-        yield Mend(f"remat {weaker}", changed, (f"ModelConfig.remat = '{weaker}'",))
+        yield Change(f"remat {weaker}", changed, (("ModelConfig.remat", weaker),))
     if config.num_microbatches > 1:
         changed = dataclasses.replace(config, num_microbatches=config.num_microbatches // 2)
-        yield Mend(
-            f"{changed.num_microbatches} micro-batches",
-            changed,
-            (f"RunConfig.num_microbatches = {changed.num_microbatches}",),
-        )
+        parts = changed.num_microbatches
+        yield Change(f"{parts} micro-batches", changed, (("RunConfig.num_microbatches", parts),))
     if not config.mesh.auto and (config.mesh.fsdp, config.mesh.model) != (1, 1):
         changed = dataclasses.replace(config, mesh=widest_data(config.mesh))
-        yield Mend("pure data parallelism", changed, ("MeshConfig.fsdp = 1", "MeshConfig.model = 1"))
+        yield Change("pure data parallelism", changed, (("MeshConfig.fsdp", 1), ("MeshConfig.model", 1)))
 
 
-def _exact_lengths(config: RunConfig) -> Iterator[Mend]:
+def _exact_lengths(config: RunConfig) -> Iterator[Change]:
     """Yields the run without padding after its targets, if it corrupts spans and gives longer ones than they fill."""
     given = dict(config.data.task_feature_lengths)
     if config.data.objective not in (None, "span_corruption") or set(given) != {"inputs", "targets"}:
@@ -210,7 +210,7 @@ def _exact_lengths(config: RunConfig) -> Iterator[Mend]:
     if given["targets"] > filled and _corrupts_spans(config):
         exact = given | {"targets": filled}
         changed = dataclasses.replace(config, data=dataclasses.replace(config.data, task_feature_lengths=exact))
-        yield Mend(f"targets of {filled}", changed, (f"DataConfig.task_feature_lengths = {exact}",))
+        yield Change(f"targets of {filled}", changed, (("DataConfig.task_feature_lengths", exact),))
 
 
 def _corrupts_spans(config: RunConfig) -> bool:
@@ -251,6 +251,6 @@ def _of_data(config: RunConfig) -> Sequence[Line]:
             "warning",
             f"Packing several examples into a row saves up to {share:.0%} of the work: so much of the first rows is"
             " padding. It was not compiled; a packed step costs about as much as this one.",
-            "DataConfig.pack = True",
+            ("DataConfig.pack", True),
         )
     ]
