@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextvars
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from limba.config import InputError
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns `; did you mean A?` if a choice is similar, else a full stop.
-
-    >>> did_you_mean("--outptu", ["--input", "--output"]), did_you_mean("x", ["--input"])
-    ('; did you mean --output?', '.')
-    """
-    upper = {choice.upper(): choice for choice in choices}
-    near = difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)
-    return f"; did you mean {upper[near[0]]}?" if near else "."
+from limba.config.errors import did_you_mean
 
 
 def with_two_dashes(argv: Sequence[str]) -> list[str]:

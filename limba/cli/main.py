@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from limba.cli import program
-from limba.cli.arguments import did_you_mean
 from limba.config import InputError, environment, launchers
+from limba.config.errors import did_you_mean
 
 COMMANDS = {  # name: (module, what it does)
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),

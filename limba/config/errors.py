@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 
 from limba.config.secrets import without_credentials
 
@@ -117,3 +119,14 @@ def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
     """Raises ConfigError for a field that is not one of the choices."""
     value = getattr(owner, name)
     require(value in choices, f"{type(owner).__name__}.{name}", f"is {value!r}; choose one of {', '.join(choices)}.")
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns `; did you mean A?` if a choice is similar, else a full stop.
+
+    >>> did_you_mean("--outptu", ["--input", "--output"]), did_you_mean("x", ["--input"])
+    ('; did you mean --output?', '.')
+    """
+    upper = {choice.upper(): choice for choice in choices}
+    near = difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)
+    return f"; did you mean {upper[near[0]]}?" if near else "."

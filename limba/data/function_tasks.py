@@ -22,17 +22,13 @@ logger = logging.getLogger(__name__)
 
 _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 
-# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
-OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
 
 
 def has_objective(task: seqio.Task) -> bool:
-    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
-    return any(_name(step) in OBJECTIVES and _module(step).startswith(_T5) for step in task.preprocessors)
-
-
-_T5 = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
+    """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
+    migrate = toolbox.find("migrate")
+    return any(migrate and migrate.is_objective(_name(step), _module(step)) for step in task.preprocessors)
 
 
 def _function(step: Any) -> Any:

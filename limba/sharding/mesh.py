@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from limba.config import MeshConfig
+from limba.config import MeshConfig, compile_cache
 
 Tree = Any
 
@@ -34,6 +35,16 @@ LOGICAL_AXIS_RULES = {
     "length": None,
     "layers": None,
 }
+
+
+def keep_compiled_programs() -> None:
+    """Has jax keep the programs that it compiles; call it before the first device is used.
+
+    Nothing changes where the user, or the command that runs, has said where they are kept.
+    """
+    if compile_cache.OF_JAX not in os.environ and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", compile_cache.directory())
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def make_mesh(config: MeshConfig) -> Mesh:

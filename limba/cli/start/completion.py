@@ -14,8 +14,8 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
 from limba.cli.arguments import Parser, parser_of
-from limba.cli.task_modules import ROOT
 from limba.config import InputError
+from limba.data.task_modules import ROOT
 
 ABOUT = """Prints the script with which a shell completes limba's commands, flags, their values, gin names and files.
 

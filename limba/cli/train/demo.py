@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from limba.cli.flags import parse_args
 from limba.cli.program import names_said
-from limba.cli.task_modules import ROOT
 from limba.config import DataConfig, InputError, RestartError, RunConfig, environment
+from limba.data.task_modules import ROOT
 
 if TYPE_CHECKING:
     from limba.inference import gaps
