@@ -39,8 +39,7 @@ def all_names() -> list[str]:
 
 def import_all(modules: Sequence[str]) -> None:
     """Imports the modules, which `check` has found; takes seconds, because seqio imports TensorFlow."""
-    migrate = toolbox.find("migrate")  # modules that were written for another trainer
-    with migrate.importing() if migrate else contextlib.nullcontext():
+    with _foreign_names():
         for module in modules:
             try:
                 importlib.import_module(module)
@@ -52,11 +51,18 @@ def import_all(modules: Sequence[str]) -> None:
                 ) from error
 
 
+def _foreign_names() -> contextlib.AbstractContextManager[None]:
+    """Lets modules that were written for another trainer find what they import, if a tool has it."""
+    migrate = toolbox.find("migrate")
+    return migrate.importing() if migrate else contextlib.nullcontext()
+
+
 def _is_found(module: str) -> bool:
     if not {"", os.getcwd()} & set(sys.path):  # at the end, and not before it is needed: what lies there may be theirs
         sys.path.append(os.getcwd())
     try:
-        return importlib.util.find_spec(module) is not None
+        with _foreign_names():
+            return importlib.util.find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # ValueError: a text that is no module's name
         return False
 

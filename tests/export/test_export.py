@@ -15,7 +15,6 @@ from etils import epath
 
 from limba.cli import flags, program
 from limba.cli.use import generate, huggingface
-from limba.cli.use.model import find
 from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
 from limba.export import huggingface as exports
@@ -29,7 +28,7 @@ from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import gaps
 from limba.inference.load import load
-from limba.inference.source import LIMBA, Source, VocabularyName
+from limba.inference.source import LIMBA, Source, VocabularyName, find
 from limba.run import train
 from limba.storage import manifest
 from tests.export.runs import arrays_of, write_run

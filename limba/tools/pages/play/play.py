@@ -9,6 +9,7 @@ from limba.cli.arguments import Parser
 from limba.cli.program import names_said
 from limba.cli.use import model
 from limba.config import InputError
+from limba.inference.load import load
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
 from limba.tools.pages.play.server import Server
@@ -57,7 +58,7 @@ def run(argv: Sequence[str]) -> None:
     players = []
     for name, step in chosen:
         with names_said(model.NAMES):
-            trained = model.load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
+            trained = load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
         label = label if label not in [each.name for each in players] else f"{label} (2)"
