@@ -1,4 +1,4 @@
-"""The public names: `import limba` and what it opens change nothing in the process, and load stands on its own floor."""
+"""The public names: `import limba` and what it opens change nothing in the process, and load imports no front end."""
 
 import os
 import subprocess

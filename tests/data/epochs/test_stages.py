@@ -12,7 +12,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.cli.runs.skipped import _check_ended
+from limba.cli.skipped import _check_ended
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.epochs.deal import deal_of
 from limba.data.epochs.stages import Stage, StagedStream, check_rows_of_stage, open_stages, task_of_stage

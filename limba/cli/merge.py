@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said
-from limba.cli.use import model
 from limba.config import InputError, environment
 
 ABOUT = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said
-from limba.cli.use import model
 from limba.config import InputError
 from limba.config.waiting import waiting
 

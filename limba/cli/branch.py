@@ -8,11 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.cli.gin.statements import OWN_FILE
 from limba.cli.program import names_said
 from limba.cli.train import train
-from limba.cli.use import model
 from limba.config import InputError, environment
 from limba.sharding import preemption
 

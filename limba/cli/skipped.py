@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from limba.cli.arguments import Parser
+from limba.cli.model import NAMES, add_import_flag
 from limba.cli.program import names_said
-from limba.cli.use.model import NAMES, add_import_flag
 from limba.config import InputError, RunConfig, environment
 from limba.config.errors import reason_of
 
