@@ -124,8 +124,8 @@ def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Returns `; did you mean A?` if a choice is similar, else a full stop.
 
-    >>> did_you_mean("--outptu", ["--input", "--output"]), did_you_mean("x", ["--input"])
-    ('; did you mean --output?', '.')
+    >>> did_you_mean("outptu", ["input", "output"]), did_you_mean("x", ["input"])
+    ('; did you mean output?', '.')
     """
     upper = {choice.upper(): choice for choice in choices}
     near = difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)
