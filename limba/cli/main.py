@@ -30,7 +30,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face"),
-    "convert-gin": ("limba.tools.migrate.t5x.convert", "print T5X's gin files as one of Limba's"),
+    "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
     "doctor": ("limba.tools.preflight.doctor", "check this machine: versions, devices, disk, tokens, clock"),
     "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
     "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),

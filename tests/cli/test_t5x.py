@@ -12,7 +12,8 @@ import pytest
 from limba.cli import flags
 from limba.cli.gin import GinRun
 from limba.config import InputError
-from limba.tools.migrate.t5x import convert, tables
+from limba.tools.migrate.t5x import tables
+from limba.tools.migrate.t5x import translate as convert
 from limba.tools.migrate.t5x.examples import EXAMPLES
 from limba.tools.migrate.t5x.read import is_t5x
 from limba.tools.migrate.t5x.translate import Translated, translate

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from limba.cli.gin import GinRun
     from limba.config import ModelConfig
     from limba.inference.source import VocabularyName
-    from limba.tools.migrate.huggingface.command_line import Arguments
+    from limba.tools.migrate.huggingface.values import Arguments
 
 ABOUT = """
     limba train config.json
@@ -46,7 +46,7 @@ def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., Gi
 
 def script_of(argv: Sequence[str]) -> Arguments | None:
     """Returns the flags of a script of Hugging Face's, and what is left of the command line; None if it has none."""
-    from limba.tools.migrate.huggingface.command_line import parse
+    from limba.tools.migrate.huggingface.values import parse
 
     return parse(argv)
 
