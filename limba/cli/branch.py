@@ -8,11 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from limba.cli import model
+from limba.cli import model, train
 from limba.cli.arguments import Parser
 from limba.cli.gin.statements import OWN_FILE
 from limba.cli.program import names_said
-from limba.cli.train import train
 from limba.config import InputError, environment
 from limba.sharding import preemption
 

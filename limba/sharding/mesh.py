@@ -42,7 +42,7 @@ def keep_compiled_programs() -> None:
 
     Nothing changes where the user, or the command that runs, has said where they are kept.
     """
-    if compile_cache.OF_JAX not in os.environ and jax.config.jax_compilation_cache_dir is None:
+    if compile_cache.OF_JAX not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", compile_cache.directory())
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
