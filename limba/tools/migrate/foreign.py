@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from limba.tools.migrate.huggingface.values import Arguments
 
 ABOUT = """
-    limba train config.json
-    limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out
 
-These two are a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
-(docs/coming_from_huggingface.md).
-"""
+It also takes a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
+(docs/coming_from_huggingface.md), and T5X's gin files (docs/coming_from_t5x.md).
+
+    limba train config.json
+    limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out"""
 
 
 def add_flags(parser: Parser) -> None:
-    """Adds the flag of a JSON file to a command that reads a run."""
+    """Adds the flag of a JSON file to a command that reads a run; `limba train` also says what it takes."""
+    if parser.prog == "limba train":
+        parser.description = f"{parser.description}{ABOUT}"
     parser.add_argument("--json", metavar="PATH", help="a JSON configuration of Hugging Face's run_t5_mlm scripts")
 
 

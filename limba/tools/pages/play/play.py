@@ -8,8 +8,7 @@ from pathlib import Path
 from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.cli.program import names_said
-from limba.config import InputError
-from limba.inference.load import load
+from limba.config import InputError, environment
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
 from limba.tools.pages.play.server import Server
@@ -52,6 +51,8 @@ def run(argv: Sequence[str]) -> None:
             lambda port: Server(given.host, port, players, token), given.host, given.port, "--port"
         )
 
+    with environment.quiet_imports():
+        from limba.inference.load import load
     listening(()).server_close()  # before minutes are spent on a model
     steps = given.step or [None]
     chosen = [(name, step) for name in names for step in steps]
