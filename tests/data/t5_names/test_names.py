@@ -286,12 +286,14 @@ def test_a_module_of_2022_calls_todays_datasets(tmp_path):
     )
     (tmp_path / "their_part.py").write_text("from t5.data import postprocessors\n")
     program = """import sys
+from limba.config import environment
 from limba.data import task_modules
+environment.set_variables()  # as a command, with its own finder of modules
 task_modules.import_all(["theirs"])
 import datasets, theirs
 print(theirs.texts(theirs.datasets.load_dataset))
 print(theirs.later()[0])
-assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("limba")]
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("limba.tools")]
 assert not [name for name in sys.modules if name.partition(".")[0] == "t5"]
 assert not hasattr(datasets.load_dataset, "__wrapped__") and type(theirs.datasets) is not type(datasets)
 try:

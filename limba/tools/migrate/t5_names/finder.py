@@ -95,11 +95,20 @@ def _import(name: str, *rest: Any) -> ModuleType:
 class _UsersModules(MetaPathFinder):
     """Finds the user's modules where the other finders do, and gives them `_import`."""
 
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # of the others now: one of them may ask all finders too
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if fullname in self._asked:
+            return None
+        self._asked.add(fullname)
+        try:
+            others = (finder for finder in sys.meta_path if finder is not self)
+            found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        finally:
+            self._asked.discard(fullname)
         if found is not None and type(found.loader) is SourceFileLoader and _is_users(found):
             found.loader = _Loader(found.loader.name, found.loader.path)
         return found
