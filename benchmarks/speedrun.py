@@ -25,8 +25,9 @@ from benchmarks.board.dial import size_of
 from benchmarks.board.runs import Trial, results, run
 from benchmarks.board.text import Text, divided
 from limba.cli import program
-from limba.cli.arguments import Parser, did_you_mean
+from limba.cli.arguments import Parser
 from limba.config import InputError, environment
+from limba.config.errors import did_you_mean
 
 HOME = Path("~/.cache/limba").expanduser()
 

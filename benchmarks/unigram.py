@@ -7,7 +7,6 @@ counted in some batches of the run's training stream, and each count starts at o
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import math
 import sys
@@ -28,19 +27,16 @@ def main(argv: Sequence[str]) -> None:
     if arguments.batches < 1:
         raise InputError(f"--batches is {arguments.batches}; give a whole number above 0.")
     with environment.quiet_imports():
-        from limba.cli.use import model
         from limba.data import validation_split as validation
         from limba.data.objectives import derive_lengths
         from limba.data.stream import streams
-        from limba.data.tasks import resolve_task
+        from limba.inference import source as sources
         from limba.training.metrics.logging import read_metrics
-    source = model.find(arguments.model_dir)
+    source = sources.find(arguments.model_dir)
     if source.run is None:
         raise InputError(f"{arguments.model_dir} is not a Limba run; give a MODEL_DIR, whose text is counted.")
-    for module in source.run.data.task_modules:
-        importlib.import_module(module)
     config = source.run.data
-    task = resolve_task(config)
+    task = sources.task_of(source)
     lengths = derive_lengths(task, config.task_feature_lengths)
     counts = np.ones(task.output_features["targets"].vocabulary.vocab_size)
     shards = range(config.batch_size // config.rows_per_shard)

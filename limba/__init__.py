@@ -1,6 +1,7 @@
 """Limba: pretrain a T5 or a language model for your own language in JAX/Flax. Read `limba/run.py` first.
 
-The public names, each imported when it is first used, so that `import limba` takes no time:
+The public names, each imported when it is first used, so that `import limba` takes no time and changes nothing in the
+process:
 
 `load`              opens a trained model: `limba.load("runs/demo").generate(["A text"])`
 `TrainedModel`      what `load` returns: generate, samples, score, logits, encode, tokenize, save
@@ -24,11 +25,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from limba.config import environment
-
 if TYPE_CHECKING:
     from limba.cli.gin import read_gin as read_gin
-    from limba.cli.use.model import load as load
     from limba.config import ConfigError as ConfigError
     from limba.config import DataConfig as DataConfig
     from limba.config import GenerationConfig as GenerationConfig
@@ -38,14 +36,15 @@ if TYPE_CHECKING:
     from limba.config import OptimizerConfig as OptimizerConfig
     from limba.config import RunConfig as RunConfig
     from limba.inference.load import TrainedModel as TrainedModel
+    from limba.inference.load import load as load
     from limba.run import train as train
 
 _CONFIG = "limba.config"
 _PLACES = {
-    "load": "limba.cli.use.model",
+    "load": "limba.inference.load",
     "TrainedModel": "limba.inference.load",
     "train": "limba.run",
-    "read_gin": "limba.cli.gin",
+    "read_gin": "limba.cli.gin",  # the one name of a front end: gin's macros are none of the engine's
     "RunConfig": _CONFIG,
     "ModelConfig": _CONFIG,
     "DataConfig": _CONFIG,
@@ -57,14 +56,11 @@ _PLACES = {
 }
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 
-environment.set_variables()
-
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'limba' has no attribute {name!r}; it has {', '.join(_PLACES)}")
-    with environment.quiet_imports():
-        return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

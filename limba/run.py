@@ -25,7 +25,7 @@ from limba.export import at_end
 from limba.inference.gaps import sampler
 from limba.model import Network
 from limba.sharding.agreement import check_alike, compiled_together, entered_by_first, facts_of_run, together
-from limba.sharding.mesh import batch_sharding, make_mesh
+from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh
 from limba.sharding.watchdog import watching
 from limba.storage import lease
 from limba.training import auto_mesh
@@ -62,6 +62,7 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     gradient is not finite; StorageError if model_dir cannot be written any more; RestartError if the same command
     resumes the run.
     """
+    keep_compiled_programs()
     # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
     with together():

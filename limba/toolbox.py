@@ -9,12 +9,7 @@ import importlib
 from typing import Any
 
 TOOLS = {
-    "T5X gin": "limba.tools.migrate.t5x.translate",  # is_t5x(files, folders), read_t5x
-    "T5X names": "limba.tools.migrate.t5x.names",  # advice on a name in a gin file
-    "T5X config": "limba.tools.migrate.from_t5x",  # the network of a T5X checkpoint
-    "script": "limba.tools.migrate.huggingface.translation",  # Hugging Face's command line and JSON
-    "pytorch_model.bin": "limba.tools.migrate.pytorch_bin",
-    "t5": "limba.tools.migrate.t5_names.finder",  # what tasks import of the package t5
+    "migrate": "limba.tools.migrate.foreign",  # reads what other trainers wrote
     "check": "limba.tools.preflight.checks.start",  # at the start of a run
 }
 

@@ -37,8 +37,10 @@ IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a mo
     **dict.fromkeys(("provenance", "validation_split"), 7),
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
-# The ways in to all floors.
-WITHOUT_FLOOR = ("limba", "limba.__main__")
+WITHOUT_FLOOR = ("limba.__main__",)
+# `limba/__init__.py` stands where a run and a model do. One of its names is a front end's: were the gin reader lower,
+# the engine would have to know the macros.
+WAY_IN, FRONT_END = ("limba", 4), "limba.cli.gin"
 EVERYWHERE = ("benchmarks/", "tests/")  # may measure and check any library
 WALLS = {  # library or folder: where it may be imported
     "flax": ("limba/model/", "limba/training/state.py", "tests/"),
@@ -72,7 +74,7 @@ def floor(module: str) -> int | None:
     first, *rest = module.split(".")
     if first != "limba":
         return BESIDE_LIMBA.get(first)
-    if module in WITHOUT_FLOOR:
+    if module in (*WITHOUT_FLOOR, WAY_IN[0]):
         return None
     assert rest[0] in FLOORS, f"limba/{rest[0]} has no floor yet: give it one in FLOORS"
     return FLOORS[rest[0]]
@@ -87,9 +89,9 @@ def test_imports_go_down() -> None:
     found = [
         f"{place_of(path)} stands on floor {own} and imports {name} of a higher one"
         for path in EVERY_FILE
-        for own in [floor(module_of(path))]
+        for own in [WAY_IN[1] if module_of(path) == WAY_IN[0] else floor(module_of(path))]
         for name in imports(path)
-        if is_above(name, own)
+        if is_above(name, own) and (module_of(path), name) != (WAY_IN[0], FRONT_END)
     ]
     assert not found, "\n".join(found)
 
@@ -113,6 +115,12 @@ def test_imports_inside_of_data_go_down() -> None:
                 if IN_DATA[other] >= IN_DATA[own]:
                     found.append(f"{module} ({own}) imports {name}, which does not stand below it")
     assert arrows > 50 and not found, "\n".join(found)
+
+
+def test_the_public_names_are_those_of_the_engine() -> None:
+    places = {module for _, module in strings(MODULES["limba"]) if module in MODULES}
+    assert {"limba.inference.load", "limba.run", FRONT_END} <= places
+    assert [place for place in places if is_above(place, WAY_IN[1])] == [FRONT_END]
 
 
 def outside_of_walls(path: Path) -> Iterator[str]:
@@ -149,7 +157,8 @@ def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    modules = set(MODULES) - set(WITHOUT_FLOOR)  # `limba` imports a name's module when the name is first used
+    # `limba` imports a name's module when the name is first used
+    modules = set(MODULES) - {*WITHOUT_FLOOR, WAY_IN[0]}
     graph = {module: imports(MODULES[module]) & modules - {module} for module in modules}
     assert any(graph.values())
     assert not circle_in(graph)
@@ -158,7 +167,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 def test_folders_do_not_import_each_other_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for module, path in MODULES.items():
-        if module not in WITHOUT_FLOOR:
+        if module not in (*WITHOUT_FLOOR, WAY_IN[0]):
             folder = module.split(".")[:2] if module.startswith("limba.") else module.split(".")[:1]
             others = {".".join(name.split(".")[:2]) for name in imports(path) if name.startswith("limba.")}
             graph.setdefault(".".join(folder), set()).update(others - {".".join(folder)})
@@ -367,3 +376,53 @@ def test_configurations_have_few_fields() -> None:
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
     }
     assert sum(found.values()) <= MOST_FIELDS, found
+
+
+# What Limba uses of jax, TensorFlow and seqio that they have no public name for; a new version may change it.
+PRIVATE = {
+    "jax._src.distributed": "the client of the service by which processes have joined",
+    "jax._src.clusters": "the classes by which jax finds that it runs in a cluster, one by one",
+    "seqio.utils._NEXT_MAP_SEED": "the seed of a task's maps, on which a data position depends",
+}
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Yields what a file imports or takes from a module of these libraries whose name begins with an underscore."""
+    libraries = ("jax", "jaxlib", "seqio", "tensorflow", "tf", "vocabularies")
+    for node in ast.walk(tree_of(path)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] in libraries and any(re.match("_[^_]", part) for part in parts):
+                yield name
+
+
+def test_few_private_names_of_libraries_are_used() -> None:
+    used = {name: place_of(path) for path in SHIPPED for name in private_names(path) if "benchmarks" not in path.parts}
+    assert used.keys() == PRIVATE.keys() and len(PRIVATE) <= 3, used
+
+
+# Names of T5X's gins and of Hugging Face's scripts: only `migrate` reads them. Formats of checkpoints have their own,
+# and the two tables name its modules.
+FOREIGN = re.compile(
+    r"\bt5x?\.\w|\b(?:run_t5_mlm|T5Config|PjitPartitioner|DatasetConfig|model_name_or_path|per_device_train_batch_size"
+    r"|use_auth_token|load_best_model_at_end|t5_names|read_t5x|is_t5x_gin|pytorch_bin)\b"
+)
+FORMATS = ("limba/formats/", "limba/export/", TABLE_OF_TOOLS, "limba/cli/main.py")
+
+
+def test_the_engine_sees_no_foreign_name() -> None:
+    found = [
+        f"{place_of(path)}:{line}: {text[:100]}"
+        for module, path in MODULES.items()
+        if re.match(r"limba\.(?!tools\b)", module) and not place_of(path).startswith(FORMATS)
+        for line, text in strings(path)
+        if FOREIGN.search(text)
+    ]
+    assert not found, "\n".join(found)

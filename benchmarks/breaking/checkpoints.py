@@ -28,7 +28,7 @@ with environment.quiet_imports():
     import jax
     import numpy as np
     from limba.cli import program
-    from limba.cli.train.train import run
+    from limba.cli.train import run
     from limba.training.loop import Loop
 answers = os.fdopen(os.dup(1), "w")
 found = {}

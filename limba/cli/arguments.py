@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextvars
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from limba.config import InputError
-
-
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """Returns the choice that is most similar, in letters of either case; "" if none is."""
-    upper = {choice.upper(): choice for choice in choices}
-    return next((upper[near] for near in difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)), "")
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Returns `; did you mean A?` if a choice is similar, else a full stop.
-
-    >>> did_you_mean("--outptu", ["--input", "--output"]), did_you_mean("x", ["--input"])
-    ('; did you mean --output?', '.')
-    """
-    near = nearest(name, choices)
-    return f"; did you mean {near}?" if near else "."
+from limba.config.errors import did_you_mean
 
 
 def with_two_dashes(argv: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The flags of a run: gin files, or a JSON of Hugging Face's scripts, and overrides."""
+"""The flags of a run: gin files and overrides, or what another trainer has in their place."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.gin import GinRun, read_run
 from limba.cli.gin.statements import REQUIRED, read
-from limba.cli.task_modules import ROOT
 from limba.config import InputError, kinds
+from limba.data.task_modules import ROOT
 
 PROFILE_STEPS = 3
 ABOUT = r"""Trains the run that gin files describe, and resumes it from its newest checkpoint.
 
     limba train gin/demo.gin --gin.CORPUS='data/*.txt' --gin.VOCABULARY=byte --gin.VOCAB_SIZE=384 \
       --gin.TRAIN_STEPS=20 --gin.MODEL_DIR=runs/first
-    limba train config.json
-    limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out
-
-The last two are a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
-(docs/coming_from_huggingface.md).
 
 NAME in --gin.NAME=VALUE is one of the names below, or any field of limba/config/ (--gin.config.ModelConfig.emb_dim=64).
 VALUE is a number, True, False, None, a string with or without quotation marks, or a Python tuple or dictionary:
@@ -43,7 +38,8 @@ def parser_of(command: str, about: str, more: Callable[[Parser], None] | None = 
     parser.add_object(
         "gin_file", "GIN_FILE", "a gin file; later files replace values of earlier ones", takes_several=True
     )
-    parser.add_argument("--json", metavar="PATH", help="a JSON configuration of Hugging Face's run_t5_mlm scripts")
+    if migrate := toolbox.find("migrate"):
+        migrate.add_flags(parser)
     parser.add_argument(
         "--gin_search_paths", metavar="PATH", action="append", default=[], help="folders to look for gin files in: A,B"
     )
@@ -80,15 +76,15 @@ def search_folders(given: Sequence[str]) -> list[Path]:
 
 
 def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun]:
-    """Returns the function that reads these gin files: T5X's are translated."""
-    t5x = toolbox.find("T5X gin")
-    return functools.partial(t5x.read_t5x if t5x and t5x.is_t5x(files, folders) else read_run, files)
+    """Returns the function that reads these gin files: another trainer's are translated."""
+    migrate = toolbox.find("migrate")
+    return (migrate and migrate.reader_of(files, folders)) or functools.partial(read_run, files)
 
 
 def script_of(argv: Sequence[str]) -> Any:
-    """Returns the flags of Hugging Face's scripts in the arguments; None if there are none."""
-    translation = toolbox.find("script")
-    return translation and translation.parse(argv)
+    """Returns the flags of another trainer's scripts in the arguments; None if there are none."""
+    migrate = toolbox.find("migrate")
+    return migrate and migrate.script_of(argv)
 
 
 def parse_args(
@@ -111,16 +107,13 @@ def parse_args(
         raise SystemExit(0)
     if given.profile is not None and not (given.profile.isdecimal() and int(given.profile) > 0):
         raise InputError(f"--profile={given.profile} is not a number of steps; write --profile or --profile=5.")
-    if given.json is not None and given.gin_file:
+    json = getattr(given, "json", None)  # a flag that `migrate` adds
+    if json is not None and given.gin_file:
         raise InputError("Both --json and --gin_file are given; give one, and --gin.NAME=VALUE for the rest.")
-    if given.json is None and script is None and not given.gin_file:
+    if json is None and script is None and not given.gin_file:
         raise InputError(f"No gin file is given; write limba {command} gin/demo.gin or --gin_file=PATH; see --help.")
-    if script is not None or given.json is not None:
-        flags = {} if script is None else script.flags
-        translation = toolbox.find("script")
-        if translation is None:
-            raise InputError("--json needs limba/tools/migrate, which is missing here; install Limba with its tools.")
-        run = translation.read_script(given.json or (script and script.json), flags, given.gin, folders)
+    if script is not None or json is not None:
+        run = toolbox.find("migrate").read_script(json, script, given.gin, folders)
     else:
         run = reader_of(given.gin_file, folders)(given.gin, folders)
     if given.profile is None:

@@ -1,40 +1,40 @@
-"""The command `limba`: one table of commands, each a module with `run(argv)`."""
+"""The command `limba`: one table of commands, each a function of the arguments."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from limba.cli import program
-from limba.cli.arguments import did_you_mean
 from limba.config import InputError, environment, launchers
+from limba.config.errors import did_you_mean
 
-COMMANDS = {  # name: (module, what it does)
+COMMANDS = {  # name: (module, or module:function where that is not `run`; what it does)
     "new": ("limba.tools.corpus.new", "look at your text, and write the files of a run for your hardware"),
-    "train": ("limba.cli.train.train", "train the run that a gin file describes"),
-    "branch": ("limba.cli.train.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
+    "train": ("limba.cli.train", "train the run that a gin file describes"),
+    "branch": ("limba.cli.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
     "preflight": ("limba.tools.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
-    "generate": ("limba.cli.use.generate", "generate text with a trained model"),
-    "score": ("limba.cli.use.score", "compute log likelihoods of texts"),
-    "evaluate": ("limba.cli.use.evaluate", "evaluate a trained model"),
+    "generate": ("limba.cli.generate", "generate text with a trained model"),
+    "score": ("limba.cli.generate:score", "compute log likelihoods of texts"),
+    "evaluate": ("limba.cli.evaluate", "evaluate a trained model"),
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
-    "status": ("limba.cli.runs.status", "show how a run is getting on, and which of its hosts are alive"),
+    "status": ("limba.cli.status", "show a run's progress, and which of its hosts are alive"),
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
-    "skipped": ("limba.cli.runs.skipped", "find the documents in the batches that a run has dropped"),
-    "merge": ("limba.cli.runs.merge", "average the checkpoints of a run"),
-    "verify": ("limba.cli.runs.verify", "check the files of a run's checkpoints"),
+    "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
+    "merge": ("limba.cli.merge", "average the checkpoints of a run"),
+    "verify": ("limba.cli.verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
-    "convert": ("limba.cli.use.convert", "convert models between Limba, T5X and Hugging Face"),
-    "convert-gin": ("limba.tools.migrate.t5x.convert", "print T5X's gin files as one of Limba's"),
+    "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face"),
+    "convert-gin": ("limba.tools.migrate.t5x.translate", "print T5X's gin files as one of Limba's"),
     "doctor": ("limba.tools.preflight.doctor", "check this machine: versions, devices, disk, tokens, clock"),
-    "completion": ("limba.cli.start.completion", "print a script with which a shell completes limba's commands"),
-    "t5x": ("limba.cli.use.t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
-    "demo": ("limba.cli.train.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
+    "completion": ("limba.cli.completion", "print a script with which a shell completes limba's commands"),
+    "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
+    "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
 ON_DEVICES = ("train", "branch", "demo", "generate", "score", "evaluate", "play")  # commands worth large pages
 THEIR_NAMES = {"infer": "generate"}  # in T5X
@@ -91,7 +91,13 @@ def _run(argv: Sequence[str]) -> object:
     if command in BY_ONE and (number := launchers.process_number()) != "0":
         print(f"Process {number} does nothing: limba {command} is done by process 0 alone.")
         return 0
-    return importlib.import_module(COMMANDS[command][0]).run(rest)
+    return program_of(command)(rest)
+
+
+def program_of(command: str) -> Callable[[Sequence[str]], object]:
+    """Returns the function of a command."""
+    module, _, function = COMMANDS[command][0].partition(":")
+    return getattr(importlib.import_module(module), function or "run")
 
 
 def check_accelerator(command: str) -> None:

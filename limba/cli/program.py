@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from limba import toolbox
 from limba.config import (
     InputError,
     NonFiniteError,
@@ -49,8 +48,6 @@ def exit_code(program: Callable[[Sequence[str]], object], argv: Sequence[str], n
 
 
 def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], name: str) -> int:
-    if t5 := toolbox.find("t5"):
-        t5.install()
     try:
         with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # a test's stdout
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]

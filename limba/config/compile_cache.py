@@ -1,7 +1,7 @@
 """Where jax keeps compiled programs: a folder that only this user can open, or a bucket that is named explicitly.
 
 An entry is machine code that runs as this user, so no folder of a run is ever used for it, nor one that others can
-write. jax reads JAX_COMPILATION_CACHE_DIR when it is imported; a value that the user has set stays as it is.
+write. A command sets jax's variable, Python code jax.config; what the user has set stays as it is.
 """
 
 from __future__ import annotations
@@ -20,24 +20,17 @@ MODE = 0o700
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def set_directory() -> None:
-    """Sets jax's variable to the cache's place; to nothing, and with one line on stderr, where no place is safe."""
+def directory() -> str:
+    """Returns the cache's place; "", for jax no cache, and one line on stderr where no place is safe."""
     given = os.environ.get(VARIABLE, "")
-    if OF_JAX in os.environ:
-        return
-    os.environ[OF_JAX] = ""  # for jax no cache; the processes that this one starts say it no second time
-    if given == "off":
-        return
-    if given.startswith(BUCKET):
-        os.environ[OF_JAX] = given
-        return
+    if given == "off" or given.startswith(BUCKET):
+        return given.removeprefix("off")
     problem = f"{VARIABLE} is {given}; give a folder, {BUCKET}BUCKET/FOLDER or off" if "://" in given else None
     place = Path(given or DEFAULT).expanduser()
     problem = problem or problem_of(place, explicit=bool(given))
-    if problem is None:
-        os.environ[OF_JAX] = str(place)
-    elif problem:
+    if problem:
         print(f"Compiled programs are not kept: {problem}.", file=sys.stderr)
+    return str(place) if problem is None else ""
 
 
 def problem_of(folder: Path, explicit: bool = True) -> str | None:

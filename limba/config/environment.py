@@ -24,6 +24,7 @@ VARIABLES = {
     "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow only reads text here; its start-up notes are of no use
     "TF_ENABLE_ONEDNN_OPTS": "0",  # silences a note; Limba does no arithmetic in TensorFlow
     "EPATH_USE_TF": "false",  # buckets are read by fsspec; TensorFlow has an address and credentials of its own
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else gcsfs asks a bucket by gRPC of what kind it is
     "GRPC_VERBOSITY": "ERROR",
     "GLOG_minloglevel": "2",
     "TOKENIZERS_PARALLELISM": "false",
@@ -61,14 +62,16 @@ def open_streams() -> None:
 def set_variables() -> None:
     """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices.
 
-    Libraries that are imported later leave out what a run does not use (`lean_imports`).
+    For a process of our own, never in the user's Python. Libraries that are imported later leave out what a run does
+    not use (`lean_imports`).
     """
     from limba.config import compile_cache, lean_imports  # this file also runs where Limba is not installed
 
     lean_imports.install()
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
-    compile_cache.set_directory()  # a second start compiles nothing
+    if compile_cache.OF_JAX not in os.environ:  # a second start compiles nothing
+        os.environ[compile_cache.OF_JAX] = compile_cache.directory()
     if num_gpus() > 1:
         set_gpu_flags()
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -8,9 +8,10 @@ that no front end has seen, in a log or from another process, is readable too. N
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from limba.config.secrets import without_credentials
@@ -182,3 +183,19 @@ def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
     """Raises ConfigError for a field that is not one of the choices."""
     value, field, listed = getattr(owner, name), f"{type(owner).__name__}.{name}", f"one of {', '.join(choices)}"
     require(value in choices, field, f"is {value!r}; choose {listed}.", (field, Open(listed)))
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Returns the choice that is most similar, in letters of either case; "" if none is."""
+    upper = {choice.upper(): choice for choice in choices}
+    return next((upper[near] for near in difflib.get_close_matches(name.upper(), list(upper), n=1, cutoff=0.6)), "")
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns `; did you mean A?` if a choice is similar, else a full stop.
+
+    >>> did_you_mean("outptu", ["input", "output"]), did_you_mean("x", ["input"])
+    ('; did you mean output?', '.')
+    """
+    near = nearest(name, choices)
+    return f"; did you mean {near}?" if near else "."

@@ -200,12 +200,15 @@ def open_folder(directory: str | Path, config: ModelConfig) -> Mapping[str, np.n
 
 def _pytorch_arrays(directory: str | Path) -> Any:
     """Returns the arrays of a folder by PyTorch's names, of the better file."""
-    if weights_form(directory) != "bin":
-        return SafetensorsFolder(directory)
-    pytorch_bin = toolbox.find("pytorch_model.bin")
-    if pytorch_bin is None:
-        raise InputError(f"{directory} has only a pytorch_model.bin; save it as safetensors, or install Limba's tools.")
-    return pytorch_bin.BinFolder(directory)
+    if any(WEIGHTS[-1].fullmatch(entry.name) for entry in Path(directory).iterdir()):
+        migrate = toolbox.find("migrate")
+        if migrate is not None:
+            directory = migrate.as_safetensors(Path(directory))
+        elif weights_form(directory) == "bin":
+            raise InputError(
+                f"{directory} has only a pytorch_model.bin; save it as safetensors, or install Limba's tools."
+            )
+    return SafetensorsFolder(directory)
 
 
 def _entry(name: str, about: Any) -> tuple[str, str, tuple[int, ...], int, int]:

@@ -24,15 +24,13 @@ from limba.formats import huggingface, huggingface_files, t5x
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
-from limba.model import Network
-from limba.sharding.mesh import batch_sharding, leaf_name, make_mesh, parameter_shardings
+from limba.sharding.mesh import batch_sharding, keep_compiled_programs, leaf_name, make_mesh, parameter_shardings
 from limba.storage import lease, manifest
-from limba.training.auto_mesh import mesh_of_run
-from limba.training.checkpoints.initial import stacked
 
 if TYPE_CHECKING:
     from limba.inference.generate import Deadline, Score, Writer, Written
     from limba.inference.long_inputs import SegmentWriter
+    from limba.model import Network
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
@@ -63,8 +61,11 @@ def load(
     is found, if an array is missing or has another shape, or if the vocabulary cannot be read.
     """
     own = config.data.task_modules if isinstance(config, RunConfig) else ()
+    keep_compiled_programs()
     source = path if isinstance(path, Source) else sources.find(str(path), config, allowed=(*imports, *own))
     model = sources.evaluated(source.model) if config is None else source.model
+    from limba.model import Network  # a path without a model is refused before the network is imported
+
     mesh = mesh or mesh_for(source.run)
     network = Network(model, mesh)
     if step is None and source.best is not None:
@@ -82,6 +83,8 @@ def load(
 def mesh_for(run: RunConfig | None) -> Mesh:
     """Returns the mesh of a run if it fits the devices, else a data-parallel mesh of all devices."""
     if run is not None:
+        from limba.training.auto_mesh import mesh_of_run
+
         try:
             return mesh_of_run(run)
         except InputError:  # it was trained on other devices
@@ -94,6 +97,8 @@ def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: M
 
     They are sharded over the mesh as in training; without a mesh they are on one device.
     """
+    from limba.training.checkpoints.initial import stacked
+
     shapes = jax.eval_shape(network.init, jax.random.key(0))
 
     def read(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:

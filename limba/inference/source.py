@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -14,18 +13,19 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from etils import epath
 
+from limba import toolbox
 from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleError, plain
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
+from limba.data import task_modules
 from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
 from limba.formats.huggingface_files import check_arrays
 from limba.formats.t5x import network_of
 from limba.storage.files import read_text, resolved
-from limba.training.checkpoints.directory import check_together
-from limba.training.checkpoints.initial import unscanned
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
@@ -91,6 +91,8 @@ class Source:
 def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str, average: bool) -> Mapping[str, np.ndarray]:
     arrays: Any
     if kind == LIMBA:
+        from limba.training.checkpoints.directory import check_together
+
         check_together(path, verify)
         arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None, average=average)
         shapes = {name: arrays.describe(name)[0] for name in arrays}
@@ -120,6 +122,8 @@ class Targets(Mapping[str, np.ndarray]):
     """The parameters of a T5X checkpoint by name, without `target/`; scanned ones are unstacked."""
 
     def __init__(self, stored: t5x.StoredTree, model: ModelConfig):
+        from limba.training.checkpoints.initial import unscanned
+
         stored.check_whole()
         self._stored = stored
         self._tree = unscanned(stored, model)
@@ -167,7 +171,10 @@ def _found(path: str, config: RunConfig | ModelConfig | None, vocabulary: Vocabu
     else:
         directory, found = place, t5x.checkpoints_of(place)
     if found:
-        return _made(path, directory, found, T5X, config or t5x_network(found[max(found)]), vocabulary)
+        if config is None:
+            config, beside = _described(place, t5x_network(found[max(found)]))
+            vocabulary = vocabulary or beside
+        return _made(path, directory, found, T5X, config, vocabulary)
     folder = epath.Path(local_folder(path))
     model = config or huggingface.model_config(Path(folder))
     return _made(path, folder, {0: folder}, HUGGING_FACE, model, vocabulary)
@@ -206,6 +213,12 @@ def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
         raise InputError(f"{directory} has no config.json; copy it there, or give `config`.")
     config = plain.from_text(read_text(file), str(file))
     return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
+
+
+def _described(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns a T5X model's network and vocabulary, as its gin file has them where a tool reads that."""
+    migrate = toolbox.find("migrate")
+    return (network, None) if migrate is None else migrate.described(place, network)
 
 
 def t5x_network(checkpoint: epath.Path) -> ModelConfig:
@@ -322,19 +335,24 @@ def task_of(source: Source) -> Any:
     run = source.run
     assert run is not None
     directory = str(source.directory)
-    check_imports(run.data.task_modules, directory, source.imports, directory)
+    import_tasks(run.data.task_modules, directory, source.imports, directory)
     with quiet_imports():
         from limba.data.tasks import resolve_task
-
-        for module in run.data.task_modules:
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                raise InputError(
-                    f"The module {module}, which registers the run's task {run.data.mixture_or_task_name}, is not found"
-                    f" ({error}); start in the folder that holds your tasks, or add it to PYTHONPATH."
-                ) from error
     return resolve_task(run.data, directory)
+
+
+def import_tasks(modules: Sequence[str], place: str, allowed: Sequence[str], directory: str) -> None:
+    """Imports the task modules that the file or folder `place` names, if `check_imports` lets them.
+
+    Raises InputError for one that is not found, or fails.
+    """
+    check_imports(modules, place, allowed, directory)
+    jax.process_index()  # jax looks for its plugins, before the current folder is on the module search path
+    for module in modules:
+        task_modules.check(module, f"{place} imports")
+    check_imports(modules, place, allowed, directory)  # again: the folders of tasks/ are known now
+    with quiet_imports():
+        task_modules.import_all(modules)
 
 
 def evaluated(model: ModelConfig) -> ModelConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from limba.config import MeshConfig
+from limba.config import MeshConfig, compile_cache
 
 # T5X's logical axis names. Matrices are sharded over `model` along heads, mlp and vocabulary, and over `fsdp` along
 # the model width; they are gathered when they are used (arXiv:1910.02054, stage 3). Stacked layers and relative
@@ -32,6 +33,16 @@ LOGICAL_AXIS_RULES = {
     "length": None,
     "layers": None,
 }
+
+
+def keep_compiled_programs() -> None:
+    """Has jax keep the programs that it compiles; call it before the first device is used.
+
+    Nothing changes where the user, or the command that runs, has said where they are kept.
+    """
+    if compile_cache.OF_JAX not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
+        jax.config.update("jax_compilation_cache_dir", compile_cache.directory())
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def make_mesh(config: MeshConfig) -> Mesh:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import aiohttp
+import fsspec
 from etils.epath import gpath
 from fsspec import config
 
@@ -55,12 +56,17 @@ _BARE = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 def settle() -> None:
-    """Sets what each library reads at its first use. What the user has set stays; a second call changes nothing."""
+    """Sets what each library reads at its first use. What the user has set stays; a second call changes nothing.
+
+    No environment variable is set, but for an emulated bucket.
+    """
     # Otherwise gcsfs queries by gRPC whether a bucket is zonal; if that is refused, it queries before every request.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    if "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" not in os.environ:
+        for protocol in ("gs", "gcs"):
+            fsspec.register_implementation(protocol, "gcsfs.core.GCSFileSystem", clobber=True)
     # Otherwise epath reads buckets through TensorFlow, whose address is fixed and whose credentials are its own.
-    if os.environ.setdefault("EPATH_USE_TF", "false") == "false":
-        gpath._is_tf_installed.cache_clear()  # TFDS or Orbax may have asked before
+    if "EPATH_USE_TF" not in os.environ:
+        gpath._is_tf_installed = lambda: False
     google = config.conf.setdefault("gs", {})
     google.setdefault(
         "requests_timeout",

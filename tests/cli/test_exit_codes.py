@@ -8,8 +8,7 @@ import jax
 import pytest
 
 import limba.run
-from limba.cli import program
-from limba.cli.train import demo
+from limba.cli import demo, program
 from limba.config import GenerationConfig, InputError, NonFiniteError, RestartError, StorageError
 
 ROOT = Path(__file__).resolve().parents[2]

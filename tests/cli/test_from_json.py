@@ -66,9 +66,9 @@ def test_a_run_from_scratch_and_one_from_a_model(values: dict[str, Any], tmp_pat
     assert figures["step"] == 50 and figures["train"]["loss"] < 6.0 < 7.4  # ln 1024 + 0.5 at first
     assert figures["validation"]["loss"] < 6.3
 
-    from limba.cli.use import huggingface
+    from limba.cli import convert
 
-    huggingface.run(
+    convert.run(
         ["export", str(tmp_path / "run"), str(tmp_path / "published"), "--formats=pytorch", "--no-check", "--dropout=0"]
     )
     (folder,) = (path.parent for path in (tmp_path / "published").rglob("model.safetensors"))

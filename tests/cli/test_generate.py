@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import limba
-from limba.cli import main
-from limba.cli.use import generate
+from limba.cli import generate, main
 from limba.config import InputError
 from limba.inference import line_files
 from tests.cli.test_use import error_of, lines, place  # noqa: F401  a run of version 0.2

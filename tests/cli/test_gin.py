@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from limba.cli import task_modules
 from limba.cli.gin import read_gin, read_model, read_run
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ConfigError, InputError, errors
+from limba.data import task_modules
 
 DEMO = ["gin/demo.gin"]
 DIRECTORY = "MODEL_DIR=gs://bucket/run"

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.board.dial import size_of
 from benchmarks.board.recipes import RECIPES, optimizer_of
 from limba import config
-from limba.cli import flags, task_modules
+from limba.cli import flags
+from limba.data import task_modules
 from limba.formats import decoder_only
 from limba.training.metrics import flops
 from limba.training.metrics.figures import sides

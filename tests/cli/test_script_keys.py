@@ -13,7 +13,7 @@ from transformers import MT5Config, Seq2SeqTrainingArguments, T5Config
 from limba.config import InputError
 from limba.formats import huggingface
 from limba.storage import servers
-from limba.tools.migrate.huggingface import command_line, corpus, keys, precision, translation, values
+from limba.tools.migrate.huggingface import corpus, keys, translation, values
 
 # Of seed scripts' own lists, and of run_t5_mlm_flax.py.
 OF_SCRIPTS = re.findall(
@@ -107,19 +107,19 @@ def test_json_and_command_line_are_one_thing(translated, tmp_path: Path) -> None
     flags = [part for key, value in given.items() for part in (f"--{key}", *([] if value is True else [str(value)]))]
     wanted = translated(**given).bindings
     for argv in (flags, ["run_t5_mlm.py", *flags], [f"--{key}={value}" for key, value in given.items()]):
-        parsed = command_line.parse(argv)
+        parsed = values.parse(argv)
         assert parsed is not None and not parsed.rest and parsed.json is None
         found = translation._translated(*values.read_values(None, parsed.flags))
         assert found.bindings == wanted
     for argv in (["a.json"], ["run_t5_mlm.py", "a.json"], ["a.json", "--gin.TRAIN_STEPS=3"]):
-        parsed = command_line.parse(argv)
+        parsed = values.parse(argv)
         assert parsed is not None and parsed.json == "a.json"
         assert parsed.rest == [each for each in argv if each.startswith("--gin.")]
         found = translation._translated(*values.read_values(parsed.json, parsed.flags))
         assert found.bindings == wanted
-    assert command_line.parse(["gin/demo.gin", "--gin.CORPUS=a.json"]) is None
-    assert command_line.parse(["--json=a.json"]) is None
-    own = command_line.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
+    assert values.parse(["gin/demo.gin", "--gin.CORPUS=a.json"]) is None
+    assert values.parse(["--json=a.json"]) is None
+    own = values.parse(["a.json", "--gin_search_paths", "x", "--gin.A=1", "--max_steps=-1", "--no_do_eval"])
     assert own.rest == ["--gin_search_paths", "x", "--gin.A=1"]
     assert own.flags == {"max_steps": "-1", "do_eval": False}
 
@@ -201,7 +201,7 @@ def test_fp16_is_bfloat16_where_the_device_has_it(translated, monkeypatch, capab
         found = translated(**given)
         assert bound(found)["DTYPE"] == wanted
         assert any("bfloat16" in note for note in found.notes)
-    assert precision.dtype_of(translated(mixed_precision="no"))[0] == "float32"
+    assert translation.dtype_of(translated(mixed_precision="no"))[0] == "float32"
 
 
 def test_the_hub_keys_become_gin_names_and_the_token_is_never_shown(translated, capsys) -> None:

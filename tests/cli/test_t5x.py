@@ -12,8 +12,8 @@ import pytest
 from limba.cli import flags
 from limba.cli.gin import GinRun
 from limba.config import InputError
-from limba.tools.migrate.t5_names import finder
-from limba.tools.migrate.t5x import convert, tables
+from limba.tools.migrate.t5x import tables
+from limba.tools.migrate.t5x import translate as convert
 from limba.tools.migrate.t5x.examples import EXAMPLES
 from limba.tools.migrate.t5x.read import is_t5x
 from limba.tools.migrate.t5x.translate import Translated, translate
@@ -21,11 +21,6 @@ from limba.tools.migrate.t5x.translate import Translated, translate
 FOLDER = Path(__file__).parent / "t5x"
 TRAINING = ("ro_base", "ro_mt5", "c4_small", "wmt_finetune", "umt5", "byt5", "decoder")
 SIZES = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
-
-
-@pytest.fixture(autouse=True)
-def names_of_t5():
-    finder.install()
 
 
 def bindings(name: str, *overrides: str) -> dict:

@@ -10,7 +10,6 @@ import pytest
 
 from limba.cli import flags
 from limba.config import InputError
-from limba.tools.migrate.t5_names import finder
 
 NEW = "t5x/examples/t5/t5_1_1"
 SCALABLE = "t5x/examples/scalable_t5"
@@ -198,7 +197,6 @@ def argv_of(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_example_becomes_a_run_or_is_refused(name, tmp_path):
-    finder.install()
     argv, wanted = argv_of(name, tmp_path), CASES[name].found
     if isinstance(wanted, str):
         with pytest.raises(InputError) as error:

@@ -18,7 +18,7 @@ import pytest
 import transformers
 
 import limba
-from limba.cli.use import huggingface as command
+from limba.cli import convert as command
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
 from limba.formats import decoder_only, huggingface

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from limba.cli.use import huggingface
+from limba.cli import convert
 from limba.config import ModelConfig, environment
 from limba.data.demo_corpus import pydoc_corpus
 from limba.data.vocabulary.load import load_vocabulary
@@ -40,7 +40,7 @@ def write(out: Path) -> None:
         name = "byte" if family == "byt5" else str(out / "pieces.model")
         flags = ("--no-check", "--transformers=4", f"--vocabulary={name}")
         with contextlib.redirect_stdout(io.StringIO()):
-            huggingface.run(["export", str(out / family / "run"), str(out / family / "out"), *flags])
+            convert.run(["export", str(out / family / "run"), str(out / family / "out"), *flags])
         vocabulary = load_vocabulary(name)
         generation = json.loads((out / family / "out" / "step_5" / "generation_config.json").read_text())
         proof = check.Proof(arrays, config, vocabulary, generation.get("suppress_tokens", ()))

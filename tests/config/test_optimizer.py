@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from limba.cli import task_modules
 from limba.cli.gin import read_run
 from limba.cli.gin.read import read_own
 from limba.config import ConfigError, DataConfig, InputError, OptimizerConfig, RunConfig, ScheduleConfig, plain
 from limba.config.optimizer import RULES, fields_of
+from limba.data import task_modules
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]

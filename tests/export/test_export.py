@@ -13,9 +13,7 @@ import tokenizers
 import transformers
 from etils import epath
 
-from limba.cli import flags, program
-from limba.cli.use import generate, huggingface
-from limba.cli.use.model import find
+from limba.cli import convert, flags, generate, program
 from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
 from limba.export import huggingface as exports
@@ -29,7 +27,7 @@ from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import gaps
 from limba.inference.load import load
-from limba.inference.source import LIMBA, Source, VocabularyName
+from limba.inference.source import LIMBA, Source, VocabularyName, find
 from limba.run import train
 from limba.storage import manifest
 from tests.export.runs import arrays_of, write_run
@@ -68,7 +66,7 @@ def config_of(family, **changes):
 
 
 def export(directory, *flags):
-    huggingface.run(["export", str(directory), *map(str, flags)])
+    convert.run(["export", str(directory), *map(str, flags)])
 
 
 def equal(view, arrays):
@@ -299,7 +297,7 @@ def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypa
 
     monkeypatch.setattr(files, f"write_{formats}", damaged)
     arguments = ["export", str(tmp_path / "run"), str(tmp_path / "out"), f"--formats={formats}"]
-    assert program.exit_code(huggingface.run, arguments) == 2
+    assert program.exit_code(convert.run, arguments) == 2
     told = capsys.readouterr()
     assert "does not give the source's numbers" in told.err and "FAILED" in told.out
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5.failed"]

@@ -12,8 +12,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from limba.cli import program
-from limba.cli.use import huggingface
+from limba.cli import convert, program
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
 from limba.export import card
 from limba.export.huggingface import import_folder
@@ -93,7 +92,7 @@ def hub_server(folder, tmp_path, monkeypatch):
 def test_every_form_of_weights_is_imported_exactly(form, folder, arrays, tmp_path, capsys):
     source = only(folder, form, tmp_path / "source")
     (tmp_path / "out.importing" / "checkpoints").mkdir(parents=True)  # one that was broken off
-    huggingface.run(["import", str(source), str(tmp_path / "out")])
+    convert.run(["import", str(source), str(tmp_path / "out")])
     assert f"INITIAL_CHECKPOINT_PATH={tmp_path}/out" in capsys.readouterr().out
     equal(LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "0"), arrays)
     assert manifest.check(tmp_path / "out" / "checkpoints" / "0") == []
@@ -181,7 +180,7 @@ def test_hub_ids_that_cannot_be_read(hub_server, tmp_path, monkeypatch, capsys):
     def refused(source, message):
         with pytest.raises(InputError, match=message):
             start_from(source)
-        assert program.exit_code(huggingface.run, ["import", source, str(tmp_path / "out")]) == 2
+        assert program.exit_code(convert.run, ["import", source, str(tmp_path / "out")]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
     refused("me/absent", "not a local path, and the hub has no model of that name, or it is private.*HF_TOKEN")

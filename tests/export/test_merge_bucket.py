@@ -20,7 +20,7 @@ import jax
 import numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli.runs import merge
+from limba.cli import merge
 from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
 from limba.storage import manifest
 from limba.training.checkpoints import branches

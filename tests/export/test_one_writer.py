@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import limba
-from limba.cli.use import huggingface
+from limba.cli import convert
 from limba.config import InputError
 from limba.formats import t5x
 from limba.storage.lease import FILE, Owner, held
@@ -25,17 +25,17 @@ def test_an_export_and_an_import_have_one_writer(run: Path, tmp_path: Path) -> N
     out, again = tmp_path / "out", tmp_path / "again"
     export = ["export", str(run), str(out), "--formats=pytorch", "--no-check"]
     with held(str(out), "exports to"), pytest.raises(InputError, match=f"Another process exports to {out} now"):
-        huggingface.run(export)
+        convert.run(export)
     dead = dataclasses.replace(Owner.here("exports to"), pid=7)
     (out / FILE).write_bytes(dead.content(3))  # one that was killed
-    huggingface.run(export)
+    convert.run(export)
     assert [path.name for path in out.iterdir()] == ["step_3"]
 
     (tmp_path / "again.lease").write_bytes(dead.content(3))
     bring = ["import", str(out / "step_3"), str(again)]
     with held(str(again), "imports to", beside=True), pytest.raises(InputError, match=f"imports to {again} now"):
-        huggingface.run(bring)
-    huggingface.run(bring)
+        convert.run(bring)
+    convert.run(bring)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "out"]
 
 

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from limba.config import InputError
-from limba.tools.migrate.pytorch_bin import BinFolder
+from limba.formats.huggingface import SafetensorsFolder
+from limba.tools.migrate import pytorch_bin
+from limba.tools.migrate.pytorch_bin import BinFolder, as_safetensors
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -135,3 +138,59 @@ def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "limba.tools.migrate.pytorch_bin")
     read = importlib.import_module("limba.tools.migrate.pytorch_bin").BinFolder(tmp_path)
     np.testing.assert_array_equal(read["a"], np.ones(3, np.float32))
+
+
+def read_again(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
+    found = SafetensorsFolder(folder)
+    theirs = safetensors.torch.load_file(folder / "model.safetensors")
+    assert sorted(found) == sorted(wanted) == sorted(theirs)
+    for name, tensor in wanted.items():
+        expected = tensor.detach().float()
+        np.testing.assert_array_equal(found[name], expected.numpy())
+        torch.testing.assert_close(theirs[name], expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_weights_are_written_as_safetensors_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Beside the file, as the library safetensors reads it; again only when the file is another one."""
+    path, wanted = tmp_path / "pytorch_model.bin", weights()
+    torch.save(wanted, path)
+    assert as_safetensors(tmp_path) == tmp_path
+    (line,) = caplog.messages
+    assert f"{tmp_path / 'model.safetensors'} too" in line
+    read_again(tmp_path, wanted)
+    made = (tmp_path / "model.safetensors").stat()
+    assert as_safetensors(tmp_path) == tmp_path and len(caplog.messages) == 1
+    assert (tmp_path / "model.safetensors").stat() == made
+    torch.save({"rows": torch.ones(2)}, path)
+    assert as_safetensors(tmp_path) == tmp_path and len(caplog.messages) == 2
+    read_again(tmp_path, {"rows": torch.ones(2)})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.safetensors", "pytorch_model.bin"]
+
+
+def test_safetensors_of_somebody_else_stay(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    safetensors.torch.save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    assert as_safetensors(tmp_path) == tmp_path and (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_has_them_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No right, as in a read-only mount; a process of root has every right, so the folder is made to fail."""
+    monkeypatch.setattr(pytorch_bin, "CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    torch.save(weights(), folder / "pytorch_model.bin")
+    write = pytorch_bin._write
+
+    def refused(place: Path, *given: object) -> None:
+        if place == folder:
+            raise PermissionError(13, "Permission denied", str(place))
+        write(place, *given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(pytorch_bin, "_write", refused)
+    kept = as_safetensors(folder)
+    assert kept.parent == tmp_path / "cache" and [each.name for each in folder.iterdir()] == ["pytorch_model.bin"]
+    read_again(kept, weights())
+    assert as_safetensors(folder) == kept and len(caplog.messages) == 1

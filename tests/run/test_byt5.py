@@ -12,7 +12,6 @@ from limba.cli.main import main
 from limba.data import validation_split as validation
 from limba.data.tasks import resolve_task
 from limba.run import train
-from limba.tools.migrate.t5_names import finder
 from tests.cli.test_t5x import SIZES, read
 
 MODULE = '''"""Tasks as a national library writes them for its ByT5: the vocabulary has no extra ids."""
@@ -56,7 +55,6 @@ BATCH_SIZE = 8
 def test_what_convert_gin_prints_for_a_byt5_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finder.install()
     corpus = tmp_path / "text.txt"
     corpus.write_text("".join(f"Setning nummer {n} på norsk, med æ, ø og å. " * 4 + "\n" for n in range(200)))
     (tmp_path / "library_tasks.py").write_text(f"CORPUS = {str(corpus)!r}\n{MODULE}")

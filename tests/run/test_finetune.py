@@ -14,8 +14,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.cli import flags
-from limba.cli.use import evaluate, generate, lines, score
+from limba.cli import evaluate, flags, generate
 from limba.config import CheckpointConfig, GenerationConfig, InputError, LossConfig, MeshConfig
 from limba.config.plain import from_text
 from limba.data import metrics as text_metrics
@@ -185,7 +184,7 @@ def test_gradients_are_averaged_over_the_tokens_of_all_devices() -> None:
 def test_text_in_order_resumed_and_scored(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "BATCHES_PER_WINDOW", 1)
+    monkeypatch.setattr(generate, "BATCHES_PER_WINDOW", 1)
     texts = ["a cat", "", "the longest of all the lines here", "x", *(f"line {i}" for i in range(20))]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
@@ -212,7 +211,7 @@ def test_text_in_order_resumed_and_scored(
     scored = tmp_path / "scored.jsonl"
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"inputs": "a cat", "targets": "A CAT"}\n{"inputs": "a cat", "targets": "A"}\n')
-    score.run([command[0], f"--input={pairs}", f"--output={scored}"])
+    generate.score([command[0], f"--input={pairs}", f"--output={scored}"])
     both = [json.loads(line) for line in scored.read_text().splitlines()]
     assert [each["tokens"] for each in both] == [6, 2]
     assert all(np.isfinite(each["log_likelihood"]) and each["log_likelihood"] < 0 for each in both)

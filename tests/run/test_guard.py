@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tasks.demo  # noqa: F401  registers the task
-from limba.cli.runs import skipped
+from limba.cli import skipped
 from limba.config import (
     CheckpointConfig,
     DataConfig,

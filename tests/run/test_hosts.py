@@ -20,7 +20,7 @@ SEVERAL = """
 import json, sys
 from limba.config import environment
 environment.set_variables()
-from limba.cli.train.train import run
+from limba.cli.train import run
 for arguments in json.loads(sys.argv[1]):
     run(arguments)
 """

@@ -13,8 +13,8 @@ import transformers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tasks.demo  # noqa: F401  registers the task
-from limba.cli.use import generate
-from limba.cli.use import huggingface as exports
+from limba.cli import convert as exports
+from limba.cli import generate
 from limba.config import (
     CheckpointConfig,
     DataConfig,

@@ -16,8 +16,7 @@ import seqio
 import tensorflow as tf
 from etils import epath
 
-from limba.cli import main
-from limba.cli.runs import skipped
+from limba.cli import main, skipped
 from limba.config import CheckpointConfig, ConfigError, EvaluationConfig, InputError
 from limba.data.objectives import span_corruption, tokenize_documents
 from limba.data.sources import FileSource

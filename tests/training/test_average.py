@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from limba.cli.use import convert
+from limba.cli import convert
 from limba.config import (
     CheckpointConfig,
     DataConfig,

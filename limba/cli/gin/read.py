@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from limba.cli import task_modules
 from limba.cli.gin.resolve import MODEL, RUN, Node, Tree
 from limba.cli.gin.statements import (
     REQUIRED,
@@ -30,6 +29,7 @@ from limba.cli.gin.statements import (
 from limba.cli.gin.text import text_of
 from limba.config import InputError, ModelConfig, RunConfig
 from limba.config.errors import named
+from limba.data import task_modules
 
 
 class GinRun(NamedTuple):

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from limba import config, toolbox
-from limba.cli.arguments import did_you_mean, nearest
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
 from limba.config import InputError, plain
-from limba.config.errors import Open
+from limba.config.errors import Open, did_you_mean, nearest
 from limba.config.optimizer import fields_of, foreign_fields
 
 RUN, MODEL, OPTIMIZER = "config.RunConfig", "config.ModelConfig", "config.OptimizerConfig"
@@ -184,9 +183,9 @@ def _check_class(name: str, place: str, field: str = "") -> None:
 
 
 def _advice(name: str, field: str = "") -> str:
-    """Returns the end of a sentence about a name that is none of ours, which may be T5X's."""
-    t5x = toolbox.find("T5X names")
-    return t5x.advice(name, CLASSES, field) if t5x else did_you_mean(name, CLASSES)
+    """Returns the end of a sentence about a name that is none of ours, which may be another trainer's."""
+    migrate = toolbox.find("migrate")
+    return migrate.advice(name, CLASSES, field) if migrate else did_you_mean(name, CLASSES)
 
 
 def _check_names(source: Source) -> None:
@@ -210,8 +209,8 @@ def _check_names(source: Source) -> None:
                     raise InputError(f"{binding.place} gives {leaf}, a class; write {leaf}() for an object of it.")
     for binding in source.bindings:
         if not binding.field and binding.name not in used:
-            t5x = toolbox.find("T5X names")
-            is_theirs = t5x is not None and binding.name in t5x.OURS
+            migrate = toolbox.find("migrate")
+            is_theirs = migrate is not None and migrate.is_macro(binding.name)
             near = _advice(binding.name) if is_theirs else did_you_mean(binding.name, used)
             right = t5x.OURS[binding.name] if t5x and is_theirs else nearest(binding.name, used)
             fix = f"{right} = {binding.value!r}" if right else None

@@ -19,9 +19,9 @@ from typing import Any
 
 from gin import config_parser
 
-from limba.cli.arguments import did_you_mean, nearest
-from limba.cli.task_modules import ROOT
 from limba.config import InputError, kinds, plain
+from limba.config.errors import did_you_mean
+from limba.data.task_modules import ROOT
 
 OWN_FILE = "config.gin"  # in a run's MODEL_DIR
 MOST_FILES, MOST_LETTERS = 100, 2_000_000  # of one run; a file counts each time it is included

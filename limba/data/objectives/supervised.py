@@ -20,8 +20,6 @@ from limba.data.packing import FEATURES
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
-T5_OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
-T5_MODULES = ("t5.data", toolbox.TOOLS["t5"].rpartition(".")[0])
 TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
@@ -63,9 +61,10 @@ def is_supervised(task: seqio.Task) -> bool:
 
 
 def has_objective(task: seqio.Task) -> bool:
-    """Returns whether the task has one of t5's objectives, of the package t5 or of the names here."""
+    """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
+    migrate = toolbox.find("migrate")
     modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)
-    return any(name in T5_OBJECTIVES and module.startswith(T5_MODULES) for name, module in modules)
+    return any(migrate and migrate.is_objective(name, module) for name, module in modules)
 
 
 def name_of(step: Callable[..., object]) -> str:

@@ -8,7 +8,6 @@ that is killed.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import math
 import os
@@ -24,9 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from limba import toolbox
 from limba.config import DataConfig, InputError, RestartError
 from limba.config.environment import console
+from limba.data import task_modules
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.stream.positions import PositionError, advanced
 from limba.data.stream.protocol import Stream
@@ -332,10 +331,7 @@ def serve(file_descriptor: int) -> None:
 
 
 def _open(recipe: Recipe) -> TrainStream:
-    if t5 := toolbox.find("t5"):
-        t5.install()  # as the command that started this process did
-    for module in recipe.config.task_modules:
-        importlib.import_module(module)
+    task_modules.import_all(recipe.config.task_modules)
     task = pinned(resolve_task(recipe.config, recipe.directory), recipe.revisions)
     return TrainStream(task, recipe.lengths, recipe.config, recipe.shards, recipe.num_processes, recipe.deal)
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import seqio
 from seqio import Vocabulary as Vocabulary
-from seqio import vocabularies
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content, place_of
@@ -32,6 +31,7 @@ NUM_SENTINELS = 100
 ROWS_MULTIPLE = 128
 BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
+_PATH = "_sentencepiece_model_file"  # in the state of seqio's vocabulary
 SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
@@ -45,11 +45,11 @@ class SentencePieceVocabulary(seqio.SentencePieceVocabulary):
 
     def _model_context(self) -> Any:
         if not self._model:
-            overrides = self._normalizer_spec_overrides
-            serialized = overrides.SerializeToString(deterministic=True) if overrides else None
-            path = self._sentencepiece_model_file
-            self._model = _model_at(*_file_at(path), self._extra_ids, serialized, self._reverse_extra_ids)
-        return super()._model_context()
+            opened = seqio.SentencePieceVocabulary.__new__(seqio.SentencePieceVocabulary)
+            state: Any = self.__getstate__()
+            opened.__setstate__({**state, _PATH: _copy_of(*_file_at(self.sentencepiece_model_file))})
+            self._model = opened._model_context()
+        return self._model
 
 
 def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
@@ -61,11 +61,17 @@ def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
 
 
 @functools.cache
-def _model_at(address: str, _: tuple[int, ...], *choices: Any) -> Any:
-    with tempfile.NamedTemporaryFile(suffix=".model") as file:
+def _copy_of(address: str, _: tuple[int, ...]) -> str:
+    """Returns a local file with the content of an address, which stays as long as this process."""
+    file = tempfile.NamedTemporaryFile(suffix=".model", dir=_folder().name, delete=False)
+    with file:
         file.write(content(address))
-        file.flush()
-        return vocabularies._load_model(file.name, *choices)
+    return file.name
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="limba-vocabularies-")
 
 
 def address_of(vocabulary: Any) -> str | None:
@@ -89,7 +95,7 @@ def of_run(vocabulary: seqio.Vocabulary, directory: str | None) -> seqio.Vocabul
         return vocabulary
     ours = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
     state: Any = vocabulary.__getstate__()
-    ours.__setstate__({**state, "_sentencepiece_model_file": place})
+    ours.__setstate__({**state, _PATH: place})
     return ours
 
 

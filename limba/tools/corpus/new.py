@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.cli import task_modules
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 from limba.config.errors import named
+from limba.data import task_modules
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey

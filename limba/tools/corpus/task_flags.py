@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from limba.cli import task_modules
 from limba.cli.arguments import Parser
 from limba.config import DataConfig, InputError, environment
+from limba.data import task_modules
 
 # What messages call a field in these commands.
 NAMES = {

@@ -10,24 +10,19 @@ from etils import epath
 from limba.cli.gin.statements import Macro, Reference, Source, read_text
 from limba.config import ModelConfig
 from limba.formats import t5x
-from limba.inference.source import VocabularyName, t5x_network
+from limba.inference.source import VocabularyName
 from limba.storage import files
 
 _FIELDS = {entry.name for entry in dataclasses.fields(ModelConfig)}
 _TRAINING_ONLY = {"dropout_rate", "dtype", "remat", "scan_layers", "attention"}
 
 
-def read(place: epath.Path) -> tuple[ModelConfig, VocabularyName | None] | None:
-    """Returns the network and the vocabulary of the T5X run or checkpoint at `place`; None if it is neither.
+def read(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns the network and the vocabulary of the T5X run or checkpoint at `place`.
 
-    Fields that config.gin does not set, or all fields if it does not exist, follow from the arrays' shapes.
+    `network` is what follows from the arrays' shapes; fields that config.gin sets replace its own.
     """
-    is_one = t5x.is_t5x(place)
-    found = {0: place} if is_one else t5x.checkpoints_of(place)
-    if not found:
-        return None
-    network = t5x_network(found[max(found)])
-    folders = (place, place.parent) if is_one else (place,)
+    folders = (place, place.parent) if t5x.is_t5x(place) else (place,)
     file = next((folder / "config.gin" for folder in folders if (folder / "config.gin").exists()), None)
     if file is None:
         return network, None

@@ -1,4 +1,4 @@
-"""The weights of a pytorch_model.bin, by PyTorch's names, read without torch: a zip or a stream with a pickle.
+"""The weights of a pytorch_model.bin, read without torch and written as model.safetensors: a zip or a stream, a pickle.
 
 No pickle is loaded: its instructions are followed here, and only those that make tables of tensors are known. So a file
 of somebody else runs nothing. (torch/serialization.py has both forms: `_save` the zip of version 1.6 and later,
@@ -7,9 +7,13 @@ of somebody else runs nothing. (torch/serialization.py has both forms: `_save` t
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
+import logging
 import math
 import mmap
+import os
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +26,12 @@ import numpy as np
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.formats.names import files_of_index
+from limba.storage.files import private_folder
 
+logger = logging.getLogger(__name__)
+
+INDEX, WRITTEN = "pytorch_model.bin.index.json", "model.safetensors"
+CACHE = "~/.cache/limba/safetensors"  # for folders that cannot be written
 MAGIC = 0x1950A86A20F9469CFC6C  # of a stream: its first pickle
 ZIP = b"PK\x03\x04"
 TAR_MARK = (257, b"ustar")  # where a tar file has it; older ones begin with this name:
@@ -78,6 +87,67 @@ class _Tensor:
     strides: tuple[int, ...]
 
 
+def as_safetensors(folder: Path) -> Path:
+    """Returns a folder with the weights of `folder` as model.safetensors, float32: itself, or one in CACHE.
+
+    They are written once, beside the pytorch_model.bin if the folder can be written, and again when that changes. A
+    folder that somebody else has written safetensors to is returned as it is. Raises InputError as BinFolder.
+    """
+    own = folder / WRITTEN
+    if own.with_name(f"{WRITTEN}.index.json").exists() or (own.exists() and not _mark(own)):
+        return folder
+    files = [(name, (folder / name).stat()) for name in _names(folder) if (folder / name).exists()]
+    mark = " ".join(f"{name} {about.st_size} {about.st_mtime_ns}" for name, about in files)
+    kept = Path(CACHE).expanduser() / hashlib.blake2b(f"{folder.resolve()} {mark}".encode(), digest_size=12).hexdigest()
+    for place in (folder, kept):
+        if _mark(place / WRITTEN) == mark:
+            return place
+    arrays = BinFolder(folder)
+    try:
+        _write(folder, arrays, mark)
+    except OSError:
+        _write(private_folder(kept), arrays, mark)
+        folder = kept
+    logger.warning("The weights of %s are now in %s too, which is read from now on.", arrays.path, folder / WRITTEN)
+    return folder
+
+
+def _names(folder: Path) -> list[str]:
+    index = folder / INDEX
+    return files_of_index(index) if index.exists() else ["pytorch_model.bin"]
+
+
+def _mark(path: Path) -> str:
+    """Returns which files a model.safetensors was made from here; "" for another one, or none."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), BYTES_OF_PICKLE)))
+        return str(header["__metadata__"]["made_from"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def _write(folder: Path, arrays: BinFolder, mark: str) -> None:
+    """Writes all arrays, one after the other; the file has its name when it is whole."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "made_from": mark}}
+    end = 0
+    for name in arrays:
+        shape, start = arrays.shape(name), end
+        end += 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    partial = folder / f".{WRITTEN}.{os.getpid()}"
+    try:
+        with partial.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in arrays:
+                file.write(np.ascontiguousarray(arrays[name], "<f4").data)
+            os.fsync(file.fileno())
+        partial.replace(folder / WRITTEN)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 class BinFolder(Mapping[str, np.ndarray]):
     """The arrays of `pytorch_model.bin`, or of the files that its index names, as float32; each is read on access.
 
@@ -87,10 +157,8 @@ class BinFolder(Mapping[str, np.ndarray]):
 
     def __init__(self, directory: str | Path):
         self.path = Path(directory)
-        index = self.path / "pytorch_model.bin.index.json"
-        names = files_of_index(index) if index.exists() else ["pytorch_model.bin"]
         self._places: dict[str, tuple[_File, _Tensor]] = {}
-        for name in names:
+        for name in _names(self.path):
             file = _File(self.path / name)
             self._places |= {key: (file, tensor) for key, tensor in file.tensors.items()}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.cli.arguments import Parser
-from limba.cli.use.model import add_gin_flags, run_of_gin_files
+from limba.cli.model import add_gin_flags, run_of_gin_files
 from limba.config import InputError, RunConfig, environment, plain
 from limba.tools.pages import serving
 

@@ -12,7 +12,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from limba.cli.runs.skipped import _check_ended
+from limba.cli.skipped import _check_ended
 from limba.config import ConfigError, DataConfig, InputError
 from limba.data.deal import deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents

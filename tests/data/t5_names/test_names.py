@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError
 from limba.data import function_tasks as foreign
+from limba.data import task_modules
 from limba.data.objectives.supervised import is_supervised
 from limba.data.sources import FileSource
 from limba.data.stream.shard import source_errors
@@ -26,9 +27,9 @@ from tests.data.objectives.test_objectives import GoldenVocabulary, features
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "span_corruption.json").read_text())
-finder.install()
-preprocessors = importlib.import_module("t5.data.preprocessors")
-metrics = importlib.import_module("t5.evaluation.metrics")
+with finder.importing():
+    preprocessors = importlib.import_module("t5.data.preprocessors")
+    metrics = importlib.import_module("t5.evaluation.metrics")
 
 
 def stream(documents):
@@ -46,16 +47,17 @@ def texts(*values):
 
 
 def test_modules_are_found_and_unknown_names_are_named():
-    import t5.data
-    from t5.data import preprocessors as again  # noqa: F401
+    with finder.importing():
+        import t5.data
+        from t5.data import preprocessors as again  # noqa: F401
 
     assert t5.data.ByteVocabulary is seqio.ByteVocabulary
     assert t5.data.get_default_vocabulary().extra_ids == 100
     with pytest.raises(AttributeError, match="t5.data.preprocessors.glue is not one of the names of t5"):
         preprocessors.glue  # noqa: B018
-    with pytest.raises(ImportError, match="glue"):
+    with finder.importing(), pytest.raises(ImportError, match="glue"):
         from t5.data.preprocessors import glue  # noqa: F401
-    with pytest.raises(ModuleNotFoundError, match="t5.models"):
+    with finder.importing(), pytest.raises(ModuleNotFoundError, match="t5.models"):
         import t5.models
 
 
@@ -65,7 +67,8 @@ def test_an_installed_package_has_priority(tmp_path, monkeypatch):
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "t5"}
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        assert importlib.import_module("t5").REAL
+        with finder.importing():
+            assert importlib.import_module("t5").REAL
     finally:
         del sys.modules["t5"]
         sys.modules.update(kept)
@@ -218,7 +221,7 @@ def test_metrics_are_as_documented():
 
 def test_a_streaming_task_is_told_how_it_resumes(caplog, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "cli" / "t5x"))
-    importlib.import_module("ro_t5x_tasks")
+    task_modules.import_all(["ro_t5x_tasks"])
     foreign.warn_of_function.cache_clear()
     config = DataConfig("ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte")
     with caplog.at_level(logging.WARNING):
@@ -269,29 +272,47 @@ def test_a_function_that_fails_is_one_sentence():
 
 
 def test_a_module_of_2022_calls_todays_datasets(tmp_path):
-    """In a process of its own, which imports `datasets` after the names are there, by each of the ways."""
+    """By each of the ways, at its import and later; the rest of the process finds today's `datasets`, and no t5."""
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "train.jsonl").write_text(json.dumps({"text": "Un text scurt."}) + "\n")
     (tmp_path / "theirs.py").write_text(
-        "from datasets import load_dataset\nimport datasets\n"
-        "for load in (load_dataset, datasets.load_dataset):\n"
+        "from datasets import load_dataset\nimport datasets, their_part, t5.data.preprocessors\n"
+        "def texts(load):\n"
         f"    found = load(path={str(tmp_path / 'corpus')!r}, use_auth_token=True, streaming=True)\n"
-        "    print([item['text'] for item in found['train']])\n"
-        "print(datasets.__spec__.loader.__class__.__module__)\n"
+        "    return [item['text'] for item in found['train']]\n"
+        "def later():\n    import t5.evaluation.metrics\n    from datasets import load_dataset as load\n"
+        "    return texts(load), t5.evaluation.metrics.bleu\n"
+        "print(texts(load_dataset))\n"
     )
-    program = "from limba.tools.migrate.t5_names import finder; finder.install(); finder.install(); import theirs"
+    (tmp_path / "their_part.py").write_text("from t5.data import postprocessors\n")
+    program = """import sys
+from limba.config import environment
+from limba.data import task_modules
+environment.set_variables()  # as a command, with its own finder of modules
+task_modules.import_all(["theirs"])
+import datasets, theirs
+print(theirs.texts(theirs.datasets.load_dataset))
+print(theirs.later()[0])
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("limba.tools")]
+assert not [name for name in sys.modules if name.partition(".")[0] == "t5"]
+assert not hasattr(datasets.load_dataset, "__wrapped__") and type(theirs.datasets) is not type(datasets)
+try:
+    import t5
+except ModuleNotFoundError:
+    print("no t5")
+"""
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "HF_HOME": str(tmp_path / "hf")},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.splitlines() == ["['Un text scurt.']"] * 2 + ["_frozen_importlib_external"]
+    assert run.stdout.splitlines() == ["['Un text scurt.']"] * 3 + ["no t5"]
 
 
 def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
     """Inputs have no end of sequence, since the task registers only targets: as in T5X."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "cli" / "t5x"))
-    importlib.import_module("ro_t5x_tasks")
+    task_modules.import_all(["ro_t5x_tasks"])
     (tmp_path / "corpus.txt").write_text("Un text scurt, dar destul de lung.\n" * 40)
     config = DataConfig(
         "ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte", data_files=str(tmp_path / "corpus.txt")

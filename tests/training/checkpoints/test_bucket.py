@@ -20,7 +20,7 @@ import contextlib, io, json, logging, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli.runs import verify
+from limba.cli import verify
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 run = epath.Path("gs://bucket/run")

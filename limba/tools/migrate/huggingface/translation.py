@@ -17,12 +17,16 @@ from typing import Any
 from limba.cli.gin import GinRun, read_run
 from limba.config import InputError, ModelConfig
 from limba.config.secrets import without_credentials
-from limba.tools.migrate.huggingface import agreement, keys, pairs, precision
-from limba.tools.migrate.huggingface.command_line import parse as parse
+from limba.tools.migrate.huggingface import keys, pairs
 from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
 from limba.tools.migrate.huggingface.values import read_values
 
 NEVER = 10**9  # steps
+DTYPES = {
+    "no": "float32", "fp32": "float32", "float32": "float32", "auto": "float32",
+    "bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
+}  # fmt: skip
+LEAST_CAPABILITY = 8.0  # of an NVIDIA card with bfloat16: the A100 and later
 
 
 class Translation:
@@ -102,7 +106,7 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
     translation = Translation(values, place, notes)
     if not translation.trains and translation.values.get("do_eval") is False:
         raise InputError(f"{place} gives do_train False and do_eval False, which is nothing to do; set one to true.")
-    agreement.check(translation)
+    _check_agreement(translation)
     for key, (name, _) in keys.PLAIN.items():
         if values.get(key) is not None:
             translation.set(name, values[key], key)
@@ -129,6 +133,72 @@ def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> 
     if values.get("do_predict"):
         translation.notes.append(f"do_predict: after the run, limba generate {output} --input=FILE writes the texts.")
     return translation
+
+
+def _check_agreement(translation: Translation) -> None:
+    """Raises InputError for two keys of which only one can be meant; those of one meaning are checked where read."""
+    values = translation.values
+    translation.one_of("eval_strategy", "evaluation_strategy")
+    strategy, key = translation.get("eval_strategy", "evaluation_strategy")
+    optimizer = values.get("optim")
+    contradictions = (
+        (values.get("adafactor") is True and optimizer not in (None, "adafactor"), "adafactor", "optim"),
+        (bool(values.get("warmup_ratio")) and bool(values.get("warmup_steps")), "warmup_ratio", "warmup_steps"),
+        (values.get("do_eval") is False and strategy not in (None, "no"), "do_eval", key),
+    )
+    for is_given, first, second in contradictions:
+        if is_given:
+            raise InputError(
+                f"{translation.place} gives {first} {values[first]!r} and {second} {values[second]!r}, which contradict"
+                " each other; leave one out."
+            )
+
+
+def dtype_of(translation: Translation) -> tuple[str, str]:
+    """Returns the dtype of the activations and what it comes from; InputError for keys that disagree.
+
+    float16 becomes bfloat16 where the device has it: as fast, and nothing overflows.
+    """
+    claims: dict[str, str] = {}  # key -> dtype
+    for key in ("mixed_precision", "dtype", "torch_dtype"):
+        value = translation.values.get(key)
+        if value is None:
+            continue
+        if value not in DTYPES:
+            raise InputError(f"{translation.place} gives {key} {value!r}; give no, bf16, fp16 or float32.")
+        claims[key] = DTYPES[value]
+    for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if translation.values.get(key):
+            claims[key] = dtype
+    if len(set(claims.values())) > 1:
+        first, *others = claims
+        other = next(key for key in others if claims[key] != claims[first])
+        raise InputError(
+            f"{translation.place} gives {first} {translation.values[first]!r} and {other}"
+            f" {translation.values[other]!r}, which are {claims[first]} and {claims[other]}; leave one out."
+        )
+    if not claims:
+        return "float32", "mixed_precision"
+    key, dtype = next(iter(claims.items()))
+    if dtype != "float16":
+        return dtype, key
+    name = lacks_bfloat16()
+    if name:
+        translation.notes.append(f"{key}: {name} has no bfloat16, so float16 with dynamic loss scaling.")
+        return "float16", key
+    translation.notes.append(f"{key}: this device has bfloat16, which is as fast as float16 and does not overflow.")
+    return "bfloat16", key
+
+
+def lacks_bfloat16() -> str:
+    """Returns the name of this process's device if it computes in float16 and not in bfloat16, else an empty text."""
+    import jax
+
+    from limba.model.kernels.choose import compute_capability
+
+    device = jax.devices()[0]
+    capability = compute_capability(device)
+    return device.device_kind if 0 < capability < LEAST_CAPABILITY else ""
 
 
 def folder_of(name: str, weights: bool) -> Path:
@@ -167,7 +237,7 @@ def _model(translation: Translation) -> None:
         translation.set("INITIAL_CHECKPOINT_PATH", _with_revision(translation, start), start_key)
     elif translation.has_pairs:
         translation.set("INITIAL_CHECKPOINT_PATH", None, key)
-    dtype, key = precision.dtype_of(translation)
+    dtype, key = dtype_of(translation)
     translation.set("DTYPE", dtype, key)
     if translation.get("gradient_checkpointing", "activation_checkpointing")[0]:
         translation.set("REMAT", "full", "gradient_checkpointing")

@@ -1,17 +1,22 @@
-"""The values of a script's configuration, from JSON and from its command line: checked, each of its key's kind."""
+"""The values of a script's configuration, from JSON and from its command line: checked, each of its key's kind.
+
+`python` or `accelerate launch` before a script becomes `limba train`; the script's own name may stay.
+"""
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import json
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from limba.cli.arguments import did_you_mean
 from limba.config import InputError, plain
-from limba.config.errors import reason_of
+from limba.config.errors import did_you_mean, reason_of
 from limba.tools.migrate.huggingface.keys import (
     ABOVE_ZERO,
     BY_DEFAULT,
@@ -26,6 +31,10 @@ from limba.tools.migrate.huggingface.keys import (
 
 PAGE = "docs/coming_from_huggingface.md"
 COMMAND_LINE = "The command line"
+OWN_FLAGS = ("gin_file", "json", "gin_search_paths", "profile", "help", "helpfull", "h")  # of limba train
+TRUTHS = {"true": True, "yes": True, "t": True, "y": True, "1": True}
+TRUTHS |= {"false": False, "no": False, "f": False, "n": False, "0": False}
+_FLAG = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 def read_values(path: str | None, flags: Mapping[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
@@ -113,3 +122,93 @@ def _spelled(kind: type, value: Any) -> Any:
     except ValueError:
         return value
     return int(number) if kind is int and math.isfinite(number) and number == int(number) else number
+
+
+class Arguments(NamedTuple):
+    """What a script's command line gives, and what is left of it for `limba train`."""
+
+    json: str | None
+    flags: dict[str, Any]
+    rest: list[str]
+
+
+def parse(argv: Sequence[str]) -> Arguments | None:
+    """Returns what the arguments give if they are those of a script, or name a .json file; else None.
+
+    Raises InputError for a flag without its value, and for a gin file beside them.
+
+    >>> parse(["run_t5_mlm.py", "--model_name_or_path", "t5-small", "--do_train", "--max_steps=20"]).flags
+    {'model_name_or_path': 't5-small', 'do_train': True, 'max_steps': '20'}
+    >>> parse(["gin/demo.gin", "--gin.TRAIN_STEPS=20"]) is None, parse(["config.json"]).json
+    (True, 'config.json')
+    """
+    if not _is_of_script(argv):
+        return None
+    json_file, flags, rest = None, {}, []
+    waiting = list(argv)
+    while waiting:
+        argument = waiting.pop(0)
+        match = _FLAG.fullmatch(argument)
+        if match is None or argument.startswith("--gin."):
+            if argument.endswith(".json") and json_file is None:
+                json_file = argument
+            elif not argument.endswith(".py"):
+                rest.append(argument)
+            continue
+        name, value = match["name"].replace("-", "_"), match["value"]
+        if name in OWN_FLAGS:
+            rest.append(argument)
+            if value is None and name in ("gin_file", "json", "gin_search_paths") and waiting:
+                rest.append(waiting.pop(0))
+        elif name.startswith("no_") and name.removeprefix("no_") in KNOWN and name not in KNOWN:
+            flags[name.removeprefix("no_")] = False
+        else:
+            flags[name] = _value(name, value, waiting)
+    if files := [argument for argument in rest if argument.endswith(".gin")]:
+        given = json_file or f"--{next(iter(flags))}"
+        raise InputError(f"Both {given} and the gin file {files[0]} are given; give one, and --gin.NAME=VALUE.")
+    if lost := [argument for argument in rest if not _is_flag(argument) and argument not in _values_of(rest)]:
+        raise InputError(f"The argument {lost[0]} is not known: it is the value of no flag; write --NAME VALUE.")
+    if json_file and any(argument.startswith("--json") for argument in rest):
+        raise InputError(f"Both {json_file} and --json are given; give one.")
+    return Arguments(json_file, flags, rest)
+
+
+def _values_of(rest: Sequence[str]) -> list[str]:
+    """Returns the arguments that follow a flag of limba train."""
+    return [after for flag, after in itertools.pairwise(rest) if flag.startswith("--") and "=" not in flag]
+
+
+def _value(name: str, value: str | None, waiting: list[str]) -> Any:
+    """Returns a flag's value, from behind its `=` or from the arguments that follow, which it then removes."""
+    several = [] if value is None else [value]
+    while value is None and waiting and not _is_flag(waiting[0]):
+        if several and name not in ("report_to", "include_for_metrics", "label_names", "fsdp", "debug"):
+            break
+        if KINDS.get(name) is bool and waiting[0].lower() not in TRUTHS:
+            break
+        several.append(waiting.pop(0))
+    if not several:
+        if name in KINDS and KINDS[name] is not bool and name != "use_auth_token":
+            raise InputError(f"--{name} has no value; write --{name}=VALUE.")
+        return True
+    if KINDS.get(name) is bool:
+        if several[0].lower() not in TRUTHS:
+            raise InputError(f"--{name} is {several[0]}; give true or false, or only --{name}.")
+        return TRUTHS[several[0].lower()]
+    return several[0] if len(several) == 1 else several
+
+
+def _is_flag(argument: str) -> bool:
+    return _FLAG.fullmatch(argument) is not None or argument.startswith("--gin.")
+
+
+def _is_of_script(argv: Sequence[str]) -> bool:
+    names = [match["name"].replace("-", "_") for each in argv if (match := _FLAG.fullmatch(each))]
+    if any(each.endswith((".json", ".py")) and not each.startswith("-") for each in argv):
+        return True
+    if any(name in KNOWN for name in names):
+        return True
+    has_run = any(each.endswith(".gin") or each.startswith(("--gin_file", "--json")) for each in argv)
+    unknown = [name for name in names if name not in OWN_FLAGS and not difflib.get_close_matches(name, OWN_FLAGS)]
+    return not has_run and any(difflib.get_close_matches(name, KNOWN, cutoff=0.8) for name in unknown)

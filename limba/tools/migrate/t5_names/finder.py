@@ -1,15 +1,24 @@
-"""Finds `t5`, `t5.data`, `t5.data.preprocessors`, … here if no package t5 is installed."""
+"""Finds `t5`, `t5.data`, `t5.data.preprocessors`, … for the user's task modules if no package t5 is installed.
+
+Only these modules find them: each is loaded with an import statement of its own, which looks here too. The rest of the
+process sees nothing of it, but while task modules are imported.
+"""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import functools
 import importlib
 import sys
-from collections.abc import Sequence
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
 from types import ModuleType
-
-from limba.tools.migrate.t5_names import old_datasets
+from typing import Any
 
 _HERE = "limba.tools.migrate.t5_names"
 # t5's module -> the module here whose public names it has; None: only a package
@@ -26,13 +35,139 @@ MODULES = {
 }
 PARTS = {"t5": ("data", "evaluation"), "t5.data": ("preprocessors", "postprocessors"), "t5.evaluation": ("metrics",)}
 PACKAGES = ("t5", "t5.data", "t5.evaluation")
+# t5's preprocessors that make inputs of one text: a task with one of them has no inputs of its own.
+OBJECTIVES = ("span_corruption", "iid_denoising", "prefix_lm", "full_lm", "unsupervised", "denoise")
+DATASETS, FUNCTION = "datasets", "load_dataset"
+OLD, NEW = "use_auth_token", "token"  # renamed in datasets 2.14, taken out in 3.0
+_LOCK = threading.RLock()  # tasks' functions may import in threads
 
 
-class _Loader(Loader):
-    """Makes a module that has the public names of one here."""
+def is_objective(name: str, module: str) -> bool:
+    """Returns whether a function is one of t5's objectives, of the package t5 or of the names here."""
+    return name in OBJECTIVES and module.startswith(("t5.data", _HERE))
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Inside, task modules are imported: these find `t5`, and `datasets` with its arguments of 2022, then and later.
+
+    `load_dataset` takes `use_auth_token`: True means the token that is there, if any; False none; a text that token.
+
+    >>> with importing():
+    ...     import t5.data.preprocessors
+    >>> t5.data.preprocessors.random_spans_helper(512, 0.15, 3.0, 1, 1)
+    (568, 114)
+    """
+    finder = _UsersModules()
+    sys.meta_path.insert(0, finder)
+    try:
+        with _names():
+            yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@contextlib.contextmanager
+def _names() -> Iterator[None]:
+    """Lets `import t5` find the names here, after every installed package."""
+    finder = _Names()
+    with _LOCK:
+        sys.meta_path.append(finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+            for name in MODULES:
+                if isinstance(sys.modules.get(name), _Module):
+                    del sys.modules[name]
+
+
+def _import(name: str, *rest: Any) -> ModuleType:
+    """The import statement of the user's modules."""
+    package = name.partition(".")[0]
+    if package == "t5":
+        with _names():
+            return builtins.__import__(name, *rest)
+    found = builtins.__import__(name, *rest)
+    return _Datasets(found) if found.__name__ == DATASETS else found
+
+
+class _UsersModules(MetaPathFinder):
+    """Finds the user's modules where the other finders do, and gives them `_import`."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # of the others now: one of them may ask all finders too
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in self._asked:
+            return None
+        self._asked.add(fullname)
+        try:
+            others = (finder for finder in sys.meta_path if finder is not self)
+            found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        finally:
+            self._asked.discard(fullname)
+        if found is not None and type(found.loader) is SourceFileLoader and _is_users(found):
+            found.loader = _Loader(found.loader.name, found.loader.path)
+        return found
+
+
+def _is_users(found: ModuleSpec) -> bool:
+    paths = sysconfig.get_paths()
+    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    is_library = any(Path(found.origin or "").is_relative_to(folder) for folder in libraries)
+    return not is_library and found.name.partition(".")[0] != "limba"
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+class _Datasets(ModuleType):
+    """The library `datasets`, whose `load_dataset` also takes the argument that it had in 2022."""
+
+    def __init__(self, library: ModuleType):
+        super().__init__(library.__name__)
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name)
+        return taking_old_arguments(found) if name == FUNCTION else found
+
+
+def taking_old_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `load_dataset`, which also takes `use_auth_token`.
+
+    >>> taking_old_arguments(lambda path, token=None: (path, token))("user/name", use_auth_token="hf_x")
+    ('user/name', 'hf_x')
+    """
+
+    @functools.wraps(function)
+    def load(*given: Any, **named: Any) -> Any:
+        if OLD in named:
+            value = named.pop(OLD)
+            named.setdefault(NEW, None if value is True else value)
+        return function(*given, **named)
+
+    return load
+
+
+class _Names(MetaPathFinder, Loader):
+    """Finds the modules of MODULES, and makes each of the public names of one here."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in MODULES:
+            return None
+        return ModuleSpec(fullname, self, is_package=fullname in PACKAGES, origin=_HERE)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Names(spec.name)
+        return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         source = MODULES[module.__name__]
@@ -43,7 +178,7 @@ class _Loader(Loader):
             importlib.import_module(f"{module.__name__}.{part}")
 
 
-class _Names(ModuleType):
+class _Module(ModuleType):
     """A module whose unknown names raise a sentence with the name."""
 
     def __getattr__(self, name: str) -> object:
@@ -51,29 +186,3 @@ class _Names(ModuleType):
             f"{self.__name__}.{name} is not one of the names of t5 that Limba knows; install the package t5, or write"
             " it into your module"
         )
-
-
-class Finder(MetaPathFinder):
-    """Finds the modules of MODULES; as the last finder, after every installed package."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in MODULES:
-            return None
-        return ModuleSpec(fullname, _Loader(), is_package=fullname in PACKAGES, origin=_HERE)
-
-
-def install() -> None:
-    """Lets `import t5` find the names here where no package t5 is installed. Imports nothing; may be called again.
-
-    `datasets.load_dataset` takes the argument of its earlier versions too.
-
-    >>> install()
-    >>> import t5.data.preprocessors
-    >>> t5.data.preprocessors.random_spans_helper(512, 0.15, 3.0, 1, 1)
-    (568, 114)
-    """
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
-    old_datasets.install()

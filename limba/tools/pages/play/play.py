@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.cli.use import model
-from limba.config import InputError
+from limba.config import InputError, environment
 from limba.config.errors import named
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
@@ -51,13 +51,15 @@ def run(argv: Sequence[str]) -> None:
             lambda port: Server(given.host, port, players, token), given.host, given.port, "--port"
         )
 
+    with environment.quiet_imports():
+        from limba.inference.load import load
     listening(()).server_close()  # before minutes are spent on a model
     steps = given.step or [None]
     chosen = [(name, step) for name in names for step in steps]
     players = []
     for name, step in chosen:
         with named(model.NAMES):
-            trained = model.load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
+            trained = load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
         label = label if label not in [each.name for each in players] else f"{label} (2)"

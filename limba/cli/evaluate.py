@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.cli.use import model
 from limba.config import InputError
 from limba.config.errors import named
 from limba.config.waiting import waiting

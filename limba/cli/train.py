@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> None:
         with environment.quiet_imports():
             given = parse_args(argv)
             if given.evaluation:
-                from limba.cli.use import evaluate
+                from limba.cli import evaluate
 
                 evaluate.run(given.evaluation)
                 return

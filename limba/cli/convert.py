@@ -1,4 +1,4 @@
-"""Checkpoints to Hugging Face's folders and back: the flags of `export` and `import`."""
+"""Converts models between Limba's, T5X's and Hugging Face's forms."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli.arguments import Parser
-from limba.cli.use import model
+from limba.cli import model
+from limba.cli.arguments import Parser, with_two_dashes
 from limba.config import CardConfig, InputError, environment, kinds
 from limba.config.errors import named, worded
 
-EXPORT = """Turns Limba or T5X checkpoints into folders for transformers, and proves that they give the same results.
+FORMS = ("huggingface", "t5x", "limba", "list")
+ABOUT = """Converts a model to folders for transformers and proves that each gives the same results. With --to it
+writes a T5X checkpoint, writes a Limba checkpoint from a Hugging Face folder or a hub id, or lists the arrays.
 
-    limba convert export MODEL_DIR [OUT_DIR] [--steps=all] [--dtype=bfloat16]
-    limba convert export MODEL_DIR --push=user/name --dry-run
+    limba convert MODEL_DIR OUT --steps=all
+    limba convert MODEL_DIR --push=user/name --dry-run
+    limba convert MODEL_DIR OUT --to=t5x
+    limba convert user/name[@revision] OUT --to=limba
+    limba convert MODEL_DIR --to=list
 
-OUT_DIR (default MODEL_DIR/huggingface) gets one folder step_<N> for each checkpoint. Finished folders are kept. A
-folder whose proof fails is renamed step_<N>.failed."""
-IMPORT = """Makes a Limba checkpoint at step 0 from a Hugging Face folder or a model of the hub.
+Folders for transformers go to MODEL_DIR/huggingface unless OUT is given, one step_<N> for each checkpoint. Finished
+folders are kept. A folder whose proof fails is renamed step_<N>.failed.
 
-    limba convert import DIR OUT
-    limba convert import user/name[@revision] OUT
-
-It reads model.safetensors, flax_model.msgpack and pytorch_model.bin, of which it runs nothing. A private model needs
-HF_TOKEN. OUT is for INITIAL_CHECKPOINT_PATH, which also takes the first two forms, and hub ids, directly."""
+A Hugging Face folder has model.safetensors, flax_model.msgpack or pytorch_model.bin, of which nothing is run; a private
+model needs HF_TOKEN. INITIAL_CHECKPOINT_PATH takes T5X's and Hugging Face's models directly."""
+T5X = {"inspect": "list", "export": "t5x"}  # limba t5x inspect|export, and what --to says of it
 NAMES = {f"CardConfig.{name}": f"--{name}" for name in ("language", "licence", "datasets")}
 NAMES |= {"`config`": "--config", "`vocabulary`": "--vocabulary"}
-USAGE = "usage: limba convert export|import ...; add --help to either for details."
 
 
 def add_export_flags(parser: Parser) -> None:
@@ -112,22 +113,78 @@ def import_model(source: str, out: str) -> None:
     print(worded(sentence, {"RunConfig.initial_checkpoint_path": "INITIAL_CHECKPOINT_PATH"}))
 
 
-def run(argv: Sequence[str]) -> None:
-    """Exports or imports, as the first argument says; raises InputError."""
+def list_arrays(path: str, npz: str | None) -> None:
+    """Prints the arrays of a checkpoint, and writes them to a .npz file if one is named; raises InputError."""
+    if npz:
+        kinds.check_local(npz, "--npz")
+    import numpy as np
+
+    from limba.export import t5x
+
+    tree, where = t5x.open_tree(path)
+    total = 0
+    for name in sorted(tree):
+        shape, dtype = tree.describe(name)
+        total += int(np.prod(shape)) if name.startswith("target/") else 0
+        print(f"{name}  {list(shape)}  {dtype}")
+    state = "" if getattr(tree, "has_optimizer", True) else f", {t5x.NO_STATE}"
+    print(f"{where}: step {int(np.asarray(tree['state/step'])):,}, {total:,} parameters{state}")
+    if npz:
+        t5x.write_npz(tree, npz)
+        print(f"arrays: {npz}")
+
+
+def run(argv: Sequence[str], command: str = "convert") -> None:
+    """Converts what the flags name; raises InputError."""
+    if argv[:1] in (["export"], ["import"]):  # as convert/convert.sh has them
+        argv = [*argv[1:], *(["--to=limba"] if argv[0] == "import" else [])]
+    form, parser = Parser(command, ABOUT, add_help=False), Parser(command, ABOUT)
+    for each in (form, parser):  # the form decides which other flags there are
+        each.add_argument("--to", choices=FORMS, default="huggingface", help="which form is written")
+    to = form.parse_known_args(with_two_dashes(argv))[0].to
+    parser.add_argument("objects", nargs="*", metavar="MODEL [OUT]", help="--model=MODEL --output=OUT mean the same")
+    parser.add_argument("--model", help="a run or one checkpoint; with --to=limba a folder or hub id")
+    parser.add_argument("--output", metavar="OUT", help="the folder that is written")
+    parser.add_argument("--npz", metavar="FILE.npz", help="with --to=list: write all arrays there")
+    if to == "huggingface":
+        add_export_flags(parser)
+    else:
+        parser.add_argument("--step", type=int, help="with --to=t5x: the newest unless given")
+        parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="with --to=t5x")
+    given = parser.parse(argv)
+    given.model_dir, given.out_dir = _model_and_output(given)
+    if to == "huggingface":
+        export(given)
+    elif to == "list":
+        list_arrays(given.model_dir, given.npz)
+    elif given.out_dir is None:
+        raise InputError(f"There is no OUT; write limba convert {given.model_dir} OUT --to={to}.")
+    elif to == "limba":
+        import_model(given.model_dir, given.out_dir)
+    else:
+        from limba.export import t5x
+
+        print(t5x.export(given.model_dir, given.out_dir, given.step, given.dtype))
+
+
+def run_t5x(argv: Sequence[str]) -> None:
+    """`limba t5x inspect MODEL` and `limba t5x export MODEL OUT`: convert, with --to=list and --to=t5x."""
     command, *rest = argv or ["--help"]
     if command in ("-h", "--help"):
-        print(USAGE)
-    elif command == "export":
-        parser = Parser("export", EXPORT, "limba convert")
-        parser.add_argument("model_dir", metavar="MODEL_DIR", help="a Limba or T5X run, or one of its checkpoints")
-        parser.add_argument("out_dir", metavar="OUT_DIR", nargs="?")
-        add_export_flags(parser)
-        export(parser.parse(rest))
-    elif command == "import":
-        parser = Parser("import", IMPORT, "limba convert")
-        parser.add_argument("source", metavar="DIR|user/name", help="a Hugging Face folder, or a hub id")
-        parser.add_argument("out", metavar="OUT", help="a new run directory; its checkpoint is OUT/checkpoints/0")
-        given = parser.parse(rest)
-        import_model(given.source, given.out)
+        print("usage: limba t5x inspect|export ...; add --help to either for details.")
+    elif command in T5X:
+        run([f"--to={T5X[command]}", *rest], f"t5x {command}")
     else:
-        raise InputError(f"The command {command} is not known; give export or import.")
+        raise InputError(f"The command {command} is not known; give inspect or export.")
+
+
+def _model_and_output(given: argparse.Namespace) -> tuple[str, str | None]:
+    """Returns MODEL and OUT, each an argument or its flag; raises InputError."""
+    rest = list(given.objects)
+    model = given.model or (rest.pop(0) if rest else None)
+    out = given.output or (rest.pop(0) if rest else None)
+    if model is None:
+        raise InputError("There is no MODEL; write limba convert MODEL [OUT], or see --help.")
+    if rest:
+        raise InputError(f"The argument {rest[0]} is one too many; write limba convert MODEL [OUT].")
+    return model, out

@@ -8,10 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from limba.cli import model, train
 from limba.cli.arguments import Parser
 from limba.cli.gin.statements import OWN_FILE
-from limba.cli.train import train
-from limba.cli.use import model
 from limba.config import InputError, environment
 from limba.config.errors import named
 from limba.sharding import preemption
@@ -120,10 +119,9 @@ def _chosen(given: argparse.Namespace) -> Branch:
 
 def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> GinRun:
     """Returns the run of a directory with the overrides of the flags, between the fields `before` and the `fixed`."""
-    from limba.cli import task_modules
     from limba.cli.gin import GinRun
     from limba.cli.gin.read import read_changed
-    from limba.inference.source import check_imports
+    from limba.inference.source import import_tasks
     from limba.storage.files import read_text
     from limba.training.checkpoints.branches import changed
 
@@ -136,8 +134,5 @@ def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], 
             f"--gin.{given.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"
             " out."
         )
-    for module in run.data.task_modules:
-        check_imports([module], source.path, given.imports, str(source.directory))
-        task_modules.check(module, f"{source.path} imports")
-    task_modules.import_all(run.data.task_modules)
+    import_tasks(run.data.task_modules, source.path, given.imports, str(source.directory))
     return GinRun(changed(run, {**before, **fixed}), "", {})

@@ -5,6 +5,7 @@ Both come after all that is installed, so that no file there replaces a library.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -14,9 +15,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli.arguments import did_you_mean, nearest
+from limba import toolbox
 from limba.config import InputError
-from limba.config.errors import reason_of
+from limba.config.errors import did_you_mean, reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
 # The folder that holds gin/ and tasks/: the repository, or in an installed package limba/shipped.
@@ -40,20 +41,30 @@ def all_names() -> list[str]:
 
 def import_all(modules: Sequence[str]) -> None:
     """Imports the modules, which `check` has found; takes seconds, because seqio imports TensorFlow."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise InputError(f"The module {module} imports {error.name}, which is not installed.") from error
-        except Exception as error:  # of the user's own code
-            raise InputError(f"The module {module} fails when it is imported: {_told(error)}; correct it.") from error
+    with _foreign_names():
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise InputError(f"The module {module} imports {error.name}, which is not installed.") from error
+            except Exception as error:  # of the user's own code
+                raise InputError(
+                    f"The module {module} fails when it is imported: {_told(error)}; correct it."
+                ) from error
+
+
+def _foreign_names() -> contextlib.AbstractContextManager[None]:
+    """Lets modules that were written for another trainer find what they import, if a tool has it."""
+    migrate = toolbox.find("migrate")
+    return migrate.importing() if migrate else contextlib.nullcontext()
 
 
 def _is_found(module: str) -> bool:
     if not {"", os.getcwd()} & set(sys.path):  # at the end, and not before it is needed: what lies there may be theirs
         sys.path.append(os.getcwd())
     try:
-        return importlib.util.find_spec(module) is not None
+        with _foreign_names():
+            return importlib.util.find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # ValueError: a text that is no module's name
         return False
 

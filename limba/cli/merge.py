@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.cli.use import model
 from limba.config import InputError, environment
 from limba.config.errors import named
 
@@ -22,6 +23,10 @@ checkpoints unless CHECKPOINTS_KEPT says otherwise.
 Of several runs of the same network the newest checkpoints are averaged. OUT/merge.json says which steps are in the
 average, and with which weights. Optimizer state and data position are those of the newest step."""
 NAMES = {f"`{name}`": f"--{name}" for name in ("last", "steps", "weights", "shape", "ema_decay")}
+
+
+MACRO = re.compile(r"^MODEL_DIR = .*(?:\n {4}.*)*$", re.MULTILINE)
+FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.MULTILINE)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -47,7 +52,6 @@ def run(argv: Sequence[str]) -> None:
     if given.steps is not None and not re.fullmatch(r"\d+(,\d+)*", given.steps):
         raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
     with environment.quiet_imports(), named(NAMES):
-        from limba.cli.gin.moved import text_in
         from limba.export import merging
 
         weighting = merging.Weighting(given.weights, given.ema_decay, given.shape)
@@ -57,4 +61,17 @@ def run(argv: Sequence[str]) -> None:
             raise InputError("Several runs are named, so the result has no name; give --output=DIR.")
         directory = str(sources[-1].directory).rstrip("/")
         out = given.output or f"{directory}-merge-{parts[-1].step}-{given.weights}-{len(parts)}"
-        print(merging.merge(parts, weighting, out, text_in(parts[-1].source.directory, out)))
+        print(merging.merge(parts, weighting, out, _text_in(parts[-1].source.directory, out)))
+
+
+def _text_in(directory: Any, out: str) -> dict[str, str]:
+    """Returns {"config.gin": the text of a run's, with `out` as its MODEL_DIR}; {} if the run has none."""
+    from limba.cli.gin.statements import OWN_FILE
+    from limba.storage.files import read_text, resolved
+
+    file = directory / OWN_FILE
+    if not file.exists():
+        return {}
+    place = repr(str(resolved(out)))
+    text = MACRO.sub(lambda _: f"MODEL_DIR = {place}", read_text(file))
+    return {OWN_FILE: FIELD.sub(lambda _: f"config.RunConfig.model_dir = {place}", text)}

@@ -8,9 +8,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from limba.cli import task_modules
 from limba.cli.arguments import Parser
-from limba.cli.use.model import NAMES, add_import_flag, find_plugins
+from limba.cli.model import NAMES, add_import_flag
 from limba.config import InputError, RunConfig, environment
 from limba.config.errors import named, reason_of
 
@@ -50,10 +49,6 @@ def run(argv: Iterable[str]) -> None:
         config = source.read_config(directory)
     if not isinstance(config, RunConfig):
         raise InputError(f"{given.model} is an imported model, not a run; name the MODEL_DIR of a run.")
-    source.check_imports(config.data.task_modules, given.model, given.imports, str(directory))
-    find_plugins()
-    for module in config.data.task_modules:
-        task_modules.check(module, f"{given.model} imports")  # also finds the modules that Limba ships
     run_of = source.Source(given.model, directory, {}, source.LIMBA, config.model, config, imports=tuple(given.imports))
     entries = ledger.entries_of(read_text(path), str(path))
     found = list(_documents(run_of, entries, given.all_rows))

@@ -1,4 +1,4 @@
-"""`limba status`: how a run is getting on."""
+"""`limba status`: a run's progress."""
 
 from __future__ import annotations
 

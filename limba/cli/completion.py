@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
 from limba.cli.arguments import Parser, parser_of
-from limba.cli.task_modules import ROOT
 from limba.config import InputError
+from limba.data.task_modules import ROOT
 
 ABOUT = """Prints the script with which a shell completes limba's commands, flags, their values, gin names and files.
 
@@ -49,13 +48,13 @@ class Finder(CompletionFinder):
 
 def answer() -> None:
     """Writes the completions of the line that the shell's script has put into the environment, and ends the process."""
-    from limba.cli.main import COMMANDS
+    from limba.cli.main import COMMANDS, program_of
 
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()[1:]
     limba = argparse.ArgumentParser("limba")
     commands = limba.add_subparsers()
-    for name, (module, about) in COMMANDS.items():
-        parser = parser_of(importlib.import_module(module).run, words[1:-1]) if words[:1] == [name] else None
+    for name, (_, about) in COMMANDS.items():
+        parser = parser_of(program_of(name), words[1:-1]) if words[:1] == [name] else None
         command = commands.add_parser(name, help=about, add_help=False, parents=[parser] if parser else [])
         _prepare(command, name)
     Finder()(limba, always_complete_options=False)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from limba.cli.flags import parse_args
-from limba.cli.task_modules import ROOT
 from limba.config import DataConfig, InputError, RestartError, RunConfig, environment
 from limba.config.errors import named
+from limba.data.task_modules import ROOT
 
 if TYPE_CHECKING:
     from limba.inference import gaps
@@ -104,11 +104,11 @@ def _convert(
     model_dir: str, step: int, masked: Sequence[str], pieces: gaps.Pieces, ours: Sequence[Sequence[Sequence[gaps.Fill]]]
 ) -> None:
     """Converts the newest checkpoint for transformers, proves it, and fills the same gaps with transformers."""
-    from limba.cli.use import huggingface
+    from limba.cli import convert
     from limba.export import proof as check
 
     print("The model as a folder for Hugging Face's transformers:")
-    huggingface.run(["export", model_dir])
+    convert.run([model_dir])
     if not check.has_transformers():
         print("To see transformers fill the same gaps: bash launch/setup.sh tests installs it; run this again.")
         return

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from limba import toolbox
 from limba.cli.arguments import Parser
 from limba.cli.flags import reader_of, search_folders
-from limba.config import InputError, ModelConfig, RunConfig, environment
+from limba.config import InputError, RunConfig, environment
 from limba.config.errors import named
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from limba.cli.gin import GinRun
     from limba.inference.load import TrainedModel
     from limba.inference.source import Source
@@ -72,42 +67,12 @@ def run_of_gin_files(given: argparse.Namespace) -> GinRun:
         return reader_of(given.gin_file, folders)(given.gin, folders, allowed=given.imports)
 
 
-def load(
-    path: str | Path,
-    *,
-    step: int | None = None,
-    config: RunConfig | ModelConfig | None = None,
-    vocabulary: Any = None,
-    mesh: Mesh | None = None,
-    imports: Sequence[str] = (),
-) -> TrainedModel:
-    """Returns the trained model at a path.
-
-    `path` is a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id (user/name or
-    user/name@revision). `step` chooses a checkpoint of a run; the default is its best one, if it keeps one, else the
-    newest. `config` replaces the configuration of the model, `vocabulary` (a path, 'byte' or a seqio vocabulary) its
-    vocabulary, and `mesh` the mesh of the run. Without `config` the model computes in float32. `imports` are modules
-    that the run's configuration may have imported, beside those of Limba and of tasks/: their code runs.
-
-    Raises InputError, one sentence, if no model is found or it cannot be read.
-
-    >>> load("no-such-run")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    limba.config.errors.InputError: no-such-run does not exist: looked there for a Limba run ...
-    """
-    with environment.quiet_imports():
-        from limba.inference.load import load as open_model
-    found = str(path) if config is not None else find(str(path), imports=imports)
-    return open_model(found, step=step, config=config, vocabulary=vocabulary, mesh=mesh, imports=imports)
-
-
 def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), imports: Sequence[str] = ()) -> Source:
-    """Like `limba.inference.source.find`, for models that are configured by a gin file too.
+    """Like `limba.inference.source.find`, for models that gin describes too.
 
     `gin_file` describes the network; `gin` (NAME=VALUE) overrides values of the run's config.gin. Files of
     the run are data: of the modules that they name only those of Limba, of tasks/ and of `imports` are imported.
     """
-    from limba.cli import task_modules
     from limba.cli.gin import read_model, read_own
     from limba.config import plain
     from limba.formats import limba_checkpoint
@@ -116,33 +81,18 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
 
     if gin_file is not None:
         return source.find(path, read_model(gin_file, gin), allowed=imports)
+    if not gin:
+        return source.find(path, allowed=imports)
     place = resolved(path)
     directory = place.parent.parent if limba_checkpoint.is_own(place) else place
-    if not gin:
-        from_t5x = toolbox.find("T5X config")
-        network, vocabulary = (from_t5x and place == directory and from_t5x.read(place)) or (None, None)
-        found = source.find(path, network, vocabulary, imports)
-        find_plugins()
-        for module in found.run.data.task_modules if found.run else ():
-            with contextlib.suppress(InputError):  # raised when the task is needed
-                source.check_imports([module], path, imports, str(directory))
-                task_modules.check(module, f"{path} imports")  # also finds the modules that Limba ships
-        return found
     if not (limba_checkpoint.checkpoints_of(directory) and (directory / "config.gin").exists()):
         raise InputError(
             f"--gin.{gin[0].partition('=')[0]} changes a run's config.gin, and {path} has none; leave it out."
         )
+    file = directory / "config.gin"
     with environment.quiet_imports():  # of the task modules
-        file = directory / "config.gin"
         run = read_own(read_text(file), str(file), gin, imports)
     return source.find(path, plain.moved(run, str(directory)), allowed=imports)
-
-
-def find_plugins() -> None:
-    """Has jax look for its plugins, before task modules may put the current folder on the module search path."""
-    import jax
-
-    jax.process_index()
 
 
 def check_vocabulary(trained: TrainedModel) -> None:

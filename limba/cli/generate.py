@@ -1,15 +1,16 @@
-"""Generates text: a T5 maps inputs to targets, a language model continues prompts."""
+"""`limba generate` and `limba score`: a model writes texts, or says how likely they are, line by line."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from limba.cli import model
 from limba.cli.arguments import Parser
-from limba.cli.use import lines, model
 from limba.config import GenerationConfig, InputError
 from limba.config.errors import named, worded
 from limba.config.generation import LONG_INPUTS, GenerationFields
@@ -26,6 +27,15 @@ ABOUT = """Generates a text for each line of the input, or for each prompt. Afte
 
 The flags below replace the run's GenerationConfig. Without them and without gin files a T5 decodes greedily, and a
 language model samples with --temperature=0.6 --top_k=20."""
+SCORE = """Computes the natural log likelihood of each target given its input, including the end of sequence.
+
+    limba score MODEL_DIR --input=pairs.jsonl --output=scored.jsonl
+    limba score LANGUAGE_MODEL_DIR --input=texts.txt --fields=targets
+
+A language model's input is a prompt; it may be empty, or left out of --fields."""
+STANDARD = ("-", "stdin")
+BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
+Judge = Callable[[list[dict[str, Any]], int], Iterator[tuple[int, dict[str, Any], str]]]
 # field of GenerationConfig -> its flag
 FLAGS = {
     "max_tokens": "--max_tokens",
@@ -47,7 +57,7 @@ def _parser() -> Parser:
     parser = Parser("generate", ABOUT)
     model.add_flags(parser)
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
-    lines.add_flags(parser, "`prediction`, `score`, and of a T5 `input_tokens`, `cut_tokens`, `segments`")
+    add_line_flags(parser, "`prediction`, `score`, and of a T5 `input_tokens`, `cut_tokens`, `segments`")
     parser.add_argument("--field", default="inputs", help="field of a .jsonl input that holds the text")
     parser.add_argument("--num", type=int, dest="num_samples", help="number of texts for each input")
     parser.add_argument("--max_tokens", type=int, help="maximum number of tokens in each text; default: 128")
@@ -107,7 +117,7 @@ def run(argv: Sequence[str]) -> None:
     if not reads_lines and not given.prompt and sys.stdin.isatty():
         raise InputError("There is no prompt; give --prompt=TEXT, --input=FILE, or lines on standard input.")
     _check_values(given)
-    lines.check_input(given)
+    check_input(given)
     trained = model.opened(given, language_model_in_float32=True)
     model.check_vocabulary(trained)
     config = _generation(given, trained)
@@ -144,9 +154,10 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
 
     is_first = jax.process_index() == 0
     num_rows, source = given.batch_size or trained.batch_size, given.input or "stdin"
-    writer = trained.segment_writer(config, num_rows, say=_warning if is_first else _nothing)
+    say = _warning if is_first else lambda sentence: None  # the first has said it
+    writer = trained.segment_writer(config, num_rows, say=say)
     place = f"{source} line"
-    if writer.choice == "refuse" and source not in lines.STANDARD:
+    if writer.choice == "refuse" and source not in STANDARD:
         check_all(writer, (record[given.field] for record in line_files.records(source, [given.field])), place)
 
     def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
@@ -160,7 +171,7 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
             yield number, {**records[number], **best, **more}, samples[0].text
 
     about = {"generation": {**dataclasses.asdict(config), "long_inputs": writer.choice}}
-    lines.process(given, trained, [given.field], about, num_rows, judge)
+    process(given, trained, [given.field], about, num_rows, judge)
     for sentence in writer.totals.sentences() if is_first else ():
         _warning(sentence)
 
@@ -170,5 +181,93 @@ def _warning(sentence: str) -> None:
     print(worded(sentence, NAMES), file=sys.stderr, flush=True)
 
 
-def _nothing(sentence: str) -> None:
-    """Says nothing: the first process has said it."""
+def score(argv: Sequence[str]) -> None:
+    """Scores what the flags name; raises InputError."""
+    parser = Parser("score", SCORE)
+    model.add_flags(parser)
+    add_line_flags(parser, "`log_likelihood`, `tokens`, `bits_per_byte` and `cut_tokens`")
+    parser.add_argument("--fields", default="inputs,targets", help="fields of input and target in a .jsonl file")
+    given = parser.parse(argv)
+    fields = [field.strip() for field in given.fields.split(",")]
+    if len(fields) > 2 or not all(fields):
+        raise InputError(f"--fields is {given.fields}; give two names, such as inputs,targets.")
+    check_input(given)
+    trained = model.opened(given)
+    model.check_vocabulary(trained)
+    if len(fields) < 2 and not trained.network.config.is_decoder_only:
+        raise InputError(
+            f"--fields is {given.fields}, and the model reads inputs too; give two names, such as inputs,targets."
+        )
+
+    def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
+        del first
+        pairs = [(record[fields[0]] if len(fields) > 1 else "", record[fields[-1]]) for record in records]
+        for place, found in enumerate(trained.score(pairs, num_rows)):
+            num_cut = trained.num_cut(*pairs[place])
+            cut.append(num_cut)
+            more = {} if trained.network.config.is_decoder_only else {"cut_tokens": num_cut}
+            yield place, {**records[place], **found._asdict(), **more}, repr(found.log_likelihood)
+
+    cut: list[int] = []
+    num_rows = given.batch_size or trained.batch_size
+    process(given, trained, fields, {}, num_rows, judge)
+    if any(cut):
+        longer = sum(map(bool, cut))
+        print(
+            f"{longer:,} of the pairs were longer than the model's lengths; {sum(cut):,} of their tokens were not read,"
+            " and their likelihoods are those of the rest.",
+            file=sys.stderr,
+        )
+
+
+def add_line_flags(parser: argparse.ArgumentParser, adds: str) -> None:
+    """Adds the flags of input and output; `adds` names the fields that a JSON line of the output adds to the record."""
+    parser.add_argument(
+        "--input", metavar="FILE", help="one text per line, or .jsonl (also .gz, gs://); default: stdin"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", default="stdout",
+        help=f"a .jsonl file gets each record with {adds}, other files one line each (also gs://); default: stdout",
+    )  # fmt: skip
+    parser.add_argument("--batch_size", type=model.whole_number, metavar="N", help="lines per batch, over all devices")
+
+
+def check_input(given: argparse.Namespace) -> None:
+    """Raises InputError for a local input that does not exist, before a model is read."""
+    path = given.input
+    if path and path not in STANDARD and "://" not in path and not os.path.exists(path):
+        raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.")
+
+
+def process(
+    given: argparse.Namespace,
+    trained: TrainedModel,
+    fields: Sequence[str],
+    more_about: Mapping[str, Any],
+    num_rows: int,
+    judge: Judge,
+) -> None:
+    """Writes the results of `judge` for all input lines, in order; a stopped command resumes after its last line.
+
+    Raises InputError if another command writes to the output now.
+    """
+    import jax
+
+    from limba.inference import line_files
+    from limba.sharding import agreement
+
+    writes, source = jax.process_index() == 0, given.input or "stdin"
+    about = {"input": source, "checkpoint": f"{trained.path} step {trained.step}", "prefix": trained.prefix}
+    # Lines that somebody waits for come batch by batch.
+    is_live = given.output in (*STANDARD, "stdout") or source in STANDARD
+    window = num_rows if is_live else BATCHES_PER_WINDOW * num_rows
+    shows = writes and not (is_live and sys.stdout.isatty())
+    with (
+        agreement.entered_by_first(line_files.alone(given.output)) as check,
+        line_files.Output(given.output, {**about, **more_about}, writes) as output,
+    ):
+        total = line_files.num_lines(source) if shows else None
+        read = line_files.records(source, fields)
+        count = line_files.process(read, output, window, judge, shows, total, check or (lambda: None))
+    if writes:
+        print(f"{count:,} lines in {given.output}, by {about['checkpoint']}", file=sys.stderr)

@@ -1,4 +1,0 @@
-"""Commands about runs.
-
-Part of `cli/`.
-"""

@@ -1,4 +1,0 @@
-"""`limba completion`.
-
-Part of `cli`.
-"""

@@ -1,4 +1,0 @@
-"""Commands that train.
-
-Part of `cli/`.
-"""

@@ -1,4 +1,0 @@
-"""Commands that use a trained model: generate, score, evaluate, convert.
-
-Part of `cli/`.
-"""

@@ -1,0 +1,91 @@
+"""What the engine asks of `migrate`, by the name in `limba/toolbox.py`; each part is imported when it is needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from limba.tools.migrate.t5_names.finder import importing as importing
+from limba.tools.migrate.t5_names.finder import is_objective as is_objective
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    from limba.cli.arguments import Parser
+    from limba.cli.gin import GinRun
+    from limba.config import ModelConfig
+    from limba.inference.source import VocabularyName
+    from limba.tools.migrate.huggingface.values import Arguments
+
+ABOUT = """
+
+It also takes a configuration of Hugging Face's T5 scripts, as JSON or as their own command line
+(docs/coming_from_huggingface.md), and T5X's gin files (docs/coming_from_t5x.md).
+
+    limba train config.json
+    limba train --model_name_or_path google/t5-v1_1-small --train_file corpus.txt --do_train --output_dir out"""
+
+
+def add_flags(parser: Parser) -> None:
+    """Adds the flag of a JSON file to a command that reads a run; `limba train` also says what it takes."""
+    if parser.prog == "limba train":
+        parser.description = f"{parser.description}{ABOUT}"
+    parser.add_argument("--json", metavar="PATH", help="a JSON configuration of Hugging Face's run_t5_mlm scripts")
+
+
+def reader_of(files: Sequence[str], folders: Sequence[Path]) -> Callable[..., GinRun] | None:
+    """Returns the function that makes a run of these gin files if they are T5X's; its arguments are `read_run`'s."""
+    from limba.tools.migrate.t5x.read import is_t5x
+
+    if not is_t5x(files, folders):
+        return None
+    from limba.tools.migrate.t5x.translate import read_t5x
+
+    return functools.partial(read_t5x, files)
+
+
+def script_of(argv: Sequence[str]) -> Arguments | None:
+    """Returns the flags of a script of Hugging Face's, and what is left of the command line; None if it has none."""
+    from limba.tools.migrate.huggingface.values import parse
+
+    return parse(argv)
+
+
+def read_script(
+    json: str | None, script: Arguments | None, overrides: Sequence[str], folders: Sequence[Path]
+) -> GinRun:
+    """Returns the run that a JSON file or a script's flags describe, read from the gin file that is written for it."""
+    from limba.tools.migrate.huggingface.translation import read_script
+
+    flags = {} if script is None else script.flags
+    return read_script(json or (script and script.json), flags, overrides, folders)
+
+
+def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
+    """Returns the end of a sentence about a name that is none of ours, which may be T5X's."""
+    from limba.tools.migrate.t5x import names
+
+    return names.advice(name, classes, field)
+
+
+def is_macro(name: str) -> bool:
+    """Returns whether T5X's gin files have a macro of this name that has another one here."""
+    from limba.tools.migrate.t5x import names
+
+    return name in names.OURS
+
+
+def described(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns the network and the vocabulary of a T5X checkpoint, with the fields that its config.gin sets."""
+    from limba.tools.migrate import from_t5x
+
+    return from_t5x.read(place, network)
+
+
+def as_safetensors(folder: Path) -> Path:
+    """Returns a folder with the weights of a folder's pytorch_model.bin as model.safetensors."""
+    from limba.tools.migrate import pytorch_bin
+
+    return pytorch_bin.as_safetensors(folder)
