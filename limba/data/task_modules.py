@@ -17,7 +17,7 @@ from pathlib import Path
 
 from limba import toolbox
 from limba.config import InputError
-from limba.config.errors import did_you_mean, reason_of
+from limba.config.errors import did_you_mean, nearest, reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
 # The folder that holds gin/ and tasks/: the repository, or in an installed package limba/shipped.

@@ -26,10 +26,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from etils import epath
+from jaxtyping import PyTree
 
 from limba.config import RestartError, RunConfig
 from limba.config.environment import end_now
@@ -55,12 +56,6 @@ LOST = re.compile(
     r".*(gloo|nccl|connect|socket|heartbeat|barrier|halted|health|coordination)",
     re.IGNORECASE | re.DOTALL,
 )
-
-
-class Ended(Protocol):
-    """An array of a step: it is ready when the step has ended."""
-
-    def is_ready(self) -> bool: ...
 
 
 class Progress:
@@ -274,7 +269,7 @@ class Watchdog:
         self._step_limit, self._model_dir = timeout, model_dir
         self._phase_limit = phase_seconds or max(PHASE_STEPS * timeout, PHASE_SECONDS)
         self._limit, self._doing = self._phase_limit, "The start of the run, with its first step,"
-        self._steps: collections.deque[tuple[int, Ended]] = collections.deque()  # begun, in order
+        self._steps: collections.deque[tuple[int, PyTree]] = collections.deque()  # begun, in order
         self._step: int | None = None
         self._signs = 0  # of life, from the thread that trains
         self._ended = threading.Event()
@@ -295,7 +290,7 @@ class Watchdog:
             if not os.path.getsize(self._file.name):
                 os.remove(self._file.name)
 
-    def beat(self, step: int, result: Ended) -> None:
+    def beat(self, step: int, result: PyTree) -> None:
         """Says that a step has begun, and with which array it ends."""
         self._steps.append((step, result))
         self._step, self._limit, self._doing = step, self._step_limit, ""
@@ -369,7 +364,7 @@ def watching(config: RunConfig) -> Iterator[None]:
         yield
 
 
-def beat(step: int, result: Ended) -> None:
+def beat(step: int, result: PyTree) -> None:
     """Says that a step has begun, and with which array it ends."""
     progress().step(step)
     for watchdog in _current:

@@ -210,8 +210,8 @@ def _check_names(source: Source) -> None:
     for binding in source.bindings:
         if not binding.field and binding.name not in used:
             migrate = toolbox.find("migrate")
-            is_theirs = migrate is not None and migrate.is_macro(binding.name)
-            near = _advice(binding.name) if is_theirs else did_you_mean(binding.name, used)
-            right = t5x.OURS[binding.name] if t5x and is_theirs else nearest(binding.name, used)
+            ours = migrate.our_macro(binding.name) if migrate else ""
+            near = _advice(binding.name) if ours else did_you_mean(binding.name, used)
+            right = ours or nearest(binding.name, used)
             fix = f"{right} = {binding.value!r}" if right else None
             raise InputError(f"{binding.place} sets {binding.name}, which nothing uses{near}", fix=fix)

@@ -70,11 +70,11 @@ def advice(name: str, classes: Mapping[str, Any], field: str = "") -> str:
     return names.advice(name, classes, field)
 
 
-def is_macro(name: str) -> bool:
-    """Returns whether T5X's gin files have a macro of this name that has another one here."""
+def our_macro(name: str) -> str:
+    """Returns our name of a macro of T5X's gin files that has another one here; "" for others."""
     from limba.tools.migrate.t5x import names
 
-    return name in names.OURS
+    return names.OURS.get(name, "")
 
 
 def described(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from limba.config.errors import Open, SentenceError, reason_of
-from limba.storage.reaching import ELSEWHERE
+from limba.storage.servers import ELSEWHERE
 from limba.tools.preflight.checks.verdict import Line, Section
 
 Check = Callable[[dict[str, Any]], Iterable[Line]]  # may add figures to the section's data
