@@ -6,7 +6,6 @@ tokens or long spans. A mode token before the inputs names the mode; a fine-tuni
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
+from limba.data.objectives import philox
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import (
     Features,
@@ -161,7 +161,7 @@ def ul2(
     require_sentinels(
         vocabulary, spans + len(MODES) * mode_tokens, f"UL2 of {needed['inputs']} inputs", "shorter inputs"
     )
-    rows_of, num_tokens = _graph_function(
+    rows_of, num_tokens = _block_function(
         needed["inputs"],
         needed["targets"],
         denoisers,
@@ -179,136 +179,102 @@ def _most_sentinels(inputs_length: int, denoiser: Denoiser) -> int:
     return most_spans(noise, denoiser.mean_noise_span_length)
 
 
-@functools.lru_cache(maxsize=16)
-def _graph_function(
+def _block_function(
     inputs_length: int,
     targets_length: int,
     denoisers: tuple[Denoiser, ...],
     modes: tuple[int, ...] | None,
     top_sentinel: int,
     end: int | None,
-) -> tuple[Callable[[tf.Tensor, tf.Tensor], Rows], int]:
-    """Returns (rows of a block and its seed, tokens of a block), traced once for all shards of a process."""
-    raws = [denoiser_lengths(inputs_length, denoiser)[0] for denoiser in denoisers]
+) -> tuple[Callable[[np.ndarray, np.ndarray], Rows], int]:
+    """Returns (rows of a block and its seed, tokens of a block)."""
+    raws = np.array([denoiser_lengths(inputs_length, denoiser)[0] for denoiser in denoisers])
     cycle = np.repeat(np.arange(len(denoisers)), [denoiser.share for denoiser in denoisers])
-    tokens_per_cycle = int(np.take(raws, cycle).sum())
+    tokens_per_cycle = int(raws[cycle].sum())
     num_cycles = max(min(TOKENS_PER_BLOCK // tokens_per_cycle, CYCLES_PER_BLOCK), 1)
     num_tokens = num_cycles * tokens_per_cycle
 
-    densities = np.array([denoiser.noise_density for denoiser in denoisers], np.float32)
-    means = np.array([denoiser.mean_noise_span_length or 0.0 for denoiser in denoisers], np.float32)
-    signature = [
-        tf.TensorSpec([None, None], tf.int32),
-        tf.TensorSpec([_SEEDS, 2], tf.int64),
-        tf.TensorSpec([], tf.int32),
-    ]
+    def rows(tokens: np.ndarray, seeds: np.ndarray, number: int) -> Rows:
+        density, mean = denoisers[number].noise_density, denoisers[number].mean_noise_span_length
+        sides = (
+            split_end(tokens, seeds, density)
+            if mean is None
+            else corrupt_spans(tokens, seeds, density, mean, top_sentinel)
+        )
+        return padded(*sides, (inputs_length, targets_length), None if modes is None else modes[number], end)
 
-    def of(values: np.ndarray, number: tf.Tensor) -> tf.Tensor:
-        return tf.gather(tf.constant(values), number)
-
-    def rows(inputs: Side, targets: Side, number: tf.Tensor) -> Rows:
-        mode = None if modes is None else of(np.array(modes, np.int32), number)
-        return padded(inputs, targets, (inputs_length, targets_length), mode, end)
-
-    # Traced once for all denoisers of a kind: seven times over would take seconds.
-    @tf.function(autograph=False, input_signature=signature)
-    def with_spans(tokens: tf.Tensor, seeds: tf.Tensor, number: tf.Tensor) -> Rows:
-        return rows(*corrupt_spans(tokens, seeds, of(densities, number), of(means, number), top_sentinel), number)
-
-    @tf.function(autograph=False, input_signature=signature)
-    def without_end(tokens: tf.Tensor, seeds: tf.Tensor, number: tf.Tensor) -> Rows:
-        return rows(*split_end(tokens, seeds, of(densities, number)), number)
-
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.int64)])
-    def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
-        seeds = tf.random.split(seed, _SEEDS * (len(denoisers) + 1) + 1)
-        draws = tf.random.stateless_uniform([num_cycles, len(cycle)], seeds[-1])
-        layout = tf.reshape(tf.gather(tf.constant(cycle, tf.int32), tf.argsort(draws)), [-1])
-        ends = tf.cumsum(tf.gather(tf.constant(raws, tf.int32), layout))
-        starts = tf.pad(ends[:-1], [[1, 0]])
+    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
+        seeds = philox.split(seed[None], _SEEDS * (len(denoisers) + 1) + 1)[0]
+        draws = philox.uniform([seeds[-1:]], [num_cycles * len(cycle)])[0].reshape(num_cycles, -1)
+        layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
+        edges = np.append(0, np.cumsum(raws[layout]))
         # Only the end of a finite stream is less than a whole block: it is padded, and the rows that begin in the
         # padding are dropped.
-        num_given = tf.size(tokens)
-        whole = tf.pad(tokens, [[0, num_tokens - num_given]])
-        parts, places = [], []
-        for number, raw in enumerate(raws):
-            own = tf.where(layout == number)[:, 0]
-            own = tf.ensure_shape(own, [num_cycles * denoisers[number].share])
-            segments = tf.gather(whole, tf.gather(starts, own)[:, None] + tf.range(raw))
-            kind = without_end if denoisers[number].mean_noise_span_length is None else with_spans
-            parts.append(kind(segments, seeds[_SEEDS * number : _SEEDS * (number + 1)], number))  # pyright: ignore[reportArgumentType]
-            places.append(own)
-        in_order = tf.argsort(tf.concat(places, 0))
-        made = {name: tf.gather(value, in_order) for name, value in stacked(parts).items()}
-        num_whole = tf.reduce_sum(tf.cast(ends <= num_given, tf.int32))
-        made = {name: value[:num_whole] for name, value in made.items()}
-        used = tf.gather(tf.pad(ends, [[1, 0]]), num_whole)
-
-        def with_rest() -> Rows:
-            # The remaining tokens fill part of a row, which is corrupted separately.
-            number = layout[num_whole]
-            rest = (tokens[None, used:], seeds[-1 - _SEEDS : -1], number)
-            return stacked(
-                [made, tf.cond(of(means, number) > 0, lambda: with_spans(*rest), lambda: without_end(*rest))]
-            )
-
-        return tf.cond(used < num_given, with_rest, lambda: made)
+        whole = np.pad(tokens, (0, num_tokens - len(tokens)))
+        places = [np.flatnonzero(layout == number) for number in range(len(denoisers))]
+        parts = [
+            rows(whole[edges[own][:, None] + np.arange(raws[number])], seeds[_SEEDS * number :][:_SEEDS], number)
+            for number, own in enumerate(places)
+        ]
+        num_whole = int((edges[1:] <= len(tokens)).sum())
+        in_order = np.argsort(np.concatenate(places))[:num_whole]
+        made = {name: value[in_order] for name, value in stacked(parts).items()}
+        rest = tokens[None, edges[num_whole] :]
+        # The remaining tokens fill part of a row, which is corrupted separately.
+        return stacked([made, rows(rest, seeds[-1 - _SEEDS : -1], layout[num_whole])]) if rest.size else made
 
     return rows_of, num_tokens
 
 
-def split_end(tokens: tf.Tensor, seeds: tf.Tensor, share: tf.Tensor) -> tuple[Side, Side]:
+def split_end(tokens: np.ndarray, seeds: np.ndarray, share: float) -> tuple[Side, Side]:
     """Returns (inputs, targets) of tokens int32 [B, L]: an end of uniform length, its mean `share` of L."""
-    length = tf.shape(tokens)[1]
-    chance = tf.random.stateless_uniform([tf.shape(tokens)[0]], seeds[0])  # pyright: ignore[reportArgumentType]
-    mean = tf.maximum(tf.cast(tf.round(tf.cast(length, tf.float32) * share), tf.int32), 1)
-    ends = 1 + tf.cast(tf.floor(chance * tf.cast(2 * mean - 1, tf.float32)), tf.int32)
-    is_end = tf.range(length)[None] >= length - ends[:, None]
-    return (tokens, tf.logical_not(is_end)), (tokens, is_end)
+    num_rows, length = tokens.shape
+    chance = philox.uniform([seeds[:1]], [num_rows])[0][0]
+    mean = max(int(np.round(np.float32(length) * np.float32(share))), 1)
+    ends = 1 + np.floor(chance * np.float32(2 * mean - 1)).astype(np.int32)
+    is_end = np.arange(length) >= length - ends[:, None]
+    return (tokens, ~is_end), (tokens, is_end)
 
 
 def corrupt_spans(
-    tokens: tf.Tensor, seeds: tf.Tensor, noise_density: tf.Tensor, mean_noise_span_length: tf.Tensor, top_sentinel: int
+    tokens: np.ndarray, seeds: np.ndarray, noise_density: float, mean_noise_span_length: float, top_sentinel: int
 ) -> tuple[Side, Side]:
     """Returns (inputs, targets) of tokens int32 [B, L], without mode and end, from seeds [3, 2].
 
     Rows begin with text and end with noise. Their number of spans is one of the two integers nearest to the value for
     the mean length, at least 1.
     """
-    num_rows, length = tf.shape(tokens)[0], tf.shape(tokens)[1]
-    padded_length = tf.maximum(length, 2)
-    noise = tf.cast(tf.round(tf.cast(padded_length, tf.float32) * noise_density), tf.int32)
-    noise = tf.minimum(tf.maximum(noise, 1), padded_length - 1)
+    num_rows, length = tokens.shape
+    padded_length = max(length, 2)
+    noise = int(np.round(np.float32(padded_length) * np.float32(noise_density)))
+    noise = min(max(noise, 1), padded_length - 1)
     text = padded_length - noise
-    chance = tf.random.stateless_uniform([num_rows], seeds[0])  # pyright: ignore[reportArgumentType]
-    spans = tf.cast(tf.floor(tf.cast(noise, tf.float32) / mean_noise_span_length + chance), tf.int32)
-    spans = tf.minimum(tf.maximum(spans, 1), tf.minimum(noise, text))
-    most = tf.reduce_max(spans)
+    counts = [num_rows, num_rows * (text - 1), num_rows * (noise - 1)]
+    chance, of_text, of_noise = (draws[0] for draws in philox.uniform([seed[None] for seed in seeds], counts))
+    spans = np.floor(np.float32(noise) / np.float32(mean_noise_span_length) + chance).astype(np.int32)
+    spans = np.minimum(np.maximum(spans, 1), min(noise, text))
     lengths = [
-        _segment_lengths(items, spans, most, tf.random.stateless_uniform(tf.stack([num_rows, items - 1]), seed))
-        for items, seed in ((text, seeds[1]), (noise, seeds[2]))
+        _segment_lengths(items, spans, draws.reshape(num_rows, items - 1))
+        for items, draws in ((text, of_text), (noise, of_noise))
     ]
     # The parity of a span's number, repeated over its length, is the mask; spans that a row lacks are empty.
-    parity = tf.tile(tf.constant([False, True]), [num_rows * most])  # pyright: ignore[reportArgumentType]
-    is_noise = tf.repeat(parity, tf.reshape(tf.stack(lengths, 2), [-1]))
-    is_noise = tf.reshape(is_noise, [num_rows, padded_length])[:, :length]
-    return _with_sentinels(tokens, is_noise, top_sentinel), _with_sentinels(
-        tokens, tf.logical_not(is_noise), top_sentinel
-    )
+    parity = np.tile([False, True], lengths[0].size)
+    is_noise = np.repeat(parity, np.stack(lengths, 2).reshape(-1)).reshape(num_rows, padded_length)[:, :length]
+    return _with_sentinels(tokens, is_noise, top_sentinel), _with_sentinels(tokens, ~is_noise, top_sentinel)
 
 
-def _segment_lengths(num_items: tf.Tensor, num_segments: tf.Tensor, most: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-    """Returns int32 [B, most]: num_segments [B] positive lengths a row that add up to num_items, then zeros."""
-    starts = tf.argsort(draws) < num_segments[:, None] - 1
-    numbers = tf.pad(tf.cumsum(tf.cast(starts, tf.int32), axis=1), [[0, 0], [1, 0]])
-    num_rows = tf.shape(draws)[0]
-    flat = tf.reshape(numbers + most * tf.range(num_rows)[:, None], [-1])
-    return tf.reshape(tf.math.unsorted_segment_sum(tf.ones_like(flat), flat, num_rows * most), [num_rows, most])
+def _segment_lengths(num_items: int, num_segments: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Returns int [B, most]: num_segments [B] positive lengths a row that add up to num_items, then zeros."""
+    starts = np.argsort(draws, axis=1, kind="stable") < num_segments[:, None] - 1
+    numbers = np.pad(np.cumsum(starts, axis=1), [(0, 0), (1, 0)])
+    most = int(num_segments.max(initial=1))
+    flat = numbers + most * np.arange(len(draws))[:, None]
+    return np.bincount(flat.reshape(-1), minlength=len(draws) * most).reshape(len(draws), most)
 
 
-def _with_sentinels(tokens: tf.Tensor, is_span: tf.Tensor, top_sentinel: int) -> Side:
+def _with_sentinels(tokens: np.ndarray, is_span: np.ndarray, top_sentinel: int) -> Side:
     """Replaces each run of true values in a row by one sentinel, counted down from the top."""
-    follows = tf.pad(is_span[:, :-1], [[0, 0], [1, 0]])
-    first = is_span & tf.logical_not(follows)
-    sentinels = top_sentinel + 1 - tf.cumsum(tf.cast(first, tokens.dtype), axis=1)
-    return tf.where(first, sentinels, tokens), tf.logical_not(is_span & follows)
+    follows = np.pad(is_span[:, :-1], [(0, 0), (1, 0)])
+    first = is_span & ~follows
+    sentinels = top_sentinel + 1 - np.cumsum(first, axis=1, dtype=np.int32)
+    return np.where(first, sentinels, tokens), ~(is_span & follows)

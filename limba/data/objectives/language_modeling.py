@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
+from limba.data.objectives import philox
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
 
 ROWS_PER_BLOCK = 32
@@ -161,35 +162,21 @@ def _split(
     dataset: tf.data.Dataset, output_features: Features, raw: int, prefix: int | None, append_eos: bool
 ) -> tf.data.Dataset:
     end = output_features["targets"].vocabulary.eos_id if append_eos else None
-    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, _graph_function(raw, prefix, end))
+    width = (raw if prefix is None else max(prefix, raw - prefix)) + append_eos
 
-
-@functools.lru_cache(maxsize=16)
-def _graph_function(raw: int, prefix: int | None, end: int | None) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
-    """Returns a function from a block and its seed to rows, split after `prefix` tokens or, if None, at random."""
-    width = raw if prefix is None else max(prefix, raw - prefix)
-    width += end is not None
-
-    def split(tokens: tf.Tensor, prefixes: tf.Tensor) -> Rows:
-        is_prefix = tf.range(tf.shape(tokens)[1])[None] < prefixes[:, None]
+    def split(tokens: np.ndarray, chance: np.ndarray) -> Rows:
+        num_rows, length = tokens.shape
+        if prefix is not None:
+            prefixes = np.full(num_rows, length * prefix // raw)
+        else:  # a row of one token has no prefix
+            prefixes = np.minimum(1 + np.floor(chance * np.float32(length - 1)).astype(np.int32), length - 1)
+        is_prefix = np.arange(length) < prefixes[:, None]
         return padded((tokens, is_prefix), (tokens, ~is_prefix), (width, width), after=end)
 
-    def prefixes(num_rows: int | tf.Tensor, length: int | tf.Tensor, chance: tf.Tensor) -> tf.Tensor:
-        if prefix is not None:
-            return tf.fill([num_rows], length * prefix // raw)
-        places = 1 + tf.cast(tf.floor(chance * tf.cast(length - 1, tf.float32)), tf.int32)
-        return tf.minimum(places, length - 1)  # a row of one token has no prefix
+    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
+        num_rows, rest = divmod(len(tokens), raw)
+        chance = philox.uniform([seed[None]], [ROWS_PER_BLOCK + 1])[0][0]
+        rows = split(tokens[: num_rows * raw].reshape(num_rows, raw), chance[:num_rows])
+        return stacked([rows, split(tokens[None, num_rows * raw :], chance[-1:])]) if rest else rows
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([2], tf.int64)])
-    def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
-        num_rows, rest = tf.size(tokens) // raw, tf.size(tokens) % raw
-        chance = tf.random.stateless_uniform([ROWS_PER_BLOCK + 1], seed)
-        whole = tf.reshape(tokens[: num_rows * raw], [num_rows, raw])
-        rows = split(whole, prefixes(num_rows, raw, chance[:num_rows]))
-
-        def with_rest() -> Rows:
-            return stacked([rows, split(tokens[None, num_rows * raw :], prefixes(1, rest, chance[-1:]))])
-
-        return tf.cond(rest > 0, with_rest, lambda: rows)
-
-    return rows_of
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, rows_of)

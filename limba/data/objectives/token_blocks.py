@@ -8,9 +8,9 @@ depend on another shard.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -18,8 +18,10 @@ from limba.config import ConfigError, InputError
 from limba.data.vocabulary.load import has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
 
 Features = Mapping[str, seqio.Feature]
-Rows = dict[str, tf.Tensor]
-Side = tuple[tf.Tensor, tf.Tensor]  # tokens int32 [B, L], and bool [B, L]: which of them stay
+Side = tuple[np.ndarray, np.ndarray]  # tokens int32 [B, L], and bool [B, L]: which of them stay
+# {"inputs": int32 [B, I], "num_inputs": int32 [B], "targets": …, "num_targets": …}: rows, and how much of each counts
+Rows = Mapping[str, np.ndarray]
+NAMES = ("inputs", "num_inputs", "targets", "num_targets")
 
 
 def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
@@ -30,24 +32,35 @@ def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
 
 
 def rows_of_blocks(
-    dataset: tf.data.Dataset, tokens_per_block: int, rows_of: Callable[[tf.Tensor, tf.Tensor], Rows]
+    dataset: tf.data.Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, np.ndarray], Rows]
 ) -> tf.data.Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
     `rows_of(tokens [n], seed [2])` returns a block's rows as `padded` does. n is `tokens_per_block`, or less
     at the end of a finite stream.
     """
-    draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1, num_parallel_calls=None)
+
+    def in_graph(tokens: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        def rows(tokens: np.ndarray, seed: np.ndarray) -> list[np.ndarray]:
+            made = rows_of(tokens, seed)
+            return [made[name] for name in NAMES]
+
+        result = tf.numpy_function(rows, [tokens, seed], [tf.int32] * 4, stateful=False)
+        shapes = ([None, None], [None], [None, None], [None])
+        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(NAMES, result, shapes, strict=True)}
+
     blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
-    seeds = cast(tf.data.Dataset, draw(tf.data.Dataset.range(2**62)))
-    rows = tf.data.Dataset.zip((blocks, seeds)).map(rows_of).unbatch()
-    return rows.map(
-        lambda row: {"inputs": row["inputs"][: row["num_inputs"]], "targets": row["targets"][: row["num_targets"]]}
+    seeds = row_seeds().map(lambda *pair: tf.stack(pair))
+    return (
+        tf.data.Dataset.zip((blocks, seeds))
+        .map(in_graph)
+        .unbatch()
+        .map(lambda row: {name: row[name][: row[f"num_{name}"]] for name in ("inputs", "targets")})
     )
 
 
 def row_seeds() -> tf.data.Dataset:
-    """Returns endless pairs of int64: the seeds that `seqio.map_over_dataset` would give to single rows.
+    """Returns endless pairs of int64: the seeds that `seqio.map_over_dataset` would give to single elements.
 
     Its map over single rows would cost a tenth of the pipeline's time. As there, each call takes the next pair of
     seqio's seeds.
@@ -62,46 +75,37 @@ def padded(
     inputs: Side,
     targets: Side,
     widths: tuple[int, int],
-    before_inputs: int | tf.Tensor | None = None,
+    before_inputs: int | None = None,
     after: int | None = None,
 ) -> Rows:
     """Returns the selected tokens as zero-padded matrices, with `num_inputs` and `num_targets` of each row.
 
     If not None, `before_inputs` is put before each row's inputs, and `after` at the end of both sides.
     """
-    rows = {}
-    for name, side, width, before in zip(
-        ("inputs", "targets"), (inputs, targets), widths, (before_inputs, None), strict=True
-    ):
-        rows[name], rows[f"num_{name}"] = _compacted(*side, width, before, after)
-    return rows
+    made = (*_compacted(*inputs, widths[0], before_inputs, after), *_compacted(*targets, widths[1], None, after))
+    return dict(zip(NAMES, made, strict=True))
 
 
 def _compacted(
-    tokens: tf.Tensor, stays: tf.Tensor, width: int, before: int | tf.Tensor | None, after: int | None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the tokens of each row that stay, without gaps [B, width], and their number [B].
-
-    Ragged tensors could do this, but their assertions prevent tf.data from saving its state.
-    """
-    offset = 0 if before is None else 1
-    columns = tf.cumsum(tf.cast(stays, tf.int32), axis=1)
-    places = tf.where(stays)
-    places = tf.stack([places[:, 0], tf.cast(tf.gather_nd(columns, places), tf.int64) - 1 + offset], 1)
-    num_rows = tf.shape(tokens)[0]
-    matrix = tf.scatter_nd(places, tf.boolean_mask(tokens, stays), tf.cast(tf.stack([num_rows, width]), tf.int64))
-    lengths = tf.reduce_sum(tf.cast(stays, tf.int32), axis=1) + offset
+    tokens: np.ndarray, stays: np.ndarray, width: int, before: int | None, after: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of each row that stay, without gaps [B, width], and their number [B]."""
+    offset = int(before is not None)
+    matrix = np.zeros([len(tokens), width], np.int32)
+    rows, columns = np.nonzero(stays)
+    matrix[rows, np.cumsum(stays, axis=1)[rows, columns] - 1 + offset] = tokens[rows, columns]
+    lengths = stays.sum(axis=1, dtype=np.int32) + np.int32(offset)
     if before is not None:
-        matrix += tf.one_hot(tf.zeros([num_rows], tf.int32), width, on_value=before, off_value=0, dtype=tf.int32)
+        matrix[:, 0] = before
     if after is not None:
-        matrix += tf.one_hot(lengths, width, on_value=after, off_value=0, dtype=tf.int32)
+        matrix[np.arange(len(matrix)), lengths] = after
         lengths += 1
-    return tf.ensure_shape(matrix, [None, width]), lengths
+    return matrix, lengths
 
 
-def stacked(parts: list[Rows]) -> Rows:
+def stacked(parts: Sequence[Rows]) -> Rows:
     """Concatenates the rows of several results of `padded`."""
-    return {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in NAMES}
 
 
 def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> None:

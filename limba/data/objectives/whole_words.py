@@ -13,8 +13,9 @@ import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
+from limba.data.objectives import philox
 from limba.data.objectives.spans import raw_and_targets
-from limba.data.objectives.token_blocks import Features, Rows, check_targets, rows_of_blocks
+from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
 
 Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
@@ -118,8 +119,9 @@ def _block_function(
     limits: tuple[int, int, int],
     top_sentinel: int,
     end: int | None,
-) -> Callable[[tf.Tensor, tf.Tensor], Rows]:
-    def rows(tokens: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, ...]:
+) -> Callable[[np.ndarray, np.ndarray], Rows]:
+    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
+        draws = philox.uniform([seed[None]], [2 * len(tokens)])[0].reshape(2, -1)
         edges = word_edges(begins(tokens))
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
         pairs = [
@@ -132,15 +134,7 @@ def _block_function(
             matrix = np.zeros([len(side), lengths.max()], np.int32)
             matrix[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(side)
             sides += [matrix, lengths]
-        return tuple(sides)
-
-    def rows_of(tokens: tf.Tensor, seed: tf.Tensor) -> Rows:
-        # The draws come from TensorFlow and depend on the seed alone; the rest is integer arithmetic.
-        draws = tf.random.stateless_uniform([2, tf.size(tokens)], seed)
-        result = tf.numpy_function(rows, [tokens, draws], [tf.int32] * 4, stateful=False)
-        shapes = ([None, None], [None], [None, None], [None])
-        names = ("inputs", "num_inputs", "targets", "num_targets")
-        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(names, result, shapes, strict=True)}
+        return dict(zip(NAMES, sides, strict=True))
 
     return rows_of
 

@@ -126,19 +126,18 @@ def test_a_new_objective_is_its_module_and_a_line_of_the_table(monkeypatch, tmp_
 def test_denoisers_corrupt_as_in_the_papers_table(denoiser):
     raw, longest = denoisers.denoiser_lengths(512, denoiser)
     num_rows = 6_000 if denoiser.mean_noise_span_length else 20_000
-    tokens, seeds = tf.fill([num_rows, raw], 5), tf.constant([[1, 2], [3, 4], [5, 6]], tf.int64)
+    tokens, seeds = np.full([num_rows, raw], 5, np.int32), np.array([[1, 2], [3, 4], [5, 6]])
     if denoiser.mean_noise_span_length is None:
-        _, (_, is_end) = denoisers.split_end(tokens, seeds, tf.constant(denoiser.noise_density))
-        ends = is_end.numpy().sum(1)
+        _, (_, is_end) = denoisers.split_end(tokens, seeds, denoiser.noise_density)
+        ends = is_end.sum(1)
         assert ends.mean() / raw == pytest.approx(0.25, rel=0.02)
         assert ends.min() == 1
         assert ends.max() == longest - 1
         # Uniform: each tenth of the lengths has a tenth of the rows.
         np.testing.assert_allclose(np.histogram(ends, 10, (0, longest))[0] / num_rows, 0.1, atol=0.015)
         return
-    density, mean = tf.constant(denoiser.noise_density), tf.constant(denoiser.mean_noise_span_length)
-    inputs, targets = denoisers.corrupt_spans(tokens, seeds, density, mean, TOP)
-    (inputs, stays), (targets, target_stays) = [[value.numpy() for value in side] for side in (inputs, targets)]
+    density, mean = denoiser.noise_density, denoiser.mean_noise_span_length
+    (inputs, stays), (targets, target_stays) = denoisers.corrupt_spans(tokens, seeds, density, mean, TOP)
     num_spans = ((targets > TOP - 190) & target_stays).sum(1)
     noise = ((targets == 5) & target_stays).sum(1)
     assert noise.sum() / (num_rows * raw) == pytest.approx(denoiser.noise_density, rel=0.02)
