@@ -39,6 +39,8 @@ OTHER = {
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And},
 }
+NO_CODE = (ast.Raise, ast.JoinedStr, ast.Assert)
+SYMMETRIC = re.compile(r"(.*\.)?(max|min|maximum|minimum)")  # swapped arguments change nothing
 
 
 class Fault(NamedTuple):
@@ -50,7 +52,7 @@ class Fault(NamedTuple):
 
 
 def faults(text: str) -> list[Fault]:
-    """Returns all faults of a file that the operators can make; none in annotations, docstrings and errors' sentences.
+    """Returns all faults that the operators can make of a file; none in checks, annotations, docstrings and sentences.
 
     >>> [fault.instead for fault in faults("x = a < b")]
     ['(a <= b)']
@@ -65,7 +67,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not isinstance(child, ast.Raise | ast.JoinedStr | ast.Assert):
+            is_check = isinstance(child, ast.keyword) and child.arg == "strict"  # of zip: as an assertion
+            if isinstance(child, ast.AST) and not is_check and not isinstance(child, NO_CODE):
                 yield child
                 yield from _code(child)
 
@@ -93,7 +96,7 @@ def _of(node: ast.AST) -> Iterator[Fault]:
         yield Fault("constant", node, f"({other!r})")
     elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         yield Fault("statement", node, "pass")
-    elif isinstance(node, ast.Call) and len(node.args) > 1:
+    elif isinstance(node, ast.Call) and len(node.args) > 1 and not SYMMETRIC.fullmatch(ast.unparse(node.func)):
         yield Fault("argument", node, changed(args=[node.args[1], node.args[0], *node.args[2:]]))
 
 

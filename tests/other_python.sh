@@ -36,12 +36,7 @@ if ! cmp -s .venv/tests.txt .venv/installed.txt; then
     not_tested "the tests' packages could not be installed (the message is above)."
   cp .venv/tests.txt .venv/installed.txt
 fi
-modules=torch # and those of tests that import it when they are imported
-for _ in 1 2 3; do
-  found=$(grep -rlE "^(import|from) ($modules)\\b" tests --include='*.py' | sort)
-  modules=torch$(sed 's/\.py$//; s|/|.|g; s/^/|/' <<<"$found" | tr -d '\n')
-done
-mapfile -t torch < <(grep -rlE "^ *(import|from) ($modules)\\b" tests --include='test_*.py' | sort | sed 's/^/--ignore=/')
+mapfile -t torch < <(.venv/bin/python -m tests.changed torch | sed 's/^/--ignore=/')
 [ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
   tests/sharding/test_{multihost,compiling}.py
 echo "Python $version: $*, without ${#torch[@]} files that need torch"
