@@ -97,7 +97,7 @@ def _run(tests: Sequence[str], marks: str, watching: Watching, told: Path) -> No
     os.dup2(quiet, 2)
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", marks]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of the plugins that are there before the fork
-    code = int(pytest.main([*options, *tests], plugins=[watching]))
+    code = int(pytest.main([*options, "--doctest-modules", *tests], plugins=[watching]))
     failed = None if code == 0 else watching.failed or f"pytest ended with {code}"
     told.write_text(json.dumps([failed, watching.seconds, sorted(sys.modules)]))
 
@@ -111,7 +111,7 @@ def replaced(path: Path, text: str) -> None:
 
 def main() -> None:
     job = json.load(sys.stdin)
-    path, tests, marks = Path(job["module"]), job["tests"], job["marks"]
+    path, marks, tests = Path(job["module"]), job["marks"], [*job["tests"], job["module"]]  # its examples are tests too
     before = path.read_text()
     sys.dont_write_bytecode = False  # of all modules, once
     ended = run(tests, marks, Watching([], {}), SECONDS)
