@@ -141,11 +141,13 @@ def copied() -> Iterator[Path]:
         yield Path(folder)
 
 
-def survivors(place: Path, module: str, tests: Sequence[str], number: int, seed: int) -> tuple[int, list[str]]:
+def survivors(
+    place: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = QUICK
+) -> tuple[int, list[str]]:
     """Returns how many faults of a module were tried, and those that no test found, as "FILE:LINE: was -> is"."""
     text = (place / module).read_text()
     tried = chosen(faults(text), number, random.Random(f"{seed} {module}"))
-    job = {"module": module, "tests": tests, "marks": QUICK, "texts": [broken(text, fault) for fault in tried]}
+    job = {"module": module, "tests": tests, "marks": marks, "texts": [broken(text, fault) for fault in tried]}
     kept = os.environ.get("LIMBA_TEST_CACHE", str(ROOT / ".pytest_cache" / "compiled"))
     variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": f"{place}:{ROOT}"}
     ended = subprocess.run(
@@ -167,6 +169,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="which faults are drawn; default: %(default)s")
     parser.add_argument("--number", type=int, default=12, help="faults a module; default: %(default)s")
     parser.add_argument("--modules", default="", help="parts of their names, with commas; default: all")
+    parser.add_argument(
+        "--marks", default=QUICK, help="which tests: core is quicker, and finds less; default: %(default)s"
+    )
     parser.add_argument("--least", type=float, default=0.0, help="percent that must be found, else it ends with 1")
     args = parser.parse(argv)
     listed = tomllib.loads(LIST.read_text())
@@ -180,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
     total, found = 0, 0
     with copied() as place:
         for module, tests in modules.items():
-            number, missed = survivors(place, module, tests, args.number, args.seed)
+            number, missed = survivors(place, module, tests, args.number, args.seed, args.marks)
             missed = [each for each in missed if re.sub(r":\d+:", ":", each, count=1) not in listed["equivalent"]]
             total, found = total + number, found + number - len(missed)
             print(f"{number - len(missed):4d} of {number:2d} found  {module}", *missed, sep="\n      ", flush=True)
