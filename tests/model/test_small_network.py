@@ -125,7 +125,7 @@ def test_norms_are_their_formulas() -> None:
     x, scale, bias = (random.standard_normal(shape) for shape in ((2, 3, 8), 8, 8))
     x = x * 0.1 + 0.05
     params = {"scale": jnp.float32(scale), "bias": jnp.float32(bias)}
-    found = LayerNorm(0.01, jnp.dtype("float32")).apply({"params": params}, jnp.float32(x))
+    found: Any = LayerNorm(0.01, jnp.dtype("float32")).apply({"params": params}, jnp.float32(x))
     wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.01) * scale + bias
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     found = RMSNorm(0.01, jnp.dtype("float32")).apply({"params": {"scale": jnp.float32(scale)}}, jnp.float32(x))

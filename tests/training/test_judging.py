@@ -131,7 +131,7 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(judging, "gather_parameters", lambda model, params: params)
     monkeypatch.setattr(judging, "jit_row_losses", lambda model, loss: lambda params, batch: batch)
 
-    def make(action: str, start: int = 0, notes: Any = None, **choices: float) -> Guard:
+    def make(action: str, start: int = 0, notes: Any = None, **choices: Any) -> Guard:
         data = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2)
         config = RunConfig(SMALL, data, str(tmp_path), 1_000, guard=GuardConfig(action, **choices))
         guard = Guard(config, Network(SMALL), Ledger(config), Said())
@@ -296,8 +296,8 @@ def test_rows_stand_out_by_the_ordinary_ones(losses: list[float], typical: float
 
 
 def test_rows_have_the_mean_loss_of_their_tokens() -> None:
-    network, params, batch = Network(SMALL), tiny.parameters(SMALL), tiny.batch(6)
-    batch = {name: np.minimum(array, 63) for name, array in batch.items()}
+    network, params = Network(SMALL), tiny.parameters(SMALL)
+    batch: Any = {name: np.minimum(array, 63) for name, array in tiny.batch(6).items()}
     weights = batch["decoder_loss_weights"]
     weights[0], weights[1, 1:], weights[2, 3:] = 0, 0, 0
     found = jit_row_losses(network, LossConfig(z_loss=0.1))(params, batch)

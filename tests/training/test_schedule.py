@@ -79,7 +79,7 @@ def test_other_shapes_rise_and_fall_between_their_steps(name: str, decay: int | 
     last = RUN if name == "warmup_stable_decay" else decay or RUN
     first = RUN - (decay or 2) if name == "warmup_stable_decay" else warmup
     steps = np.arange(RUN + 6)
-    wanted = [shape(name, step, warmup, first, last) for step in steps]
+    wanted = [shape(name, step, warmup, first, last) for step in steps.tolist()]
     np.testing.assert_allclose(rates(config, RUN, steps), wanted, rtol=3e-6, atol=1e-8)
     planned = dataclasses.replace(config, planned_steps=RUN)  # of the run, whatever this one's number of steps
     np.testing.assert_allclose(rates(planned, 2 * RUN, steps), wanted, rtol=3e-6, atol=1e-8)
@@ -104,7 +104,7 @@ def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None
     branch = dataclasses.replace(config, branch_step=start, branch_steps=length, branch_shape=kind)
     part = np.clip((steps - start) / length, 0, 1)
     left = {"linear": 1 - part, "1-sqrt": 1 - np.sqrt(part), "cosine": (1 + np.cos(np.pi * part)) / 2}[kind]
-    before = [shape("linear", min(step, start), 3, 3, RUN) for step in steps]
+    before = [shape("linear", min(step, start), 3, 3, RUN) for step in steps.tolist()]
     np.testing.assert_allclose(rates(branch, start + length, steps), before * left, rtol=1e-5, atol=1e-8)
     goes_on = dataclasses.replace(branch, branch_shape="constant")
     np.testing.assert_array_equal(rates(goes_on, start + length, steps), rates(config, RUN, steps))
