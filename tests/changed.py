@@ -1,6 +1,6 @@
 """Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD.
 
-    python -m tests.changed torch     prints the test files that import a library
+python -m tests.changed torch     prints the test files that import a library
 """
 
 import re
