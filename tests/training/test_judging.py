@@ -201,6 +201,7 @@ def test_a_dropped_batch_is_written_down_with_its_rows(guard_of: Any) -> None:
     guard = guard_of("skip", start=3)  # whose data begin there
     add(guard, 5, math.inf, 7.0, (np.full(2, np.inf),))
     (spike,) = guard.judge(5)
+    assert spike.number == 1
     guard.drop(spike, state_at(6), lambda rows: ROWS)
     (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
     assert entry == {
