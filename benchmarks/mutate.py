@@ -5,7 +5,7 @@
 
 The modules, their tests and the faults that are no faults are listed in benchmarks/mutate.toml. A fault is a changed
 comparison, sign, constant or operand, a removed statement, or two swapped arguments. Each is tried in a copy of the
-checkout; the tests but the slow ones must pass there before, and at least one must fail then.
+checkout by tests/trials.py; the tests but the slow ones must pass there before, and at least one must fail then.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import contextlib
 import copy
 import itertools
+import json
 import os
 import random
 import re
@@ -32,12 +33,14 @@ from limba.config import InputError
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "benchmarks" / "mutate.toml"
-SECONDS = 900  # a fault may make a loop endless: that is noticed too
+QUICK = "not slow and not night and not long"
 OTHER = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
     **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.And: ast.Or, ast.Or: ast.And},
 }
+NO_CODE = (ast.Raise, ast.JoinedStr, ast.Assert)
+SYMMETRIC = re.compile(r"(.*\.)?(max|min|maximum|minimum)")  # swapped arguments change nothing
 
 
 class Fault(NamedTuple):
@@ -49,7 +52,7 @@ class Fault(NamedTuple):
 
 
 def faults(text: str) -> list[Fault]:
-    """Returns all faults of a file that the operators can make; none in annotations, docstrings and errors' sentences.
+    """Returns all faults that the operators can make of a file; none in checks, annotations, docstrings and sentences.
 
     >>> [fault.instead for fault in faults("x = a < b")]
     ['(a <= b)']
@@ -64,7 +67,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not isinstance(child, ast.Raise | ast.JoinedStr | ast.Assert):
+            is_check = isinstance(child, ast.keyword) and child.arg == "strict"  # of zip: as an assertion
+            if isinstance(child, ast.AST) and not is_check and not isinstance(child, NO_CODE):
                 yield child
                 yield from _code(child)
 
@@ -92,7 +96,7 @@ def _of(node: ast.AST) -> Iterator[Fault]:
         yield Fault("constant", node, f"({other!r})")
     elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         yield Fault("statement", node, "pass")
-    elif isinstance(node, ast.Call) and len(node.args) > 1:
+    elif isinstance(node, ast.Call) and len(node.args) > 1 and not SYMMETRIC.fullmatch(ast.unparse(node.func)):
         yield Fault("argument", node, changed(args=[node.args[1], node.args[0], *node.args[2:]]))
 
 
@@ -137,36 +141,27 @@ def copied() -> Iterator[Path]:
         yield Path(folder)
 
 
-def is_passed(place: Path, tests: Sequence[str]) -> bool:
-    """True if the tests pass; an endless loop does not."""
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    quick = ["-m", "not slow and not night and not long"]
-    kept = os.environ.get("LIMBA_TEST_CACHE", str(ROOT / ".pytest_cache" / "compiled"))
-    variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": str(place)}
-    try:
-        ended = subprocess.run(
-            [*command, *quick, *tests], cwd=place, env=variables, timeout=SECONDS, check=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return False
-    return ended.returncode == 0
-
-
-def survivors(place: Path, module: str, tests: Sequence[str], number: int, seed: int) -> tuple[int, list[str]]:
+def survivors(
+    place: Path, module: str, tests: Sequence[str], number: int, seed: int, marks: str = QUICK
+) -> tuple[int, list[str]]:
     """Returns how many faults of a module were tried, and those that no test found, as "FILE:LINE: was -> is"."""
-    path = place / module
-    text = path.read_text()
-    if not is_passed(place, tests):
-        raise InputError(f"The tests of {module} fail without a fault ({' '.join(tests)}); see to that first.")
-    tried, alive = chosen(faults(text), number, random.Random(f"{seed} {module}")), []
-    for fault in tried:
-        was = ast.get_source_segment(text, fault.node) or ""
-        path.write_text(broken(text, fault))
-        if is_passed(place, tests):
-            alive.append(f"{module}:{fault.node.lineno}: {' '.join(was.split())} -> {fault.instead}")
-    path.write_text(text)
-    return len(tried), alive
+    text = (place / module).read_text()
+    tried = chosen(faults(text), number, random.Random(f"{seed} {module}"))
+    job = {"module": module, "tests": tests, "marks": marks, "texts": [broken(text, fault) for fault in tried]}
+    kept = os.environ.get("LIMBA_TEST_CACHE", str(ROOT / ".pytest_cache" / "compiled"))
+    variables = {**os.environ, "LIMBA_TEST_CACHE": kept, "PYTHONPATH": f"{place}:{ROOT}"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.trials"], cwd=place, env=variables, input=json.dumps(job), check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    passed, *failed = [json.loads(line) for line in ended.stdout.splitlines()] or [False]
+    if not passed or len(failed) != len(tried):
+        raise InputError(f"The tests of {module} fail without a fault ({' '.join(tests)}): {ended.stderr[-300:]}")
+    alive = [fault for fault, test in zip(tried, failed, strict=True) if test is None]
+    was = [" ".join((ast.get_source_segment(text, fault.node) or "").split()) for fault in alive]
+    return len(tried), [
+        f"{module}:{fault.node.lineno}: {part} -> {fault.instead}" for part, fault in zip(was, alive, strict=True)
+    ]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -174,6 +169,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="which faults are drawn; default: %(default)s")
     parser.add_argument("--number", type=int, default=12, help="faults a module; default: %(default)s")
     parser.add_argument("--modules", default="", help="parts of their names, with commas; default: all")
+    parser.add_argument(
+        "--marks", default=QUICK, help="which tests: core is quicker, and finds less; default: %(default)s"
+    )
     parser.add_argument("--least", type=float, default=0.0, help="percent that must be found, else it ends with 1")
     args = parser.parse(argv)
     listed = tomllib.loads(LIST.read_text())
@@ -184,15 +182,15 @@ def main(argv: Sequence[str]) -> int:
     }
     if not modules or args.number < 1:
         raise InputError(f"--modules={args.modules} --number={args.number}: nothing is tried; {LIST} has the modules.")
-    total, found, alive = 0, 0, []
+    total, found = 0, 0
     with copied() as place:
         for module, tests in modules.items():
-            number, missed = survivors(place, module, tests, args.number, args.seed)
+            number, missed = survivors(place, module, tests, args.number, args.seed, args.marks)
             missed = [each for each in missed if re.sub(r":\d+:", ":", each, count=1) not in listed["equivalent"]]
-            total, found, alive = total + number, found + number - len(missed), [*alive, *missed]
-            print(f"{number - len(missed):4d} of {number:2d} found  {module}", flush=True)
+            total, found = total + number, found + number - len(missed)
+            print(f"{number - len(missed):4d} of {number:2d} found  {module}", *missed, sep="\n      ", flush=True)
     share = 100 * found / max(total, 1)
-    print(f"{found:4d} of {total:2d} found, {share:.0f} %; seed {args.seed}", *alive, sep="\n")
+    print(f"{found:4d} of {total:2d} found, {share:.0f} %; seed {args.seed}")
     return 0 if share >= args.least else 1
 
 

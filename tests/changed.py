@@ -1,7 +1,11 @@
-"""Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD."""
+"""Which test files the commit tier opens: those with lint or the core, and those of what has changed since HEAD.
+
+python -m tests.changed torch     prints the test files that import a library
+"""
 
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +57,16 @@ def _graph() -> tuple[dict[str, Path], dict[str, set[str]]]:
     return modules, users
 
 
+def files_with(library: str) -> set[Path]:
+    """Returns the test files that import a library, by themselves or by other files of tests/."""
+    modules, users = _graph()
+    found, near = set[str](), {name for name in users if name.split(".")[0] == library}
+    while near:
+        near = {user for name in near for user in users.get(name, ()) if user.startswith("tests.")} - found
+        found |= near
+    return {modules[name] for name in found if NAMED.search(modules[name].name)}
+
+
 def _own_tests(path: Path) -> set[Path]:
     """Returns the test files of a module's name in its room: tests/ mirrors limba/."""
     room = path.relative_to(ROOT).parts[1]
@@ -64,3 +78,7 @@ def chosen_files() -> tuple[frozenset[Path], frozenset[Path]]:
     """Returns the files that always count, of which only the marked tests do, and those of what has changed."""
     always = {path for path in TESTS if NAMED.search(path.name) and ALWAYS.search(path.read_text())}
     return frozenset(always), frozenset(files_for(changed_files()))
+
+
+if __name__ == "__main__":
+    print(*sorted(map(place_of, files_with(sys.argv[1]))), sep="\n")

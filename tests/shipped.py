@@ -23,6 +23,7 @@ def module_of(path: Path) -> str:
 
 
 MODULES = {module_of(path): path for path in SHIPPED}
+OWN = {module_of(path) for path in (*SHIPPED, *TESTS)}
 
 
 @cache
@@ -40,7 +41,7 @@ def imports(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.module and not node.level, f"{place_of(path)}:{node.lineno}: write the import in full"
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in MODULES else node.module for name in inside}
+            names |= {name if name in OWN else node.module for name in inside}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             names |= {name.value for name in node.args if isinstance(name, ast.Constant)}
     return frozenset(names)

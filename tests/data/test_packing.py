@@ -60,6 +60,107 @@ def test_every_example_comes_once_and_whole():
     assert max(np.mean([(row[name] > 0).mean() for row in rows]) for name in LENGTHS) > 0.9
 
 
+def packed_one_by_one(made: list[dict[str, list[int]]], num_open: int) -> list[list[dict[str, list[int]]]]:
+    """The rule of `pack` in words: the first open row with room, else the fullest one makes place; at the end all."""
+    rows, done = [[] for _ in range(num_open)], []
+
+    def used(row: list, name: str) -> int:
+        return sum(len(one[name]) for one in row)
+
+    for one in made:
+        fits = [n for n, row in enumerate(rows) if all(used(row, k) + len(one[k]) <= w for k, w in LENGTHS.items())]
+        if not fits:
+            fits = [max(range(num_open), key=lambda n: sum(used(rows[n], name) for name in LENGTHS))]
+            done.append(rows[fits[0]])
+            rows[fits[0]] = []
+        rows[fits[0]].append(one)
+    return done + [row for row in rows if row]
+
+
+@pytest.mark.core
+def test_rows_are_those_of_the_rule_with_sixteen_open():
+    made = examples(230, seed=1)
+    made[7] = {"inputs": [9] * 48, "targets": [8] * 24}  # as long as a row: no room for it in any that is begun
+    rows = list(pack(dataset(made), LENGTHS).as_numpy_iterator())
+    assert list(map(segments, rows)) == packed_one_by_one(made, 16)
+
+
+@pytest.mark.core
+def test_one_side_alone_is_packed_and_padded_examples_count_by_their_tokens():
+    made = [{"targets": [5] * n + [0] * (30 - n)} for n in (3, 9, 4, 8, 24, 1)]
+    rows = list(
+        pack(tf.data.Dataset.from_tensor_slices({"targets": [one["targets"] for one in made]}), {"targets": 24})
+    )
+    assert [row["targets_segment_ids"].numpy().tolist() for row in rows] == [
+        [1] * 3 + [2] * 9 + [3] * 4 + [4] * 8,
+        [1] * 24,
+        [1] + [0] * 23,
+    ]
+    assert all(((row["targets"].numpy() == 5) == (row["targets_segment_ids"].numpy() > 0)).all() for row in rows)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("width", [3, 4, 5, None])
+def test_rows_that_are_not_packed_are_cut_and_padded(width, dtype):
+    made = [np.arange(1, 1 + (width or n), dtype=dtype) for n in (2, 6, 4)]
+    spec = {"inputs": tf.TensorSpec([width], dtype), "more": tf.TensorSpec([], tf.string)}
+    for names in (["inputs"], ["inputs", "more"]):
+        rows = tf.data.Dataset.from_generator(
+            lambda names=names: ({"inputs": one, "more": ""} if names[1:] else {"inputs": one} for one in made),
+            output_signature={name: spec[name] for name in names},
+        )
+        for whole, sizes in ((True, [2]), (False, [2, 1])):
+            found = list(batched(rows, {"inputs": 4}, 2, whole=whole, packed=False).as_numpy_iterator())
+            assert [list(batch) for batch in found] == [["inputs"]] * len(sizes)
+            assert [len(batch["inputs"]) for batch in found] == sizes
+            wanted = [np.pad(one[:4], (0, max(0, 4 - len(one)))).tolist() for one in made][: sum(sizes)]
+            assert np.concatenate([batch["inputs"] for batch in found]).tolist() == wanted
+            assert found[0]["inputs"].dtype == np.int32
+    with pytest.raises(InputError, match="return no tokens 'more'"):
+        batched(rows, {"inputs": 4, "more": 4}, 2, whole=True, packed=False)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [7, 9])
+def test_inputs_and_targets_become_one_sequence(packed, length):
+    """Against lists, token by token: a prefix is seen from everywhere in it, and only targets have a loss."""
+    pairs = [[([5, 6, 1], [7, 1]), ([8], [9, 1])], [([4], [3, 2, 1])], [([], [])]]
+    if not packed:
+        pairs = [row[:1] for row in pairs]
+    rows = {name: np.zeros((3, width), np.int64) for name, width in (("inputs", 5), ("targets", 4))}
+    numbers = {f"{name}_segment_ids": np.zeros_like(each) for name, each in rows.items()}
+    wanted = []
+    for place, row in enumerate(pairs):
+        tokens = [
+            (token, number, side) for number, pair in enumerate(row, 1) for side in (0, 1) for token in pair[side]
+        ]
+        for side, name in enumerate(("inputs", "targets")):
+            own = [(token, number) for token, number, of in tokens if of == side]
+            rows[name][place, : len(own)] = [token for token, _ in own]
+            numbers[f"{name}_segment_ids"][place, : len(own)] = [number for _, number in own]
+        tokens = (tokens + [(0, 0, None)] * length)[:length]
+        before = [(0, 0, None), *tokens[:-1]]
+        same = [now[1] == then[1] for now, then in zip(tokens, before, strict=True)]
+        wanted.append(
+            {
+                "decoder_target_tokens": [token for token, _, _ in tokens],
+                "decoder_segment_ids": [number for _, number, _ in tokens],
+                "decoder_input_tokens": [a[0] if b or not packed else 0 for a, b in zip(before, same, strict=True)],
+                "decoder_loss_weights": [int(side == 1) for _, _, side in tokens],
+                "decoder_causal_attention": [
+                    int(now[2] == 0 or (then[2] == 0 and b)) for now, then, b in zip(tokens, before, same, strict=True)
+                ],
+            }
+        )
+    found = model_features({**rows, **numbers} if packed else rows, length)
+    assert set(found) == {*wanted[0]} - (set() if packed else {"decoder_segment_ids"})
+    for name, each in found.items():
+        assert each.tolist() == [row[name] for row in wanted], name
+        assert each.dtype == np.int32, name
+
+
 @pytest.mark.core
 def test_long_examples_are_cut_and_empty_ones_left_out():
     made = [{"inputs": [5] * 60, "targets": [6] * 3}, {"inputs": [], "targets": []}, {"inputs": [7], "targets": [8]}]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -145,6 +146,61 @@ def test_a_linear_decay_is_the_uniform_average_and_others_are_as_in_the_paper() 
     assert Weighting("wsm", shape="linear").weights(steps) == pytest.approx(Weighting().weights(steps))
     uneven = Weighting("wsm", shape="linear").weights([0, 300, 400])
     assert uneven == pytest.approx([0.5, 1 / 6, 1 / 3])  # 0.5 and 1/3 of the rate, at 300 and 400 of 600
+
+
+@pytest.mark.core
+def test_a_moving_average_forgets_from_part_to_part() -> None:
+    for number, decay in ((2, 0.8), (5, 0.3)):
+        mean = np.eye(number)[0]  # of the parts' own weights
+        for part in np.eye(number)[1:]:
+            mean = decay * mean + (1 - decay) * part
+        assert Weighting("ema", ema_decay=decay).weights(list(range(number))) == pytest.approx(mean.tolist())
+    assert Weighting("ema").weights([1, 2]) == pytest.approx([0.8, 0.2])
+    assert Weighting().weights([5, 9, 11, 30]) == [0.25] * 4
+    for part in (0.0, 0.3, 1.0):
+        wanted = [1 - part, 1 - np.sqrt(part), (1 + np.cos(np.pi * part)) / 2]
+        assert [merge.decayed(shape, part) for shape in merge.SHAPES] == pytest.approx(wanted)
+    for wrong in ({"name": "mean"}, {"shape": "sqrt"}, {"ema_decay": 0.0}, {"ema_decay": 1.0}, {"ema_decay": 1.5}):
+        with pytest.raises(InputError, match=f"`{next(iter(wrong)).replace('name', 'weights')}` is"):
+            Weighting(**wrong)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("weights", [None, [0.5, 0.2, 0.3]])
+def test_blocks_are_added_up_in_float64(weights: list[float] | None) -> None:
+    """In float32 a thousand small parts beside a large one would be lost."""
+    random = np.random.default_rng(0)
+    blocks = [random.standard_normal((4, 3)).astype(np.float32) * size for size in (1.0, 1e8, -1e8)]
+    blocks[2] = blocks[1] * np.float32(-1 if weights is None else -2 / 3)
+    found = merge.average(blocks, weights)
+    shares = np.full(3, 1 / 3) if weights is None else np.array(weights)
+    wanted = sum(np.float64(block) * share for block, share in zip(blocks, shares, strict=True))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+class Store:
+    """What `_blocks` asks of an array."""
+
+    def __init__(self, shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
+        self.shape, self.chunk_layout = shape, types.SimpleNamespace(read_chunk=types.SimpleNamespace(shape=chunk))
+
+
+@pytest.mark.core
+def test_blocks_are_whole_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "BLOCK_BYTES", 4 * 10 * 6)  # six rows of ten in float32
+    for rows, chunk, wanted in (
+        (5, 5, [5]),
+        (13, 2, [6, 6, 1]),
+        (13, 4, [4, 4, 4, 1]),
+        (13, 9, [9, 4]),
+        (12, 6, [6, 6]),
+    ):
+        blocks = list(merge._blocks(Store((rows, 10), (chunk, 10))))
+        assert [block[0].stop - block[0].start for block in blocks] == wanted
+        assert [block[0].start for block in blocks] == np.cumsum([0, *wanted[:-1]]).tolist()
+    assert [len(list(merge._blocks(Store(shape, shape)))) for shape in ((), (0, 3), (3, 1000))] == [1, 1, 1]
+    assert list(merge._blocks(Store((2, 1000), (1, 1000)))) == [(slice(0, 1),), (slice(1, 2),)]
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -101,6 +101,142 @@ def test_greedy_takes_the_likeliest_and_stops():
         np.testing.assert_allclose(found.scores[row, 0], log, rtol=1e-5)
 
 
+TABLES = np.random.default_rng(5).normal(0, 1.5, (4, V, V, V)).astype(np.float32)  # of the last two tokens
+NEVER = -1e9
+
+
+def step_of_two(table):
+    """The next token depends on the last two, of which the cache has the first: beams must take theirs along."""
+
+    def step(cache, last, position):
+        before = jnp.where(position > 0, jnp.take(cache[0], jnp.maximum(position - 1, 0), axis=1), 0)
+        return table[before, last], jax.lax.dynamic_update_index_in_dim(cache, last[None], position, axis=2)
+
+    return step
+
+
+def written(config, prompt, seed=0, banned=FREE):
+    """Generates with each of the tables, through one program."""
+    prompt = jnp.asarray(prompt, jnp.int32)
+    cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
+    keys = jax.random.split(jax.random.key(seed), len(prompt))
+    run = jax.jit(
+        lambda table: decoding.generate(step_of_two(table), cache, prompt, banned, config, eos_id=EOS, keys=keys)
+    )
+    return [run(jnp.asarray(table)) for table in TABLES]
+
+
+def next_logs(table, prompt, ids, size):
+    """The log probabilities after a text, -inf where an n-gram would come again."""
+    before = [0, prompt[-1], *ids] if ids else [0, prompt[-1]]
+    logits = table[before[-2] if ids else 0, before[-1]].astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum())
+    known = [*prompt, *ids]
+    for token in range(V):
+        grams = [tuple(known[n : n + size]) for n in range(len(known) - size + 1)] if size else []
+        if size and tuple([*known, token][-size:]) in grams:
+            logs[token] = -np.inf
+    return logs
+
+
+def beams_of(table, prompt, config):
+    """Beam search by lists, by the documented rule of transformers' `_beam_search`; the best first."""
+    many, penalty, stopping = config.num_beams, config.length_penalty, config.early_stopping
+    running, finished, improvable = [(0.0, [])] + [(NEVER, [])] * (many - 1), [], True
+    for length in range(1, config.max_tokens + 1):
+        if not improvable or (stopping is True and len(finished) == many):
+            break
+        candidates = [
+            (score + log, [*ids, token])
+            for score, ids in running
+            for token, log in enumerate(next_logs(table, prompt, ids, config.no_repeat_ngram_size))
+        ]
+        top = sorted(candidates, key=lambda each: -each[0])[: 2 * many]
+        ends = [ids[-1] == EOS or length == config.max_tokens for _, ids in top]
+        running = [each for each, end in zip(top, ends, strict=True) if not end][:many]
+        new = [(score / length**penalty, ids) for (score, ids), end in zip(top[:many], ends, strict=False) if end]
+        finished = sorted(finished + new, key=lambda each: -each[0])[:many]
+        if running:
+            far = config.max_tokens if stopping == "never" and penalty > 0 else length
+            improvable = len(finished) < many or running[0][0] / far**penalty > finished[-1][0]
+    return finished
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("penalty", "stopping", "size"),
+    [
+        *[(1.0, False, 0), (2.0, True, 0), (0.6, "never", 0), (-1.0, "never", 0), (0.0, False, 2), (-1.0, False, 0)],
+        *[(0.0, "never", 1), (2.0, "never", 3)],
+    ],
+)
+def test_beams_are_those_of_lists(penalty, stopping, size):
+    config = GenerationConfig(
+        max_tokens=5, num_beams=3, num_samples=2, length_penalty=penalty, early_stopping=stopping,
+        no_repeat_ngram_size=size,
+    )  # fmt: skip
+    prompts = [[-1, -1, 2], [3, 4, 0]]
+    for table, found in zip(TABLES, written(config, prompts), strict=True):
+        for row, prompt in enumerate(prompts):
+            wanted = beams_of(table, prompt, config)[:2]
+            assert found.tokens[row].tolist() == [np.pad(ids, (0, 5 - len(ids))).tolist() for _, ids in wanted]
+            np.testing.assert_allclose(found.scores[row], [score for score, _ in wanted], rtol=1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("size", [0, 1, 2, 3])
+def test_greedy_texts_are_those_of_lists(size):
+    """A score is that of the free network, whatever is not allowed."""
+    config, prompts = GenerationConfig(max_tokens=5, no_repeat_ngram_size=size), [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
+    for table, found in zip(TABLES, written(config, prompts), strict=True):
+        for row, prompt in enumerate(prompts):
+            ids, log = [], 0.0
+            while len(ids) < 5 and EOS not in ids:
+                ids.append(int(np.argmax(next_logs(table, prompt, ids, size))))
+                log += next_logs(table, prompt, ids[:-1], 0)[ids[-1]]
+            assert found.tokens[row, 0].tolist() == ids + [0] * (5 - len(ids))
+            assert float(found.scores[row, 0]) == pytest.approx(log, rel=1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("choices", [{}, {"num_beams": 3}, {"sample": True, "num_samples": 2}])
+def test_a_search_in_parts_is_the_whole_one(choices, ends):
+    config, prompt = GenerationConfig(max_tokens=5, **choices), jnp.array([[-1, 2], [3, 4]], jnp.int32)
+    keys, step = jax.random.split(jax.random.key(0), 2), step_of_two(jnp.asarray(TABLES[0]))
+    banned = FREE if ends else FREE.at[EOS].set(True)
+    state = decoding.start(jnp.zeros((1, 2, 5), jnp.int32), prompt, config)
+    advance = jax.jit(
+        lambda state, until: decoding.advance(step, state, until, 2, banned, config, eos_id=EOS, keys=keys)
+    )
+    for until in (1, 3, 5):
+        state = advance(state, until)
+        assert ends or (state.position == until and decoding.is_over(state, config) == (until == 5))
+    assert decoding.is_over(state, config)
+    assert jnp.min(state.cache) >= 0  # a row that has ended is fed padding, not what no network knows
+    found, (whole, *_) = decoding.result(state, 2, config), written(config, prompt, banned=banned)
+    np.testing.assert_array_equal(found.tokens, whole.tokens)
+    np.testing.assert_array_equal(found.scores, whole.scores)
+
+
+@pytest.mark.core
+def test_ids_of_equal_probability_stay_together():
+    """Where the k-th or the last one within top_p has equals, all of them may come."""
+    keys = jax.random.split(jax.random.key(0), 400)
+    logits = jnp.broadcast_to(jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1])), (400, 5))
+    for choices, wanted in (
+        ({"top_k": 2}, {0, 1, 2}),
+        ({"top_k": 9}, {0, 1, 2, 3, 4}),
+        ({"top_p": 0.3}, {0}),
+        ({"top_p": 0.45}, {0, 1, 2}),
+        ({"top_p": 0.7}, {0, 1, 2}),
+        ({"top_p": 0.85}, {0, 1, 2, 3, 4}),
+        ({"top_k": 3, "top_p": 0.45}, {0}),  # of what is left, 0.5 is the likeliest's
+    ):
+        drawn = decoding._draw(logits, keys, GenerationConfig(max_tokens=1, sample=True, **choices))
+        assert set(np.unique(drawn).tolist()) == wanted, choices
+
+
 def test_banned_ids_and_repeated_ngrams_are_not_written():
     banned = jnp.asarray(decoding.banned_mask(V, V - 1, [EOS, 3]))
     assert banned.tolist() == [False, True, False, True, False, True]

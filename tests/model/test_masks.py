@@ -9,7 +9,7 @@ import pytest
 from limba.model.masks import Mask, ids_of, prefix_mask
 
 pytestmark = pytest.mark.core
-TOKENS = np.array([[7, 8, 9, 4, 5, 0], [6, 6, 0, 0, 0, 0]])
+TOKENS = np.array([[7, 8, 9, 4, 1, 0], [6, 1, 0, 0, 0, 0]])
 SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0]])
 
 

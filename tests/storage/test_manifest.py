@@ -20,6 +20,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.core
 def test_a_whole_directory_has_nothing_to_say(directory: Path) -> None:
     assert manifest.exists(directory) and not manifest.exists(directory / "state")
     assert manifest.check(directory) == manifest.check(directory, "sizes") == []
@@ -79,6 +80,7 @@ def test_a_manifest_that_is_junk_is_named(directory: Path, text: str) -> None:
     assert manifest.check(directory) == ["manifest.json is damaged"]
 
 
+@pytest.mark.core
 def test_a_manifest_cannot_name_files_elsewhere(directory: Path) -> None:
     for name in ("../secret", "/etc/passwd", "a/../../b"):
         manifest.write(directory, {name: (1, "00000000")})
@@ -112,6 +114,7 @@ def test_a_file_that_may_not_be_read_now_is_not_damage(directory: Path, monkeypa
     assert "state/small cannot be read (Input/output error)" in found and len(calls) == 3 * len(found)
 
 
+@pytest.mark.core
 def test_a_step_is_known_by_its_manifest(directory: Path) -> None:
     """Its name may be a copy's. A manifest of version 0.2.0 has no step, and fits every name."""
     directory /= "state"

@@ -122,3 +122,27 @@ def test_metrics_stay_means_of_tokens() -> None:
 def test_wrong_normalization_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match="LossConfig.normalize_by"):
         LossConfig(normalize_by=value)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.core
+def test_a_loss_is_divided_by_what_is_asked_for() -> None:
+    targets = jnp.ones((2, 4), jnp.int32)
+    for by, wanted in (("tokens", 3.0), ("sequences", 3.0), ("all_tokens", 8.0), (None, 1.0), (0.5, 0.5)):
+        assert float(divisor(LossConfig(normalize_by=by), {"weights": jnp.float32(3)}, targets)) == wanted
+    for few in (0.0, 0.5, 1.0, 1.5):  # a batch of padding alone
+        assert float(divisor(LossConfig(), {"weights": jnp.float32(few)}, targets)) == max(few, 1.0)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("packed", [False, True])
+def test_sequences_of_small_weights_weigh_as_others(packed: bool) -> None:
+    batch = {"decoder_loss_weights": jnp.array([[0.25, 0.25, 0.0, 0.0], [0.0] * 4, [1.0, 2.0, 3.0, 2.0]])}
+    if packed:
+        batch["decoder_segment_ids"] = jnp.array([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+    found = token_weights(LossConfig(normalize_by="sequences"), batch)
+    np.testing.assert_allclose(found, [[0.5, 0.5, 0, 0], [0] * 4, [0.125, 0.25, 0.375, 0.25]], rtol=1e-6)
+    np.testing.assert_array_equal(token_weights(LossConfig(), batch), batch["decoder_loss_weights"])
+    sums = weighted_sums((jnp.full((3, 4), 3.0), jnp.full((3, 4), 2.0), jnp.ones((3, 4), bool)), found)
+    assert {name: round(float(each), 5) for name, each in sums.items()} == {
+        "loss": 6.0, "nats": 4.0, "correct": 2.0, "tokens": 2.0,
+    }  # fmt: skip

@@ -8,13 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from limba.config import OptimizerConfig, ScheduleConfig
-from limba.training.optimizer import make_optimizer
+from limba.config import ConfigError, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from limba.model import Network
+from limba.training.optimizer import make_optimizer, optimizer_of, per_layer, scale_by_parameter_rms
+from limba.training.precision.loss_scale import LossScale
+from limba.training.updates.average import AverageState
+from tests import tiny
 
 pytestmark = pytest.mark.core
 RATE, DECAY, CLIP = 0.05, 0.03, 2.0
 CONSTANT = ScheduleConfig("factors", RATE, "constant", 0)
 SHAPES = {"head": {"kernel": (6, 5)}, "norm": {"scale": (5,)}, "still": {"kernel": (4, 3)}}
+SMALL = tiny.model(emb_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_encoder_layers=1, num_decoder_layers=1)
 Rule = Callable[[np.ndarray, np.ndarray, dict, int], np.ndarray]
 
 
@@ -92,3 +97,69 @@ def test_three_steps_are_those_of_the_formula(config: OptimizerConfig, rule: Rul
 
 def _is_shape(node: object) -> bool:
     return isinstance(node, tuple)
+
+
+def test_the_optimizer_of_a_run_is_that_of_its_fields() -> None:
+    """With its number of steps, its average, and the loss's scale where activations are float16."""
+    data = DataConfig("task", {"inputs": 8, "targets": 4}, batch_size=2)
+    config = OptimizerConfig("ademamix", ScheduleConfig("linear", 0.01, "constant", 2))
+    evaluation = EvaluationConfig(average=0.9)
+    for dtype in ("float32", "float16"):
+        model = dataclasses.replace(SMALL, dtype=dtype)
+        run = RunConfig(model, data, "out", 8, optimizer=config, evaluation=evaluation)
+        ours, plain = optimizer_of(run, Network(model)), make_optimizer(config, 8, dtype, average=0.9)
+        params = {"head": {"kernel": np.ones((3, 2), np.float32)}}
+        states = [each.init(params) for each in (ours, plain)]
+        assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+        assert isinstance(states[0][-1], LossScale) == (dtype == "float16")
+        assert isinstance(states[0][-1 - (dtype == "float16")], AverageState)
+
+
+def test_steps_that_are_not_known_count_as_one() -> None:
+    config = OptimizerConfig("ademamix", CONSTANT)
+    params = {"head": {"kernel": np.full((3, 2), 0.5, np.float32)}}
+    updates = []
+    for steps in (None, 1, 10):
+        optimizer = make_optimizer(config, steps)
+        state, found = optimizer.init(params), []
+        for _ in range(3):
+            update, state = optimizer.update(jax.tree.map(np.ones_like, params), state, params)
+            found.append(np.asarray(update["head"]["kernel"]))
+        updates.append(np.stack(found))
+    np.testing.assert_array_equal(updates[0], updates[1])
+    assert not np.array_equal(updates[1], updates[2])
+    planned = dataclasses.replace(config, schedule=dataclasses.replace(CONSTANT, planned_steps=10))
+    state = make_optimizer(planned, 1).init(params)
+    update, _ = make_optimizer(planned, 1).update(jax.tree.map(np.ones_like, params), state, params)
+    np.testing.assert_array_equal(update["head"]["kernel"], updates[2][0])
+
+
+def test_a_state_has_one_entry_for_each_stack() -> None:
+    """Its keys are a format on disk."""
+    shapes = {
+        "encoder": {"layers": {"mlp": {"kernel": (2, 4, 3)}}, "norm": {"scale": (4,)}},
+        "head": {"kernel": (4, 3)},
+    }
+    params = jax.tree.map(lambda shape: np.ones(shape, np.float32), shapes, is_leaf=_is_shape)
+    state = per_layer(optax.scale_by_rms()).init(params)
+    found = {stack: sorted(each.nu) for stack, each in state.items()}
+    assert found == {"encoder": ["encoder/layers/mlp/kernel"], "": ["encoder/norm/scale", "head/kernel"]}
+
+
+def test_frozen_names_are_checked() -> None:
+    params = {"encoder": {"kernel": np.ones(2)}, "decoder": {"kernel": np.ones(2)}}
+    for frozen, words in ((("enc", "other"), "holds 'other', and no parameter"), ((".*",), "nothing would be trained")):
+        with pytest.raises(ConfigError, match=words):
+            make_optimizer(OptimizerConfig("adamw", frozen=frozen), 10).init(params)
+    optimizer = make_optimizer(OptimizerConfig("adamw", CONSTANT, frozen=("enc",)), 10)
+    updates, _ = optimizer.update(jax.tree.map(np.ones_like, params), optimizer.init(params), params)
+    assert not np.any(updates["encoder"]["kernel"]) and np.all(updates["decoder"]["kernel"])
+
+
+def test_an_update_by_the_parameters_size_has_a_least_one() -> None:
+    rule = scale_by_parameter_rms(0.5)
+    params = {"large": np.array([3.0, -4.0]), "small": np.array([0.1, 0.1])}
+    updates, state = rule.update(jax.tree.map(np.ones_like, params), rule.init(params), params)
+    assert state == optax.EmptyState()
+    np.testing.assert_allclose(updates["large"], np.full(2, np.sqrt(12.5)), rtol=1e-6)
+    np.testing.assert_allclose(updates["small"], np.full(2, 0.5), rtol=1e-6)

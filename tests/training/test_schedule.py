@@ -1,5 +1,9 @@
-"""T5X's factors of the learning rate against their formulas in numpy, alone and multiplied."""
+"""The learning rate of each step against formulas in numpy: T5X's factors, the other shapes, and branches."""
 
+import dataclasses
+import itertools
+
+import jax
 import numpy as np
 import pytest
 
@@ -20,6 +24,10 @@ FACTORS = {
 }
 
 
+def rates(config: ScheduleConfig, train_steps: int | None, steps: np.ndarray) -> np.ndarray:
+    return np.asarray(jax.vmap(make_schedule(config, train_steps))(steps))
+
+
 @pytest.mark.parametrize("offset", [0, 3])
 @pytest.mark.parametrize("factors", [*FACTORS, "constant * linear_warmup * cosine_decay"])
 def test_rates_of_thirty_steps_are_those_of_the_formula(factors: str, offset: int) -> None:
@@ -35,3 +43,74 @@ def test_rates_of_thirty_steps_are_those_of_the_formula(factors: str, offset: in
     np.testing.assert_allclose(found, wanted, rtol=2e-6)
     if factors == "decay_every":
         assert (wanted == least).any()
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_factors_without_a_warm_up_begin_with_the_first_step(warmup: int) -> None:
+    steps = np.arange(4)
+    for factor, wanted in (
+        ("linear_warmup", np.minimum(1.0, steps)),
+        ("rsqrt_decay", 1 / np.sqrt(np.maximum(1, steps))),
+        ("rsqrt_normalized_decay", 1 / np.sqrt(np.maximum(1, steps))),
+        ("linear_decay", np.minimum(steps, 1 + DECAY * (warmup - steps))),
+    ):
+        found = rates(ScheduleConfig("factors", 1.0, factor, warmup, decay_factor=DECAY), None, steps)
+        np.testing.assert_allclose(found, np.maximum(wanted, 1e-8), rtol=2e-6, err_msg=factor)
+
+
+PEAK, FINAL, RUN = 0.3, 0.06, 24  # numbers of steps are whole, and the last one is decay_steps' where it is given
+
+
+def shape(name: str, step: float, warmup: int, first: int, last: int) -> float:
+    """The rate that rises to the peak at `warmup`, and falls from `first` to `last`."""
+    if step < warmup:
+        return PEAK * step / warmup
+    part = min(max(step - first, 0) / (last - first), 1.0)
+    return FINAL + (PEAK - FINAL) * ((1 + np.cos(np.pi * part)) / 2 if name == "cosine" else 1 - part)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("name", "decay"),
+    [*itertools.product(("linear", "cosine"), (None, 6, 17)), *itertools.product(["warmup_stable_decay"], (None, 7))],
+)
+def test_other_shapes_rise_and_fall_between_their_steps(name: str, decay: int | None, warmup: int) -> None:
+    config = ScheduleConfig(name, PEAK, "constant", warmup, decay, FINAL)
+    last = RUN if name == "warmup_stable_decay" else decay or RUN
+    first = RUN - (decay or 2) if name == "warmup_stable_decay" else warmup
+    steps = np.arange(RUN + 6)
+    wanted = [shape(name, step, warmup, first, last) for step in steps.tolist()]
+    np.testing.assert_allclose(rates(config, RUN, steps), wanted, rtol=3e-6, atol=1e-8)
+    planned = dataclasses.replace(config, planned_steps=RUN)  # of the run, whatever this one's number of steps
+    np.testing.assert_allclose(rates(planned, 2 * RUN, steps), wanted, rtol=3e-6, atol=1e-8)
+
+
+def test_a_fall_in_one_step_or_after_the_warm_up_is_still_a_fall() -> None:
+    for name in ("linear", "cosine"):
+        found = rates(ScheduleConfig(name, PEAK, "constant", 5, 6, FINAL), RUN, np.array([4, 5, 6, 7]))
+        np.testing.assert_allclose(found, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6)
+        found = rates(ScheduleConfig(name, PEAK, "constant", 5, 3, FINAL), RUN, np.array([4, 5, 6, 7]))
+        np.testing.assert_allclose(found, [PEAK * 4 / 5, PEAK, FINAL, FINAL], rtol=3e-6, err_msg=name)
+    found = rates(
+        ScheduleConfig("warmup_stable_decay", PEAK, "constant", 20, 10, FINAL), RUN, np.array([19, 20, 25, 30])
+    )
+    np.testing.assert_allclose(found, [PEAK * 19 / 20, PEAK, (PEAK + FINAL) / 2, FINAL], rtol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["linear", "1-sqrt", "cosine"])
+def test_a_branch_falls_to_zero_from_the_rate_where_it_begins(kind: str) -> None:
+    start, length, steps = 9, 8, np.arange(22)
+    config = ScheduleConfig("linear", PEAK, "constant", 3, None, FINAL, planned_steps=RUN)
+    branch = dataclasses.replace(config, branch_step=start, branch_steps=length, branch_shape=kind)
+    part = np.clip((steps - start) / length, 0, 1)
+    left = {"linear": 1 - part, "1-sqrt": 1 - np.sqrt(part), "cosine": (1 + np.cos(np.pi * part)) / 2}[kind]
+    before = [shape("linear", min(step, start), 3, 3, RUN) for step in steps.tolist()]
+    np.testing.assert_allclose(rates(branch, start + length, steps), before * left, rtol=1e-5, atol=1e-8)
+    goes_on = dataclasses.replace(branch, branch_shape="constant")
+    np.testing.assert_array_equal(rates(goes_on, start + length, steps), rates(config, RUN, steps))
+
+
+def test_rates_are_never_below_zero() -> None:
+    """1 - n x (1 / n), as compilers divide, may be."""
+    found = jax.jit(jax.vmap(make_schedule(ScheduleConfig("linear", 1e-3, "constant", 3), 63)))(np.arange(60, 70))
+    assert (np.asarray(found) >= 0).all() and found[-1] == 0

@@ -245,6 +245,7 @@ def random_spans_noise_mask(
     """
     noise, spans = num_noise(length, noise_density, mean_noise_span_length)
     padded, num_rows = max(length, 2), len(draws[0])
+    spans = min(spans, padded - noise)  # the last row of a stream may have fewer tokens of text than spans
     noise_lengths = _random_segments(noise, spans, draws[0])
     text_lengths = _random_segments(padded - noise, spans, draws[1])
     span_lengths = np.stack([text_lengths, noise_lengths], 2)

@@ -1,0 +1,146 @@
+"""What a step of a network of width 16 says of itself, drops, draws and adds up over devices."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from limba.config import LossConfig, MeshConfig, ModelConfig
+from limba.model import Network
+from limba.training import step as training_step
+from limba.training.losses import cross_entropy
+from limba.training.optimizer import make_optimizer
+from limba.training.schedule import make_schedule
+from limba.training.state import TrainState, state_shardings, trained_shardings
+from limba.training.step import _count_inputs, gradients, jit_train_step, without_update
+from tests import tiny
+from tests.training.test_small_step import ADAM, LOSS, T5
+
+
+def mesh_state(config: ModelConfig, devices: int, **choices: object) -> tuple[TrainState, Callable]:
+    """A state on some devices, and its step."""
+    mesh, schedule = tiny.mesh_of(MeshConfig(devices, 1, 1), devices), make_schedule(ADAM.schedule, 10)
+    network, optimizer = Network(config, mesh), make_optimizer(ADAM, 10)
+    shardings = state_shardings(network, optimizer, mesh)
+    step = jit_train_step(network, optimizer, schedule, LOSS, 1, shardings, **choices)  # pyright: ignore[reportArgumentType]
+    return tiny.state(network, optimizer, mesh, 0), step
+
+
+def norm(tree: object) -> float:
+    return float(np.sqrt(sum(np.sum(np.float64(each) ** 2) for each in jax.tree.leaves(tree))))
+
+
+def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
+    """Its figures against the logits; at its limits it is taken, above one of them or not finite nothing changes."""
+    (state, step), batch, key = mesh_state(T5, 1, drops=True), tiny.batch(), jax.random.key(1)
+    params = jax.device_get(state.params)
+    infinite = np.full(2, np.inf, np.float32)
+    next_state, found = step(state, batch, key, infinite)
+    assert any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # the state is donated
+    logits = jax.jit(Network(T5).apply)(params, jax.tree.map(jnp.asarray, batch))
+    weights, targets = batch["decoder_loss_weights"], batch["decoder_target_tokens"]
+    trained, plain, correct = cross_entropy(logits, jnp.asarray(targets), LOSS)
+    for name, each in (("loss", trained), ("cross_entropy", plain), ("accuracy", correct)):
+        assert float(found[name]) == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5), name
+    compute = jax.jit(lambda params, batch: gradients(Network(T5), LOSS, params, batch, None, 1))
+    gradient, sums = compute(params, batch)
+    after = jax.device_get(next_state.params)
+    for name, value in (
+        ("target_tokens", weights.sum()),
+        ("input_tokens", (batch["encoder_input_tokens"] > 0).sum()),
+        ("learning_rate", 0.0),
+        ("gradient_norm", norm(gradient) / float(sums["weights"])),
+        ("parameter_norm", norm(params)),
+        ("update_norm", norm(jax.tree.map(np.subtract, after, params))),
+    ):
+        assert float(found[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+    kept = jax.device_get(next_state)  # from this step on the rate is above 0
+    _, found = step(jax.device_put(kept), batch, key, infinite)
+    limits = np.array([found["loss"], found["gradient_norm"]], np.float32)
+    below = [limits * np.array(each, np.float32) for each in ([1, 1], [0.99, 2], [2, 0.99], [np.nan, 2])]
+    for number, bounds in enumerate(below):
+        ended, _ = step(jax.device_put(kept), batch, key, bounds)
+        assert int(ended.step) == 2
+        for now, then in ((ended.params, kept.params), (ended.opt_state, kept.opt_state)):
+            same = [np.array_equal(*pair) for pair in zip(*map(jax.tree.leaves, (now, then)), strict=True)]
+            assert all(same) if number else not any(same[:5])
+    later = without_update(ended)
+    assert int(later.step) == 3 and jax.tree.leaves(later.params)[0] is jax.tree.leaves(ended.params)[0]
+
+
+def test_one_token_has_its_own_loss_and_dropout_goes_by_the_step() -> None:
+    batch, key, infinite = tiny.batch(), jax.random.key(1), np.full(2, np.inf, np.float32)
+    batch["decoder_loss_weights"] = np.zeros_like(batch["decoder_loss_weights"])
+    batch["decoder_loss_weights"][1, 0] = 1
+    state, calm = mesh_state(T5, 1, drops=True)
+    logits = jax.jit(Network(T5).apply)(state.params, jax.tree.map(jnp.asarray, batch))
+    trained, _, _ = cross_entropy(logits, jnp.asarray(batch["decoder_target_tokens"]), LOSS)
+    state, step = mesh_state(dataclasses.replace(T5, dropout_rate=0.5), 1, drops=True)
+    losses = []
+    for run, number in ((calm, 0), (step, 0), (step, 0), (step, 1)):
+        begun = jax.device_put(jax.device_get(dataclasses.replace(state, step=np.int32(number))))
+        losses.append(float(run(begun, batch, key, infinite)[1]["loss"]))
+    assert losses[0] == pytest.approx(float(trained[1, 0]), rel=1e-5)
+    assert losses[1] == losses[2] and len(set(losses)) == 3
+
+
+def test_inputs_of_a_decoder_are_its_prefix() -> None:
+    batch = {"decoder_target_tokens": np.array([[5, 1, 7, 1, 0]]), "decoder_loss_weights": np.array([[0, 0, 1, 1, 0]])}
+    assert float(_count_inputs(jax.tree.map(jnp.asarray, batch))) == 2
+    batch["encoder_input_tokens"] = np.array([[1, 9, 8, 0]])
+    assert float(_count_inputs(jax.tree.map(jnp.asarray, batch))) == 3
+
+
+def collectives(jaxpr: Any) -> Counter[tuple[str, str]]:
+    """The collectives of arrays in a traced function, those of scalars left out, by name and dtype."""
+    found: Counter[tuple[str, str]] = Counter()
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                found += collectives(inner) if hasattr(inner, "eqns") else Counter()
+        name = equation.primitive.name.split("_invariant")[0]
+        if name in ("psum", "reduce_scatter", "all_gather"):
+            found += Counter((name, str(each.aval.dtype)) for each in equation.invars if each.aval.ndim)
+    return found
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("reduce_dtype", ["auto", "float32", "bfloat16"])
+def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
+    reduce_dtype: str, parts: int, sharded: bool
+) -> None:
+    config = dataclasses.replace(T5, dtype="bfloat16")
+    mesh = tiny.mesh_of(MeshConfig(2, 1, 1), 2)
+    network, params = Network(config, mesh), jax.eval_shape(Network(config).init, jax.random.key(0))
+    specs = jax.tree.map(lambda sharding: sharding.spec, trained_shardings(network, mesh)) if sharded else None
+    num_sharded = sum(map(bool, jax.tree.leaves(specs))) if sharded else 0
+    run = functools.partial(gradients, network, LOSS)
+    traced = jax.make_jaxpr(lambda p, b: run(p, b, None, parts, reduce_dtype, specs))(params, tiny.batch())
+    found, whole = collectives(traced.jaxpr), len(jax.tree.leaves(params)) - num_sharded
+    if parts == 1 and reduce_dtype == "auto" and not sharded:
+        assert not found  # the compiler's
+        return
+    dtype = "float32" if reduce_dtype == "auto" else reduce_dtype
+    of_shards = "bfloat16" if reduce_dtype == "auto" and parts == 1 else dtype
+    assert (num_sharded > 5) == sharded
+    wanted = Counter({("psum", dtype): whole, ("all_gather", "bfloat16"): num_sharded})
+    assert found == +(wanted + Counter({("reduce_scatter", of_shards): num_sharded}))
+
+
+def test_the_loss_goes_in_chunks_where_its_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets, biased = jnp.ones((4, 6), jnp.int32), tiny.language_model(biases=("logits",))
+    network, size = Network(T5), 4 * 4 * 6 * T5.vocab_size
+    for room, chunked in ((size, False), (size - 1, True)):
+        monkeypatch.setattr(training_step, "WHOLE_LOGITS_BYTES", room)
+        assert training_step._in_chunks(network, LossConfig(), targets) == chunked
+        assert not training_step._in_chunks(network, LossConfig(logits="whole"), targets)
+        assert training_step._in_chunks(network, LossConfig(logits="chunked"), targets)
+        assert not training_step._in_chunks(Network(biased), LossConfig(), targets)
