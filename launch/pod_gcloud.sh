@@ -45,7 +45,7 @@ explain() {
     *"gave no answer"*) fail "$1, as far as is known: $text; bash launch/pod.sh status $name --zone=$zone" 75 ;;
     *'auth tokens'* | *'gcloud auth login'* | *UNAUTHENTICATED*) why="log in again: gcloud auth login, then the same
       command again" ;;
-    *[Qq]uota* | *RESOURCE_EXHAUSTED*) why="the quota of $type in $zone does not suffice; take a zone and kind (--spot
+    *[Qq]uota* | *RESOURCE_EXHAUSTED*) why="the quota of $type in $zone is too small; take a zone and kind (--spot
       or not) of your grant, and delete forgotten pods: gcloud compute tpus queued-resources list --zone=$zone" ;;
     *"more capacity"* | *"ot enough resources"*) why="no $type is free in $zone; try later, or take another zone" ;;
     *SERVICE_DISABLED* | *"has not been used"*) why="switch the API on: gcloud services enable tpu.googleapis.com" ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Looks at a run before it starts: what fails, what is wasted, and the gin line that mends it. Trains nothing.
+# Looks at a run before it starts: what fails, what is wasted, and the gin line that fixes it. Trains nothing.
 #
 #   bash launch/preflight.sh GIN_FILE [TOPOLOGY] [NAME=VALUE ...] [--FLAG ...]
 #   bash launch/preflight.sh gin/ro_t5x_base.gin v4-8 MODEL_DIR=gs://BUCKET/ro VOCABULARY=ro.model CORPUS='ro/*.jsonl'

@@ -105,7 +105,7 @@ if [ -n "$every" ]; then
   preempting=$!
 fi
 
-# A status that no new start mends says more than 75, with which the others end for want of that process.
+# A status that no new start fixes says more than 75, with which the others end for want of that process.
 weight() {
   case $1 in 0) echo 0 ;; 75) echo 1 ;; 74) echo 3 ;; *) if [ "$1" -gt 128 ]; then echo 2; else echo 4; fi ;; esac
 }

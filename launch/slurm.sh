@@ -31,7 +31,7 @@ seconds_of() {
   echo $((10#${days:-0} * 86400 + 10#${parts[0]:-0} * 3600 + 10#${parts[1]:-0} * 60 + 10#${parts[2]:-0}))
 }
 
-# A status that no new start mends says more than 75, with which the others end for want of that process.
+# A status that no new start fixes says more than 75, with which the others end for want of that process.
 weight() {
   case $1 in 0) echo 0 ;; 75) echo 1 ;; 74) echo 3 ;; *) if [ "$1" -gt 128 ]; then echo 2; else echo 4; fi ;; esac
 }
@@ -98,7 +98,7 @@ job() {
   fi
   if [ "$status" -ne 75 ] && [ "$status" -le 128 ] &&
     ! { [ "$status" -eq 74 ] && [[ " MODEL_DIR=${MODEL_DIR:-} $* " == *MODEL_DIR=*://* ]]; }; then
-    say "the run ended with status $status$who, which a new start does not mend."
+    say "the run ended with status $status$who, which a new start does not fix."
     exit "$status"
   fi
   for now in {1..12}; do if state=$(scontrol show job "$SLURM_JOB_ID"); then break; else sleep 10; fi; done

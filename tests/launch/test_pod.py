@@ -135,7 +135,7 @@ DENIED = "PERMISSION_DENIED: Permission 'tpu.nodes.create' denied on 'projects/m
 @pytest.mark.parametrize(
     ("words", "message", "said"),
     [
-        (["create"], QUOTA, "the quota of v4-16 in us-central2-b does not suffice"),
+        (["create"], QUOTA, "the quota of v4-16 in us-central2-b is too small"),
         (["create"], DENIED, "ask the project's owner for roles/tpu.admin"),
         (["create"], "SERVICE_DISABLED: Cloud TPU API has not been used in project 5", "gcloud services enable tpu"),
         (["create"], "caller does not have permission to act as service account x", "roles/iam.serviceAccountUser"),

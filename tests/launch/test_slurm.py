@@ -61,7 +61,7 @@ BEFORE = '[ "${SLURM_RESTART_COUNT:-0}" -lt'
 @pytest.mark.parametrize(
     ("program", "state", "starts", "status", "says"),
     [
-        ("exit 2", "RUNNING", 1, 2, "which a new start does not mend"),
+        ("exit 2", "RUNNING", 1, 2, "which a new start does not fix"),
         (f"{SECOND} exit 2; exit 75", "RUNNING", 1, 2, f"status 2 of task 1 on {gethostname()}, which"),
         (f"{SECOND} exit 3; kill -9 $$", "RUNNING", 1, 3, "status 3 of task 1 on"),
         (f"{SECOND} exit 74; exit 75", "RUNNING", 1, 74, "status 74 of task 1 on"),

@@ -128,7 +128,7 @@ def test_a_wrong_input_in_one_task_ends_the_job(deed: str, where: str, cluster: 
     text = (tmp_path / "log").read_text()
     assert (found["ExitCode"], found["Restarts"]) == ("2:0", "0"), text
     assert f"launch/slurm.sh: the run ended with status 2 of {where}" in text, text
-    assert "which a new start does not mend" in text
+    assert "which a new start does not fix" in text
 
 
 @pytest.mark.long
