@@ -3,7 +3,6 @@
 #
 #   bash tests/other_python.sh [3.13]              models, configurations, formats of files, processes that share programs
 #   bash tests/other_python.sh [3.13] -k config    arguments go to pytest, in place of these
-#   bash tests/other_python.sh [3.13] --prepare    makes the environment and tests nothing
 #
 # They run in a copy of the checkout with an environment of its own, in .pytest_cache. The files that need torch are left
 # out, as PyPI has no wheel of it for CPUs. Without such a Python, or if its packages cannot be had, nothing is tested,
@@ -37,7 +36,6 @@ if ! cmp -s .venv/tests.txt .venv/installed.txt; then
     not_tested "the tests' packages could not be installed (the message is above)."
   cp .venv/tests.txt .venv/installed.txt
 fi
-if [ "${1-}" = --prepare ]; then exit 0; fi
 mapfile -t torch < <(.venv/bin/python -m tests.changed torch | sed 's/^/--ignore=/')
 [ $# -gt 0 ] || set -- -m "not slow and not night and not long" tests/{model,config,formats} \
   tests/sharding/test_{multihost,compiling}.py

@@ -11,10 +11,6 @@
 #   bash tests/run.sh --stress      any of these beside four busy loops: no test may depend on the clock
 #   bash tests/run.sh --cpu         ends with a table of the tests' processor time
 #
-# Users get Python 3.12, for which there is no torch for CPUs. Where .venv has 3.11, the first three run there the files
-# that need torch, and all others on 3.12 (tests/other_python.sh). Without 3.12, or without its packages, all run on
-# 3.11, and that is said.
-#
 # The times are those of a first run on two quiet cores. What it compiles stays in .pytest_cache, and the next runs are
 # faster; LIMBA_TEST_CACHE=/an/empty/folder measures a first run again.
 set -euo pipefail
@@ -28,7 +24,7 @@ stress=false
 arguments=()
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,19s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
     --all) chosen=(-m "not night and not long") ;;
     --night) chosen=(-m "not long"); night=true ;;
     --stress) stress=true ;;
@@ -39,8 +35,8 @@ done
 $whole || chosen=()
 
 started=()
-types=$(mktemp) made=$(mktemp)
-trap 'rm -f "$types" "$made"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
+types=$(mktemp)
+trap 'rm -f "$types"; [ ${#started[@]} = 0 ] || kill "${started[@]}" 2>/dev/null || :' EXIT
 busy() { for _ in 1 2 3 4; do (while :; do :; done) & started+=($!); done; }
 failed=0
 # A file stays in one process, which keeps what it has compiled; -n 0 runs all in one.
@@ -54,31 +50,14 @@ if $whole; then # beside the tests: the two processes of these do not always use
   checked=$!
 fi
 if $stress; then busy; fi
-is_old=$(.venv/bin/python -c 'import sys; print("true" if sys.version_info < (3, 12) else "false")')
-if $whole && $is_old; then
-  bash tests/other_python.sh 3.12 --prepare >"$made" 2>&1 &
-  preparing=$!
-  mapfile -t torch < <(.venv/bin/python -m tests.changed torch)
-  tests "${chosen[@]}" ${arguments[@]+"${arguments[@]}"} "${torch[@]}"
-  if wait "$preparing"; then
-    bash tests/other_python.sh 3.12 "${chosen[@]}" ${arguments[@]+"${arguments[@]}"} tests || failed=$?
-  else
-    tail -n 20 "$made"
-    echo "tests/run.sh: Python 3.12 is missing (above), so all tests run on 3.11"
-    tests "${chosen[@]}" ${arguments[@]+"${arguments[@]}"} "${torch[@]/#/--ignore=}"
-  fi
-else
-  tests ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"}
-fi
+tests ${chosen[@]+"${chosen[@]}"} ${arguments[@]+"${arguments[@]}"}
 if $whole; then
   wait "$checked" || failed=1
   cat "$types"
 fi
 if $night; then
   tests -m long tests/launch/test_slurm_cluster.py
-  versions=(3.13)
-  $is_old || versions+=(3.11) # else the tests above were on it
-  for version in "${versions[@]}"; do
+  for version in 3.12 3.13; do
     bash tests/other_python.sh "$version" || ended=$?
     case ${ended:-0} in 0 | 77) ;; *) failed=1 ;; esac # 77: it has said why nothing could be tested
     ended=0

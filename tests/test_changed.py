@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.changed import MOST, chosen_files, files_for, files_with
+from tests.changed import MOST, chosen_files, files_for
 from tests.shipped import MODULES, ROOT, place_of
 
 pytestmark = pytest.mark.lint
@@ -31,9 +31,3 @@ def test_nearly_every_module_of_the_product_brings_some() -> None:
 def test_the_core_is_always_there() -> None:
     always, _ = chosen_files()
     assert {"tests/training/test_rules.py", "tests/test_floors.py"} <= {place_of(path) for path in always}
-
-
-def test_files_that_need_a_library_by_way_of_others_are_found() -> None:
-    found = {place_of(path) for path in files_with("torch")}
-    assert {"tests/model/test_huggingface.py", "tests/compat/test_models.py"} <= found  # the second by way of families
-    assert "tests/training/test_rules.py" not in found and not files_with("no_such_library")
