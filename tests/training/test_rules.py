@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from limba.training.precision.loss_scale import LossScale
 
 from limba.config import ConfigError, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from limba.model import Network
 from limba.training.optimizer import make_optimizer, optimizer_of, per_layer, scale_by_parameter_rms
-from limba.training.precision.loss_scale import LossScale
 from limba.training.updates.average import AverageState
 from tests import tiny
 
