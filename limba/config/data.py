@@ -77,7 +77,7 @@ class DataConfig:
     read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file
     read_attempts: PositiveInt = 6  # attempts of a request, with growing pauses
     on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
-    on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the files of now
+    on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the current files
     skip: str | None = None  # a skipped_batches.jsonl of another run, whose batches are passed over
     train_split: str = "train"  # split that is trained on
     validation_split: str = "validation"  # split that is evaluated

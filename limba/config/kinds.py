@@ -82,7 +82,7 @@ def in_words(hint: Any) -> str:
 
 
 def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError for the first field of a dataclass whose value no choice could mean.
+    """Raises ConfigError for the first field of a dataclass with an invalid value.
 
     That is a value of another type than the field's hint; a number that is not finite; a whole number of more than 32
     bits, or of 64 for those of `of_64_bits`; a string that is empty, or cannot be written to a file; and a number

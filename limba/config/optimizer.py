@@ -246,7 +246,7 @@ class Factored(OptimizerConfig):
     min_dim_size_to_factor: NonNegativeInt = 128  # smaller matrices keep a full second moment
     epsilon1: NonNegativeFloat = 1e-30  # added to squared gradients
     epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
-    step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages begin anew, so that they forget quickly
+    step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages start again, so that they forget quickly
 
     def factored(self) -> list[Transformation]:
         import optax

@@ -82,7 +82,7 @@ def documents_by_row(
     """Returns (batch, row) -> the documents that gave its tokens, for some rows of some batches; reads the shard once.
 
     `rows` maps a batch, counted from 1 as the steps are, to rows of the shard in it, counted from 0. The corpus must be
-    the one of then. A data position of the shard, saved at one of these batches or later, lets changes be noticed; a
+    the earlier one. A data position of the shard, saved at one of these batches or later, lets changes be noticed; a
     run that began a new pass over a changed corpus needs it. `deal` is the run's.
 
     Raises InputError for a batch or row that does not exist, for a corpus that has changed, and for a task whose source
@@ -350,7 +350,7 @@ def _pass(pipeline: Pipeline, shard: int, batch: int, position: bytes | None) ->
         saved = resumption.saved[shard]
         first_epochs, before = saved.first_epochs, saved.about.get("batches_before", 0)
         if resumption.new_pass is not None:
-            raise InputError(f"{resumption.change}; restore the files of then.")
+            raise InputError(f"{resumption.change}; restore the original files.")
     if batch < 1:
         raise _no_batch(batch)
     if batch <= before:

@@ -1,4 +1,4 @@
-"""How a run is getting on, from what it leaves in its directory: it may be in a bucket, and on other machines."""
+"""The progress of a run, from what it leaves in its directory: it may be in a bucket, and on other machines."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
     except Exception as error:
         if is_passing(error) or isinstance(error, OSError):
             raise StorageError(
-                f"No average can be made now ({short_reason(error)}); mend that, and try again."
+                f"No average can be made now ({short_reason(error)}); fix that, and try again."
             ) from error
         raise InputError(
             f"A checkpoint cannot be read ({reason_of(error)}): the run may have removed it meanwhile; name the steps."

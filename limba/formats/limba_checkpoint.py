@@ -116,7 +116,7 @@ def check_whole(path: epath.Path, how: str = "checksums") -> None:
     try:
         found = damage(path, how)
     except Exception as error:
-        raise StorageError(f"{path} cannot be read ({short_reason(error)}); mend that, and try again.") from error
+        raise StorageError(f"{path} cannot be read ({short_reason(error)}); fix that, and try again.") from error
     if found:
         raise InputError(damage_sentence(path, found))
 

@@ -237,8 +237,8 @@ class Output:
             raise
         except OSError as error:
             raise StorageError(
-                f"The output {self.path} cannot be written any more ({reason_of(error)}); make room or mend the path,"
-                " and the same command resumes it."
+                f"The output {self.path} cannot be written any more ({reason_of(error)}); make room or correct the"
+                " path, and the same command resumes it."
             ) from error
 
 

@@ -101,7 +101,9 @@ def test_another_text_in_a_file_of_any_format_is_named(name: str, tmp_path: Path
             with pytest.raises(InputError) as refusal:
                 method(before)
             sentence = str(refusal.value)
-            assert sentence.startswith(f"{path} has changed since step 3: {sizes}. Restore the files of then"), sentence
+            assert sentence.startswith(f"{path} has changed since step 3: {sizes}. Restore the original files"), (
+                sentence
+            )
             assert "DataConfig.on_changed_corpus" in sentence and "\n" not in sentence
 
 

@@ -235,7 +235,7 @@ def test_after_a_new_pass_the_position_says_where_the_batch_is(tmp_path: Path) -
         assert {byte for each in found for byte in poisons_in(each.text)} == {b for b in POISONS if b + 3 in tokens}
     with pytest.raises(InputError, match="Batch 4 was read from a corpus that changed after batch 4"):
         documents_of(task, lengths, config, 1, 4, [0], after[1])
-    with pytest.raises(InputError, match="has changed since step 4.*; restore the files of then"):
+    with pytest.raises(InputError, match="has changed since step 4.*; restore the original files"):
         documents_of(task, lengths, config, 1, 4, [0], before[1])
 
 

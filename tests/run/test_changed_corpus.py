@@ -60,7 +60,7 @@ def test_a_changed_corpus_is_refused_or_begins_a_new_pass(config: RunConfig, tmp
     assert sorted(losses(config)) == [1, 2] and not list((tmp_path / "run" / "checkpoints").glob("*broken*"))
     train(with_data(config, 4, on_changed_corpus="new_epoch"))
     assert sorted(losses(config)) == [1, 2, 3, 4]
-    assert [record for record in caplog.records if "A new pass over the files of now begins" in record.message]
+    assert [record for record in caplog.records if "A new pass over the current files begins" in record.message]
     caplog.clear()
     train(with_data(config, 6))  # since step 4 nothing has changed
     assert sorted(losses(config)) == [1, 2, 3, 4, 5, 6] and "new pass" not in caplog.text

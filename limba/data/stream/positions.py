@@ -147,14 +147,15 @@ class DataPositions:
             return Resumption(saved, None, notes)
         if self._config.on_changed_corpus == "refuse":
             raise InputError(
-                f"{sentence}. Restore the files of then, set DataConfig.on_changed_corpus to 'new_epoch' to start a new"
-                " pass over those of now, or start a new RunConfig.model_dir with RunConfig.initial_checkpoint_path.",
+                f"{sentence}. Restore the original files, set DataConfig.on_changed_corpus to 'new_epoch' to start a"
+                " new pass over the current ones, or start a new RunConfig.model_dir with"
+                " RunConfig.initial_checkpoint_path.",
                 fix=("DataConfig.on_changed_corpus", "new_epoch"),
             )
         read = np.array([each.about["epochs"] for each in saved.values()], float).max(axis=0)
         first = {name: math.floor(epochs) + 1 for name, epochs in zip(self._sources, read, strict=True)}
         numbers = ", ".join(sorted({f"{epoch:,}" for epoch in first.values()}))
-        note = f"{sentence}. A new pass over the files of now begins, with epoch {numbers}."
+        note = f"{sentence}. A new pass over the current files begins, with epoch {numbers}."
         return Resumption(saved, first, (note,), sentence)
 
     def restore(self, shard: Shard, saved: Saved) -> None:
@@ -286,7 +287,7 @@ class DataPositions:
 
 
 def digest_of_files(task: Provider, split: str, end_bytes: Mapping[str, int]) -> str:
-    """Returns what a data position says of the content of a task's files, under "files" and "end_bytes", as of now."""
+    """Returns what a data position says of the content of a task's files, under "files" and "end_bytes", at present."""
     return _corpora_of(unit_sources(task), split, end_bytes).digest
 
 

@@ -28,7 +28,7 @@ from limba.data.tasks import Provider, parts_of, unit_sources
 
 # {"inputs": int32 [B, Li], "targets": int32 [B, Lt]}, zero where padded; segment ids beside them when packed
 Rows = dict[str, np.ndarray]
-# task -> the epoch with which its first pass over the files of now begins; empty unless the corpus has changed
+# task -> the epoch with which its first pass over the current files begins; empty unless the corpus has changed
 FirstEpochs = Mapping[str, int]
 Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
 # (task, lengths, documents, seed) -> examples

@@ -93,7 +93,7 @@ class StagedStream(Stream):
     def _number_of(self, positions: Positions) -> int:
         """Returns the stage that positions belong to; the first one for those of no stage, which `check` refuses.
 
-        Raises ConfigError if the stages that were read before it are not those of now.
+        Raises ConfigError if the stages that were read before it differ from the current ones.
         """
         if not positions:
             return 0

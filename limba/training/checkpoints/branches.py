@@ -205,7 +205,7 @@ def begun(branch: Branch, config: RunConfig, texts: Mapping[str, str]) -> Iterat
                 step_files.copy_step(there[branch.step], directory / "checkpoints")
             except OSError as error:
                 raise StorageError(
-                    f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); mend that, and"
+                    f"{there[branch.step]} cannot be copied to {directory} ({short_reason(error)}); fix that, and"
                     " start the same command again."
                 ) from error
     yield

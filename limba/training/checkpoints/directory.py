@@ -253,7 +253,7 @@ class Checkpoints:
             failure = short_reason(error)
         failure, found = json.loads(self._shared(json.dumps([failure, found]))[0])
         if failure:
-            raise StorageError(f"{self.directory} cannot be listed ({failure}); mend that, and start again.")
+            raise StorageError(f"{self.directory} cannot be listed ({failure}); fix that, and start again.")
         return [(step, epath.Path(path)) for step, path in sorted(found, key=lambda each: -each[0])]
 
     def _shared(self, text: str) -> Sequence[str]:
@@ -390,7 +390,7 @@ def check_together(path: epath.Path, how: str = "checksums") -> None:
     texts = gather_texts("check", json.dumps([failure, found]), CheckpointConfig().save_timeout_seconds)
     answers = [json.loads(text) for text in texts]
     if failures := [failure for failure, _ in answers if failure]:
-        raise StorageError(f"{path} cannot be read ({failures[0]}); mend that, and try again.")
+        raise StorageError(f"{path} cannot be read ({failures[0]}); fix that, and try again.")
     if damaged := list(dict.fromkeys(sentence for _, sentences in answers for sentence in sentences)):
         raise InputError(limba_checkpoint.damage_sentence(path, damaged))
 
@@ -458,7 +458,7 @@ def load_limba_checkpoint(path: epath.Path, abstract: TrainState) -> TrainState:
         raise
     except Exception as error:
         if is_passing(error):
-            raise StorageError(f"{path} cannot be read ({short_reason(error)}); mend that, and start again.") from error
+            raise StorageError(f"{path} cannot be read ({short_reason(error)}); fix that, and start again.") from error
         raise InputError(
             f"The checkpoint at step {path.name} in {path.parent} cannot be read ({short_reason(error)}); give another"
             " RunConfig.initial_checkpoint_path."

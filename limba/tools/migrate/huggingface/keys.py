@@ -155,7 +155,7 @@ NOTED: Mapping[str, str] = {
     "past_index": "has no counterpart",
     "max_predict_samples": "limba generate writes the texts of a whole file",
     "eval_on_start": "the first evaluation is after eval_steps",
-    "train_sampling_strategy": "the corpus is shuffled anew in each epoch",
+    "train_sampling_strategy": "the corpus is shuffled again in each epoch",
     "activation_checkpointing_kwargs": "has no counterpart: REMAT chooses",
     "use_liger_kernel": "the fastest kernels of the device are chosen",
     "liger_kernel_config": "the fastest kernels of the device are chosen",

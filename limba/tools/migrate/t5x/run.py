@@ -178,7 +178,9 @@ def _restore(t: Translation) -> None:
     t.drop("RestoreCheckpointConfig", {"strict": "all parameters must be there", "restore_dataset": "always"})
     fallback = find("fallback_to_scratch", False)
     if fallback.value:
-        raise refuse(fallback, "Limba starts anew only if you say so; set INITIAL_CHECKPOINT_PATH to None for that")
+        raise refuse(
+            fallback, "Limba starts from nothing only if you say so; set INITIAL_CHECKPOINT_PATH to None for that"
+        )
     mapped = _is_without_state(find("assignment_map"))
     if not paths:
         return
