@@ -118,7 +118,7 @@ COMMANDS = {
     "convert empty out --to=limba": "empty",
     "convert hf run --to=limba": "run",
     "t5x look": "give inspect or export",
-    "t5x inspect": "CHECKPOINT",
+    "t5x inspect": "There is no MODEL",
     "t5x inspect nowhere": "nowhere",
     "t5x export run": "OUT",
     "t5x export nowhere out": "nowhere",
