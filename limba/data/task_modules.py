@@ -29,7 +29,8 @@ def check(module: str, asked_by: str) -> None:
     if not (_is_found(module) or _is_found_in_repository(module)):
         package, _, name = nearest(module, names := all_names()).rpartition(".")
         fix = f"from {package} import {name}" if name else None
-        raise InputError(f"{asked_by} {module}, which does not exist{did_you_mean(module, names)}", fix=fix)
+        advice = did_you_mean(module, names) if fix else "; start in the folder that holds it, or set PYTHONPATH to it."
+        raise InputError(f"{asked_by} {module}, which does not exist{advice}", fix=fix)
 
 
 def all_names() -> list[str]:
