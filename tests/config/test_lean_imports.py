@@ -66,6 +66,8 @@ def test_a_run_imports_neither_keras_nor_pandas_and_a_task_may() -> None:
     """Half of the processor time of a start was Keras, and what Keras imports."""
     program = """
 import sys
+from limba.config import environment
+environment.set_variables()  # as the command does
 import limba.run
 unused = {"keras", "pandas", "matplotlib", "tensorflow_text", "pyglove", "torch", "h5py", "google.cloud.storage"}
 print(sorted(unused & set(sys.modules)))
