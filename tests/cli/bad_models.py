@@ -281,7 +281,11 @@ MODELS: list[tuple[str, dict[str, bytes] | Callable[[Path], None], str]] = [
     ("score run --input=pairs.jsonl", run_config(task_modules=["os.path"]), "--import=os.path"),
     ("evaluate run", run_config(task_modules=["tasks.demo", "theirs.corpus"]), "evaluate run --import=theirs.corpus"),
     ("evaluate run", run_config(task_modules=["tasks.nowhere"]), "tasks.nowhere"),
-    ("evaluate run --import=theirs", run_config(task_modules=["theirs"]), "imports theirs, which does not exist; start"),
+    (
+        "evaluate run --import=theirs",
+        run_config(task_modules=["theirs"]),
+        "theirs, which does not exist; start in",
+    ),
     ("generate run --prompt=a", run_config(task_modules=["tasks.demo; import os"]), "names the module"),
     ("generate run --prompt=a", run_config(task_modules=["..demo"]), "names the module"),
     ("score run --input=pairs.jsonl --gin.SEED=1", appended("run/config.gin", "import theirs\n"), "--import=theirs"),

@@ -120,9 +120,8 @@ def written(config, prompt, seed=0, banned=FREE):
     prompt = jnp.asarray(prompt, jnp.int32)
     cache = jnp.zeros((1, len(prompt), config.max_tokens), jnp.int32)
     keys = jax.random.split(jax.random.key(seed), len(prompt))
-    run = jax.jit(
-        lambda table: decoding.generate(step_of_two(table), cache, prompt, banned, config, eos_id=EOS, keys=keys)
-    )
+    rules = decoding.Rules(banned, config, EOS, keys)
+    run = jax.jit(lambda table: decoding.generate(step_of_two(table), cache, prompt, rules))
     return [run(jnp.asarray(table)) for table in TABLES]
 
 
@@ -206,9 +205,8 @@ def test_a_search_in_parts_is_the_whole_one(choices, ends):
     keys, step = jax.random.split(jax.random.key(0), 2), step_of_two(jnp.asarray(TABLES[0]))
     banned = FREE if ends else FREE.at[EOS].set(True)
     state = decoding.start(jnp.zeros((1, 2, 5), jnp.int32), prompt, config)
-    advance = jax.jit(
-        lambda state, until: decoding.advance(step, state, until, 2, banned, config, eos_id=EOS, keys=keys)
-    )
+    rules = decoding.Rules(banned, config, EOS, keys)
+    advance = jax.jit(lambda state, until: decoding.advance(step, state, until, 2, rules))
     for until in (1, 3, 5):
         state = advance(state, until)
         assert ends or (state.position == until and decoding.is_over(state, config) == (until == 5))
