@@ -15,6 +15,7 @@ TOOLS = {
     "script": "limba.tools.migrate.huggingface.translation",  # Hugging Face's command line and JSON
     "pytorch_model.bin": "limba.tools.migrate.pytorch_bin",
     "t5": "limba.tools.migrate.t5_names.finder",  # what tasks import of the package t5
+    "sample": "limba.tools.corpus.preparation.inspect",  # inspect_task: what a task's text is
     "check": "limba.tools.preflight.words",  # at the start of a run
 }
 

@@ -24,7 +24,7 @@ UNPACKS = ("limba/data/positions.py",)  # a data position, which a run has writt
 IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/__init__.py": "a table in it",
     "limba/cli/main.py": "a table in it",
-    "limba/toolbox.py": "a table in it",
+    "limba/api.py", "limba/toolbox.py": "a table in it",
     "limba/cli/start/completion.py": "the table of limba/cli/main.py",
     "limba/cli/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",
     "limba/inference/source.py": "what imports.check has allowed",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.cli.arguments import Parser
-from limba.cli.program import names_said
+from limba.api import Parser, names_said
 from limba.config import InputError, environment, kinds
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.cli import task_modules
-from limba.cli.arguments import Parser
-from limba.cli.program import names_said
+from limba.api import Parser, names_said, task_modules
 from limba.config import InputError, environment
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ def _check_new(name: str, size: str | None) -> None:
     there = [path for path in files if os.path.lexists(path)]
     if there:
         raise InputError(f"{' and '.join(there)} exist{'s' if len(there) == 1 else ''} already; choose another name.")
-    if f"tasks.{name}" in task_modules.all_names():
+    if f"tasks.{name}" in task_modules():
         raise InputError(f"Limba has a task module tasks/{name}.py of its own; choose another name.")
 
 
@@ -129,7 +127,7 @@ def _about(corpus: str, found: Survey) -> str:
 
 
 def _hours(hours: float) -> str:
-    from limba.training.metrics.logging import duration
+    from limba.api import duration
 
     return duration(hours * 3600)
 

@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from limba.cli.arguments import Parser
-from limba.cli.program import names_said
+from limba.api import Parser, names_said
 from limba.config import InputError, environment, kinds
 from limba.tools.corpus import task_flags
 
@@ -145,7 +144,7 @@ def _check_executor(arguments: Any) -> None:
 
 def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
     """Returns the summary; None if the work was only submitted to Slurm, and printed."""
-    from limba.inference.files import Progress
+    from limba.api import Progress
     from limba.tools.corpus.preparation import prepare
 
     another = "another name to --tfds" if arguments.tfds else "another --output"

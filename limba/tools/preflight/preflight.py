@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from limba.api import Parser, did_you_mean, find_tool, with_two_dashes
 from limba.cli import flags
-from limba.cli.arguments import Parser, did_you_mean, with_two_dashes
 from limba.cli.gin.statements import read
 from limba.config import InputError, RunConfig, environment, kinds
 from limba.config.secrets import without_credentials
-from limba.tools.migrate.t5x.read import is_t5x
 from limba.tools.preflight import configuration, words
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -209,7 +208,8 @@ def _source(argv: Sequence[str]) -> Any:
     if given is None or given.json is not None:
         return None
     folders = flags.search_folders(given.gin_search_paths)
-    return None if is_t5x(given.gin_file, folders) else read(given.gin_file, given.gin, folders)
+    t5x = find_tool("T5X gin")
+    return None if t5x and t5x.is_t5x(given.gin_file, folders) else read(given.gin_file, given.gin, folders)
 
 
 @contextlib.contextmanager

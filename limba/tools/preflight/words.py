@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from limba.cli.program import said
+from limba.api import said
 from limba.config import RunConfig
 from limba.tools.preflight.checks.verdict import STEPS_ON_V4_8, Line, Section
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from limba.api import held
 from limba.config import InputError
-from limba.storage import lease
 from limba.tools.corpus.preparation import queued
 from limba.tools.corpus.preparation.local_tasks import Dealt, check_tasks
 from limba.tools.corpus.preparation.prepare import Preparation, Prepared, Recipe, Settings
@@ -84,7 +84,7 @@ def submit(
     if work.finished:
         return work.finished
     logs = Path(os.path.abspath(f"{work.scratch}.slurm" if scratch else f"{output.rstrip('/')}.slurm"))
-    with lease.held(output, "prepares"):
+    with held(output, "prepares"):
         work.begin()
         logs.mkdir(exist_ok=True)
         logs = logs / f"{sum(1 for _ in logs.iterdir()) + 1}"  # of each call; datatrove keeps its notes there

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli.arguments import Parser
-from limba.cli.program import names_said
-from limba.cli.use import model
+from limba.api import Parser, add_import_flag, load, names_said
 from limba.config import InputError
 from limba.tools.pages import serving
 from limba.tools.pages.play.answers import MAX_SECONDS, Player
@@ -22,11 +20,14 @@ with the probability of each piece. With two models, or one model and two steps,
 
 Nothing leaves the machine. With --host the page is served to others too, and asks for a token."""
 
+MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
+NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary"}  # what messages call a field
+
 
 def run(argv: Sequence[str]) -> None:
     """Opens the models and serves until Ctrl-C; raises InputError."""
     parser = Parser("play", ABOUT)
-    parser.add_object("model", "MODEL", f"one or two of these: {model.MODEL}", takes_several=True)
+    parser.add_object("model", "MODEL", f"one or two of these: {MODEL}", takes_several=True)
     parser.add_argument("--step", type=int, action="append", default=[], help="step of a run; given twice: both")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the models' own")
     parser.add_argument(
@@ -37,7 +38,7 @@ def run(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--port", type=int, help=f"port; default: the first free one from {serving.FIRST_PORT} on")
     serving.add_flags(parser)
-    model.add_import_flag(parser)
+    add_import_flag(parser)
     given = parser.parse(argv)
     names = given.model or []
     if not 1 <= len(names) <= 2 or (len(names) == 2 and len(given.step) > 1) or len(given.step) > 2:
@@ -56,8 +57,8 @@ def run(argv: Sequence[str]) -> None:
     chosen = [(name, step) for name in names for step in steps]
     players = []
     for name, step in chosen:
-        with names_said(model.NAMES):
-            trained = model.load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
+        with names_said(NAMES):
+            trained = load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"
         label = label if label not in [each.name for each in players] else f"{label} (2)"
