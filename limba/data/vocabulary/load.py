@@ -125,23 +125,14 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         _check_layout(vocabulary, where)
     if vocabulary.vocab_size > num_rows:
         raise InputError(
-            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model "
-            f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)}, or take a smaller vocabulary."
+            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows} rows;"
+            f" set ModelConfig.vocab_size to {PieceTable(vocabulary).fitting_rows}, or take a smaller vocabulary."
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
             f"The vocabulary {where} has no sentinels (<extra_id_0>, …); set DataConfig.vocabulary to its path with"
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}."
         )
-
-
-def fitting_rows(vocabulary: seqio.Vocabulary) -> int:
-    """Returns the smallest multiple of 128 that is not below the number of ids.
-
-    >>> fitting_rows(seqio.ByteVocabulary(extra_ids=100))
-    384
-    """
-    return -(-vocabulary.vocab_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
@@ -244,24 +235,6 @@ def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:
     return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
 
 
-def is_sentencepiece(vocabulary: seqio.Vocabulary) -> bool:
-    """Returns whether a vocabulary is a SentencePiece model."""
-    return isinstance(vocabulary, seqio.SentencePieceVocabulary)
-
-
-def piece_name(vocabulary: seqio.Vocabulary, number: int) -> str:
-    """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
-
-    >>> piece_name(seqio.ByteVocabulary(), 100)
-    'a'
-    """
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        return vocabulary.tokenizer.IdToPiece(number)
-    if isinstance(vocabulary, TokenizersVocabulary):
-        return str(vocabulary.tokenizer.id_to_token(number))
-    return str(vocabulary.decode([number]))
-
-
 def has_dummy_space(vocabulary: seqio.Vocabulary, pieces: Sequence[bytes]) -> bool:
     """Returns whether a vocabulary puts a space before each text, which is not in it; `pieces` are `piece_bytes`."""
     return b"".join(pieces[number] for number in vocabulary.encode("a"))[:1] == b" "
@@ -347,8 +320,12 @@ class PieceTable:
 
     @property
     def fitting_rows(self) -> int:
-        """The smallest multiple of 128 that is not below the number of ids."""
-        return fitting_rows(self.vocabulary)
+        """The smallest multiple of 128 that is not below the number of ids.
+
+        >>> PieceTable.at("byte").fitting_rows
+        384
+        """
+        return -(-self.vocabulary.vocab_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
     @property
     def content_name(self) -> str:
@@ -370,8 +347,16 @@ class PieceTable:
         return piece_bytes(self.vocabulary, num_rows)
 
     def name(self, number: int) -> str:
-        """Returns the piece of an id as its file has it."""
-        return piece_name(self.vocabulary, number)
+        """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
+
+        >>> PieceTable.at("byte").name(100)
+        'a'
+        """
+        if isinstance(self.vocabulary, seqio.SentencePieceVocabulary):
+            return self.vocabulary.tokenizer.IdToPiece(number)
+        if isinstance(self.vocabulary, TokenizersVocabulary):
+            return str(self.vocabulary.tokenizer.id_to_token(number))
+        return str(self.vocabulary.decode([number]))
 
     def masked(self, inputs: Sequence[int]) -> str:
         """Returns the text of an example's ids with its gaps as <extra_id_0> and so on, without padding and end."""

@@ -23,8 +23,8 @@ ABOUT = """Writes the documents of a task, as text or ids, in shards of equal si
 
     limba prepare 'data/*.jsonl' --output=prepared/train --executor=slurm --tasks=64 --partition=cpu
 
-After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to tasks of
-datatrove's executors; the files are the same as without."""
+After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to several
+tasks, here or in Slurm; the files are the same as without."""
 
 
 def _parser() -> Parser:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from limba.api import Parser
 from limba.tools.preflight.checks.environment import environment as preflight
+from limba.tools.preflight.checks.environment import room
 from limba.tools.preflight.checks.verdict import Line, Section
 
 ABOUT = """Checks this machine: versions, packages, devices, memory, disk, tokens (only whether they are there) and the
@@ -138,23 +139,13 @@ def _cgroup_limit() -> int | None:
 
 def disk() -> list[Line]:
     """Returns the findings about free space where runs, models of the hub and exchanged batches go."""
+    hub = os.path.expanduser(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     places = {
-        "this folder": (os.getcwd(), 10, "runs are written here: go to a larger disk"),
-        "models of the hub": (os.environ.get("HF_HOME", "~/.cache/huggingface"), 5, "export HF_HOME=DIRECTORY"),
-        "shared memory": ("/dev/shm", 1, "start the container with --shm-size=4g"),
+        "this folder": (os.getcwd(), 10 << 30, "runs are written here: go to a larger disk"),
+        "models of the hub": (hub, 5 << 30, "export HF_HOME=DIRECTORY"),
+        "shared memory": ("/dev/shm", 1 << 30, "start the container with --shm-size=4g"),
     }
-    lines, free = [], []
-    for name, (given, least, mend) in places.items():
-        place = Path(given).expanduser()
-        while not place.exists() and place != place.parent:
-            place = place.parent
-        room = shutil.disk_usage(place).free / 2**30
-        free.append(f"{room:,.1f} GiB for {name}")
-        if not os.access(place, os.W_OK):
-            lines.append(Line("error", f"{place}, for {name}, cannot be written.", mend))
-        elif room < least:
-            lines.append(Line("warning", f"{room:,.1f} GiB are free in {place}, for {name}.", mend))
-    return lines or [Line("ok", f"Free: {', '.join(free)}.")]
+    return room(places, "error")[0]
 
 
 def clock() -> list[Line]:

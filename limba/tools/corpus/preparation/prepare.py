@@ -104,22 +104,18 @@ def prepare(
     After an interruption a second call resumes; after the end it does nothing. `scratch` needs as much
     space as the documents themselves, compressed, until the end: by default it is `output/unfinished`, or for an
     address a folder of this user in the machine's temporary directory. `progress(what, total)` returns a counter with
-    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` the work is dealt to so
-    many tasks of datatrove's local executor, `workers` of them at a time; the files are the same. Raises InputError if
-    the folder has other content (with the advice to give `another`), if another process or a queued job of Slurm is
-    writing it, and for errors in the corpus or the vocabulary.
+    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` there are no more
+    workers than those; the files are the same. Raises InputError if the folder has other content (with the advice to
+    give `another`), if another process or a queued job of Slurm is writing it, and for errors in the corpus or the
+    vocabulary.
     """
-    if workers < 1:
-        raise InputError(f"workers is {workers}; give 1 or more.")
+    for name, number in (("workers", workers), ("tasks", 1 if tasks is None else tasks)):
+        if number < 1:
+            raise InputError(f"{name} is {number}; give 1 or more.")
     work = Preparation(recipe, settings, output, scratch, another)
     if work.finished:
         return work.finished
-    if tasks is None:
-        processes = Workers(workers, preload)
-    else:
-        from limba.tools.corpus.preparation.local_tasks import LocalTasks
-
-        processes = LocalTasks(tasks, workers, work.scratch / "tasks", preload)
+    processes = Workers(workers if tasks is None else min(workers, tasks), preload)
     counter = progress or (lambda what, total: None)
     with held(output, "prepares") as mine, processes:
         work.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.verdict import Line, Section
+
+if TYPE_CHECKING:
+    from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
 SECONDS = 2.0  # for which reading is timed
@@ -32,24 +35,11 @@ LARGER_PERCENT = 5.0  # of the training text, for a validation split that came o
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 
 
-class Chips(Protocol):
-    """What is known of the chips of a run."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def hosts(self) -> int: ...
-    @property
-    def peak_flops(self) -> float: ...
-
-
 def data_of_run(
     config: RunConfig,
     task: Any,
     lengths: Mapping[str, int] | None,
-    chips: Chips | None = None,
+    chips: Topology | None = None,
     has_vocabulary: bool = True,
 ) -> Section:
     """Returns the section about a task's data; reads a sample, and times the reading for some seconds.
@@ -192,7 +182,7 @@ def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
 
 
 def _rows(
-    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Chips | None, data: dict[str, Any]
+    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: dict[str, Any]
 ) -> Iterator[Line]:
     """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
     rows, filled, seconds, cpu_seconds = _timed(run, lengths)
@@ -232,7 +222,7 @@ def _rows(
         yield Line("ok", text + (f" More than one process reads faster: {advice}." if advice else ""))
 
 
-def wanted_tokens(config: RunConfig, chips: Chips, real: Mapping[str, float]) -> float:
+def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float]) -> float:
     """Returns the tokens a second that all devices take at MFU of their peak, of rows with these many real tokens.
 
     A step of a small model takes at least LEAST_STEP_SECONDS, whatever the peak is.
@@ -322,7 +312,7 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _shards(config: RunConfig, run: RunData, chips: Chips | None, data: dict[str, Any]) -> Iterator[Line]:
+def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: dict[str, Any]) -> Iterator[Line]:
     """Yields how the units of the corpus meet data shards and hosts."""
     shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}

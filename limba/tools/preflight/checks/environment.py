@@ -201,24 +201,33 @@ def _gib(num_bytes: float) -> str:
 
 def _room(data: dict[str, Any]) -> Iterator[Line]:
     compiled = os.environ.get(compile_cache.OF_JAX, "")
-    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
-    free = {}
-    for name, place in places.items():
-        if not place or "://" in place:
-            continue
+    places = {"compiled programs": compiled, "temporary files": tempfile.gettempdir()}
+    here = {name: place for name, place in places.items() if place and "://" not in place}
+    lines, data["free_bytes"] = room({name: (each, LEAST_FREE, _mend_of(name, each)) for name, each in here.items()})
+    yield from lines
+
+
+def room(places: Mapping[str, tuple[str, int, str]], level: str = "warning") -> tuple[list[Line], dict[str, int]]:
+    """Returns the lines of these places, name -> (path, bytes that should be free, mend), and their free bytes.
+
+    `level` is that of a place that cannot be written.
+    """
+    lines, free = [], {}
+    for name, (place, least, mend) in places.items():
         there = place
         while not os.path.exists(there):
             there = os.path.dirname(there) or "."
         free[name] = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            yield Line("warning", f"{place}, for {name}, cannot be written.", _mend_of(name, place))
-        elif free[name] < LEAST_FREE:
-            yield Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", _mend_of(name, place))
-    data["free_bytes"] = free
-    if free and all(number >= LEAST_FREE for number in free.values()):
-        yield Line("ok", "Free: " + ", ".join(f"{_gib(number)} for {name}" for name, number in free.items()) + ".")
+            lines.append(Line(level, f"{place}, for {name}, cannot be written.", mend))
+        elif free[name] < least:
+            lines.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", mend))
+    if free and not lines:
+        said = ", ".join(f"{_gib(number)} for {name}" for name, number in free.items())
+        lines = [Line("ok", f"Free: {said}.")]
+    return lines, free
 
 
 def _mend_of(name: str, place: str) -> str:

@@ -62,7 +62,7 @@ def _lengths(task: Any, config: RunConfig) -> Mapping[str, int] | None:
 def sections(
     config: RunConfig,
     configuration: Section,
-    chips: data.Chips | None = None,
+    chips: Any = None,
     compiling: Sequence[Callable[[], Section]] = (),
     machine: Callable[[RunConfig], Section] = environment,
 ) -> Iterator[Section]:
@@ -90,7 +90,7 @@ def sections(
             yield Section("Memory and speed", [error_line(error)])
 
 
-def _data(config: RunConfig, found: Resolved, chips: data.Chips | None) -> Section:
+def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:
     if found.task is None or found.of_data is not None:
         return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
     return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None)
