@@ -148,17 +148,16 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
 API = "limba.api"
 # A gin file is read by the very reader of `limba train`: its statements are a language, not names of a surface.
 GIN_FILES = ("limba.cli.flags", "limba.cli.gin")
-READERS_OF_GIN_FILES = ("limba/tools/preflight/preflight.py", "limba/tools/preflight/configuration.py")
-# Still to come down to the names of `limba/api.py`; a module that is not here must not be added.
+READERS_OF_GIN_FILES = (
+    "limba/tools/preflight/preflight.py",
+    "limba/tools/preflight/configuration.py",
+    "limba/tools/migrate/",
+)
+# What migrate still imports beside the names of `limba/api.py`: formats and sources that it names in what it writes.
+# This list may only become shorter.
 MIGRATE = {
-    "limba.cli.arguments",
-    "limba.cli.flags",
-    "limba.cli.gin",
-    "limba.cli.gin.read",
-    "limba.cli.gin.statements",
     "limba.data.objectives.spans",
     "limba.data.sources",
-    "limba.data.tasks",
     "limba.data.vocabulary.load",
     "limba.formats.hub",
     "limba.formats.huggingface",
@@ -176,7 +175,7 @@ def not_of_the_surface(path: Path) -> Iterator[str]:
     """Yields what a module of a tool imports of Limba beside its configuration, `limba.api` and its own tool."""
     place = place_of(path)
     own = ".".join(module_of(path).split(".")[:3])
-    allowed = ("limba.config", API, own, *(GIN_FILES if place in READERS_OF_GIN_FILES else ()))
+    allowed = ("limba.config", API, own, *(GIN_FILES if place.startswith(READERS_OF_GIN_FILES) else ()))
     for name in imports(path):
         if name.startswith("limba") and not any(name == each or name.startswith(f"{each}.") for each in allowed):
             yield name

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float
 
 from limba.config import EvaluationConfig
-from limba.data.vocabulary.load import is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import PieceTable, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
 from limba.inference.generate import SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
 from limba.model import Network
 
@@ -248,12 +248,10 @@ def sampler(
     ids = prompt_ids if continues else ids_of
     inputs = [ids(prompt, vocabulary) for prompt in prompts]
     writer.check(inputs)
-    sentinels = [] if continues else sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    table = PieceTable(vocabulary)
 
     def text_of(read: np.ndarray, written: Written) -> str:
-        if continues:
-            return written.text
-        return join_infill(read, written.ids, np.asarray(sentinels), vocabulary, int(vocabulary.eos_id))
+        return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
 
     def texts(params: Any) -> dict[str, list[str]]:
         found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)

@@ -125,8 +125,8 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         _check_layout(vocabulary, where)
     if vocabulary.vocab_size > num_rows:
         raise InputError(
-            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows} rows;"
-            f" set ModelConfig.vocab_size to {PieceTable(vocabulary).fitting_rows}, or take a smaller vocabulary."
+            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows}"
+            f" rows; set ModelConfig.vocab_size to {PieceTable(vocabulary).fitting_rows}, or take a smaller vocabulary."
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from limba.cli.arguments import did_you_mean
+from limba.api import did_you_mean
 from limba.config import InputError, plain
 from limba.config.errors import reason_of
 from limba.tools.migrate.huggingface.keys import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.cli.flags import search_folders
 from limba.config import InputError
 from limba.tools.migrate.t5x.read import is_t5x

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from limba.cli.arguments import did_you_mean
+from limba.api import did_you_mean
 from limba.config.optimizer import fields_of
 from limba.tools.migrate.t5x.tables import PAGE
 

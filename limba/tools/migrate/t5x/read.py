@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from limba.cli.arguments import did_you_mean
+from limba.api import did_you_mean
 from limba.cli.gin.statements import Size, Source, read_override, read_text
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables

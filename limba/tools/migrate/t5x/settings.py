@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from limba.cli.arguments import did_you_mean
+from limba.api import did_you_mean
 from limba.cli.gin.statements import REQUIRED, Macro, Reference, leaves
 from limba.config import InputError
 from limba.tools.migrate.t5x import tables
