@@ -106,12 +106,12 @@ def test_tasks_that_are_killed_at_random_and_repeated_write_the_same(
     assert_same(tmp_path / "out", alone)
 
 
-def dies_once(mark: Path) -> str:
-    """A job whose first process is killed."""
-    if not mark.exists():
-        mark.write_text("")
-        signal.raise_signal(signal.SIGKILL)
-    return "done"
+# A job whose first process is killed; as a text, so that a worker imports nothing heavy for it.
+DIES_ONCE = """import pathlib, signal
+mark = pathlib.Path({!r})
+if not mark.exists():
+    mark.write_text("")
+    signal.raise_signal(signal.SIGKILL)"""
 
 
 def test_an_error_of_a_job_is_the_command_s_and_a_killed_worker_s_jobs_are_repeated(tmp_path: Path) -> None:
