@@ -29,7 +29,7 @@ FLOORS = {
     **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
-    **dict.fromkeys(("demo_corpus", "sources"), 0),
+    **dict.fromkeys(("demo_corpus", "sources", "task_modules"), 0),
     **dict.fromkeys(("packing", "vocabulary"), 1),
     "objectives": 2,
     **dict.fromkeys(("metrics", "function_tasks"), 3),
@@ -365,19 +365,11 @@ OF_T5 = {  # the package t5 has these signatures
 KERNELS = {"limba/model/kernels/pallas_gpu.py:pallas_attention": 9}
 MANY_ARGUMENTS = {
     "limba/data/provenance.py:documents_of": 8,
-    "limba/data/sources/hub.py:__init__": 10,
+    "limba/data/sources/hub_data.py:__init__": 10,
     "limba/data/sources/units.py:documents": 8,
     "limba/data/vocabulary/train.py:train_vocabulary": 8,
-    "limba/export/card.py:write_card": 8,
-    "limba/inference/generate.py:__init__": 9,
-    "limba/inference/generate.py:_advance": 12,
-    "limba/inference/generate.py:generate": 9,
-    "limba/inference/generate.py:generate_in_parts": 10,
     "limba/inference/load.py:__init__": 8,
     "limba/inference/load.py:write_folder": 9,
-    "limba/inference/search.py:_append": 8,
-    "limba/inference/search.py:advance": 9,
-    "limba/inference/search.py:generate": 8,
     "limba/tools/corpus/preparation/prepare.py:prepare": 9,
     "limba/tools/corpus/preparation/slurm.py:submit": 10,
     "limba/tools/corpus/sizes.py:_reasons": 8,

@@ -491,10 +491,7 @@ def joined(values: Sequence[str | bytes]) -> bytes:
 def _encoded(value: str | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
-    try:
-        return value.encode()
-    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair
-        return value.encode(errors="replace")
+    return value.encode(errors="replace")  # JSON may escape half of a surrogate pair
 
 
 def _no_column(path: str, column: str, columns: Sequence[str], kind: type[InputError] = InputError) -> InputError:

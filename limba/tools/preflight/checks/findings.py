@@ -54,6 +54,7 @@ def logged() -> Iterator[list[str]]:
 def error_line(error: SentenceError | OSError) -> Line:
     """Returns the line of an error: its sentence, and its fix.
 
+    >>> from limba.config import ConfigError
     >>> error_line(ConfigError("DataConfig.batch_size", "is 0", give="a whole number above 0")).fixes({})
     'config.DataConfig.batch_size = …  # a whole number above 0'
     """
