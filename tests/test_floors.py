@@ -36,7 +36,7 @@ IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a mo
     "tasks": 4,
     **dict.fromkeys(("deal", "vocabulary.train"), 5),
     "stream": 6,
-    **dict.fromkeys(("provenance", "validation_split"), 7),
+    **dict.fromkeys(("provenance", "run_data", "validation_split"), 7),
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
 WITHOUT_FLOOR = ("limba.__main__",)
@@ -181,8 +181,7 @@ API = "limba.api"
 # A gin file is read by the very reader of `limba train`: its statements are a language, not names of a surface.
 GIN_FILES = ("limba.cli.flags", "limba.cli.gin")
 READERS_OF_GIN_FILES = (
-    "limba/tools/preflight/preflight.py",
-    "limba/tools/preflight/configuration.py",
+    *("limba/tools/preflight/preflight.py", "limba/tools/preflight/configuration.py"),
     "limba/tools/migrate/",
 )
 # What migrate still imports beside the names of `limba/api.py`: formats and sources that it names in what it writes.
@@ -191,15 +190,15 @@ MIGRATE = {
     "limba.data.objectives.spans",
     "limba.data.sources",
     "limba.data.vocabulary.load",
-    "limba.formats.hub",
+    "limba.formats.hub_models",
     "limba.formats.huggingface",
+    "limba.formats.names",
     "limba.formats.t5x",
-    "limba.formats.weight_files",
     "limba.inference.source",
     "limba.model.kernels.choose",
     "limba.sharding.joining",
     "limba.storage.files",
-    "limba.storage.hub_names",
+    "limba.storage.servers",
 }
 
 
