@@ -159,7 +159,7 @@ def test_a_moving_average_forgets_from_part_to_part() -> None:
     assert Weighting().weights([5, 9, 11, 30]) == [0.25] * 4
     for part in (0.0, 0.3, 1.0):
         wanted = [1 - part, 1 - np.sqrt(part), (1 + np.cos(np.pi * part)) / 2]
-        assert [merge.decayed(shape, part) for shape in merge.SHAPES] == pytest.approx(wanted)
+        assert [merging.decayed(shape, part) for shape in merging.SHAPES] == pytest.approx(wanted)
     for wrong in ({"name": "mean"}, {"shape": "sqrt"}, {"ema_decay": 0.0}, {"ema_decay": 1.0}, {"ema_decay": 1.5}):
         with pytest.raises(InputError, match=f"`{next(iter(wrong)).replace('name', 'weights')}` is"):
             Weighting(**wrong)
@@ -172,7 +172,7 @@ def test_blocks_are_added_up_in_float64(weights: list[float] | None) -> None:
     random = np.random.default_rng(0)
     blocks = [random.standard_normal((4, 3)).astype(np.float32) * size for size in (1.0, 1e8, -1e8)]
     blocks[2] = blocks[1] * np.float32(-1 if weights is None else -2 / 3)
-    found = merge.average(blocks, weights)
+    found = merging.average(blocks, weights)
     shares = np.full(3, 1 / 3) if weights is None else np.array(weights)
     wanted = sum(np.float64(block) * share for block, share in zip(blocks, shares, strict=True))
     assert found.dtype == np.float32
@@ -188,7 +188,7 @@ class Store:
 
 @pytest.mark.core
 def test_blocks_are_whole_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge, "BLOCK_BYTES", 4 * 10 * 6)  # six rows of ten in float32
+    monkeypatch.setattr(merging, "BLOCK_BYTES", 4 * 10 * 6)  # six rows of ten in float32
     for rows, chunk, wanted in (
         (5, 5, [5]),
         (13, 2, [6, 6, 1]),
@@ -196,11 +196,11 @@ def test_blocks_are_whole_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> Non
         (13, 9, [9, 4]),
         (12, 6, [6, 6]),
     ):
-        blocks = list(merge._blocks(Store((rows, 10), (chunk, 10))))
+        blocks = list(merging._blocks(Store((rows, 10), (chunk, 10))))
         assert [block[0].stop - block[0].start for block in blocks] == wanted
         assert [block[0].start for block in blocks] == np.cumsum([0, *wanted[:-1]]).tolist()
-    assert [len(list(merge._blocks(Store(shape, shape)))) for shape in ((), (0, 3), (3, 1000))] == [1, 1, 1]
-    assert list(merge._blocks(Store((2, 1000), (1, 1000)))) == [(slice(0, 1),), (slice(1, 2),)]
+    assert [len(list(merging._blocks(Store(shape, shape)))) for shape in ((), (0, 3), (3, 1000))] == [1, 1, 1]
+    assert list(merging._blocks(Store((2, 1000), (1, 1000)))) == [(slice(0, 1),), (slice(1, 2),)]
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

@@ -21,7 +21,7 @@ from limba.cli.gin.statements import read
 from limba.config import CheckpointConfig, DataConfig, RunConfig
 from limba.config.errors import Open
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
-from limba.data.sources import FileSource
+from limba.data.sources import FileSource, splits
 from limba.data.tasks import resolve_task
 from limba.data.vocabulary.load import load_vocabulary
 from limba.tools.preflight import configuration
