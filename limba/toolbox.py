@@ -10,6 +10,7 @@ from typing import Any
 
 TOOLS = {
     "migrate": "limba.tools.migrate.foreign",  # reads what other trainers wrote
+    "sample": "limba.tools.corpus.preparation.inspect",  # inspect_task: what a task's text is
     "check": "limba.tools.preflight.checks.start",  # at the start of a run
 }
 

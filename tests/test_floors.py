@@ -7,7 +7,9 @@ folders of `limba/` (and run.py) are listed below; another one is an error.
 import ast
 import graphlib
 import re
+import subprocess
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,9 +24,9 @@ FLOORS = {
     **dict.fromkeys(("sharding", "storage"), 1),
     **dict.fromkeys(("data", "model", "formats"), 2),
     "training": 3,
-    **dict.fromkeys(("run", "inference", "evaluation", "export"), 4),
+    **dict.fromkeys(("run", "planned", "inference", "evaluation", "export"), 4),
     "cli": 5,
-    "tools": 6,
+    **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
     **dict.fromkeys(("demo_corpus", "sources", "task_modules"), 0),
@@ -34,7 +36,7 @@ IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a mo
     "tasks": 4,
     **dict.fromkeys(("deal", "vocabulary.train"), 5),
     "stream": 6,
-    **dict.fromkeys(("provenance", "validation_split"), 7),
+    **dict.fromkeys(("provenance", "run_data", "validation_split"), 7),
 }
 BESIDE_LIMBA = {"tasks": 2, **dict.fromkeys(("launch", "convert", "benchmarks", "tests"), 6)}
 WITHOUT_FLOOR = ("limba.__main__",)
@@ -173,6 +175,84 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
             graph.setdefault(".".join(folder), set()).update(others - {".".join(folder)})
     assert any(graph.values())
     assert not circle_in(graph)
+
+
+API = "limba.api"
+# A gin file is read by the very reader of `limba train`: its statements are a language, not names of a surface.
+GIN_FILES = ("limba.cli.flags", "limba.cli.gin")
+READERS_OF_GIN_FILES = (
+    *("limba/tools/preflight/preflight.py", "limba/tools/preflight/configuration.py"),
+    "limba/tools/migrate/",
+)
+# What migrate still imports beside the names of `limba/api.py`: formats and sources that it names in what it writes.
+# This list may only become shorter.
+MIGRATE = {
+    "limba.data.objectives.spans",
+    "limba.data.sources",
+    "limba.data.vocabulary.load",
+    "limba.formats.hub_models",
+    "limba.formats.huggingface",
+    "limba.formats.names",
+    "limba.formats.t5x",
+    "limba.inference.source",
+    "limba.model.kernels.choose",
+    "limba.sharding.joining",
+    "limba.storage.files",
+    "limba.storage.servers",
+}
+
+
+def not_of_the_surface(path: Path) -> Iterator[str]:
+    """Yields what a module of a tool imports of Limba beside its configuration, `limba.api` and its own tool."""
+    place = place_of(path)
+    own = ".".join(module_of(path).split(".")[:3])
+    allowed = ("limba.config", API, own, *(GIN_FILES if place.startswith(READERS_OF_GIN_FILES) else ()))
+    for name in imports(path):
+        if name.startswith("limba") and not any(name == each or name.startswith(f"{each}.") for each in allowed):
+            yield name
+
+
+def test_tools_import_the_names_of_the_api_alone() -> None:
+    found, of_migrate = [], set()
+    for path in MODULES.values():
+        place = place_of(path)
+        if place.startswith("limba/tools/migrate/"):
+            of_migrate |= set(not_of_the_surface(path))
+        elif place.startswith("limba/tools/"):
+            found += [f"{place} imports {name}" for name in not_of_the_surface(path)]
+    assert not found, "\n".join(found)
+    assert of_migrate == MIGRATE
+
+
+def test_the_api_is_small_documented_and_there() -> None:
+    from limba import api
+
+    names = set(api.__all__)
+    assert len(names) <= 40
+    listed = re.findall(r"^`(\w+)`\s+\S", api.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(names), "each name has one line in the docstring of limba/api.py"
+    for name in names:
+        found = getattr(api, name)
+        is_constant = isinstance(found, dict)
+        assert is_constant or (callable(found) and found.__doc__ and not isinstance(found, types.ModuleType)), name
+    typed = [node for node in ast.walk(tree_of(MODULES[API])) if isinstance(node, ast.ImportFrom)]
+    seen = {(node.module, alias.name, alias.asname) for node in typed for alias in node.names}
+    assert {(module, own, name) for name, (module, own) in api._PLACES.items()} <= seen  # for type checkers
+
+
+def test_the_api_imports_nothing_heavy() -> None:
+    code = "import sys, limba.api; print([n for n in ('jax', 'numpy', 'tensorflow', 'seqio') if n in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == "[]\n"
+
+
+def test_every_name_of_the_api_is_used_by_a_tool() -> None:
+    from limba import api
+
+    tools = [path for path in MODULES.values() if place_of(path).startswith("limba/tools/")]
+    nodes = [node for path in tools for node in ast.walk(tree_of(path))]
+    used = {alias.name for n in nodes if isinstance(n, ast.ImportFrom) and n.module == API for alias in n.names}
+    assert used == set(api.__all__)
 
 
 KNOWN = {*MODULES, *BESIDE_LIMBA}

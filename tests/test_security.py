@@ -19,11 +19,12 @@ FORBIDDEN = {
 }
 # Calls that load a compiled program: only jax does, from the user's own folder (limba/config/compile_cache.py).
 PROGRAMS = ("deserialize_and_load", "deserialize_executable", "export.deserialize")
-UNPICKLES = ("limba/tools/corpus/preparation/local_tasks.py",)  # jobs, which its own process has packed
+UNPICKLES = ("limba/tools/corpus/preparation/slurm.py",)  # jobs, which its own process has packed
 UNPACKS = ("limba/data/stream/positions.py",)  # a data position, which a run has written
 IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/__init__.py": "a table in it",
     "limba/cli/main.py": "a table in it",
+    "limba/api.py": "a table in it",
     "limba/toolbox.py": "a table in it",
     "limba/cli/completion.py": "the table of limba/cli/main.py",
     "limba/data/task_modules.py": "the user's gin file or flag, or what imports.check has allowed",

@@ -35,7 +35,7 @@ VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 def _vocabulary(data: DataConfig) -> None:
     """Trains the vocabulary on the training split of the corpus, unless it exists."""
     from limba.data.tasks import source_of_files
-    from limba.data.vocabulary.train import making, train_vocabulary
+    from limba.data.vocabulary.train import NewVocabulary, train_vocabulary
 
     corpus = data.data_files
     if corpus is None or data.vocabulary in (None, "byte") or Path(data.vocabulary).exists():
@@ -50,7 +50,7 @@ def _vocabulary(data: DataConfig) -> None:
             if letters > VOCABULARY_LETTERS:
                 return
 
-    with making(str(path)):
+    with NewVocabulary(str(path)).held():
         count = train_vocabulary(texts(), NUM_PIECES, str(path))
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
@@ -59,13 +59,13 @@ def _sentences(config: RunConfig) -> Sequence[gaps.Hidden]:
     """Returns sentences of the validation split, some of their words hidden; none for a model that fills no gaps."""
     from limba.data.tasks import parts_of, resolve_task
     from limba.data.vocabulary.load import num_sentinels
-    from limba.data.vocabulary.text_sample import text_source
+    from limba.data.vocabulary.text_sample import Texts
     from limba.inference import gaps
 
     task = resolve_task(config.data)
     if config.model.is_decoder_only or not num_sentinels(task.output_features["targets"].vocabulary):
         return []
-    documents = text_source(parts_of(task)[0]).texts(config.data.validation_split)
+    documents = Texts.of_task(parts_of(task)[0]).source.texts(config.data.validation_split)
     return list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
 
 
@@ -167,7 +167,7 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.data.demo_corpus import pydoc_corpus
-        from limba.evaluation import report
+        from limba.evaluation import summary
         from limba.run import train
         from limba.sharding import clusters
     if (place := clusters.find()) is not None and place.count > 1:
@@ -186,7 +186,7 @@ def run(argv: Sequence[str]) -> None:
         result = train(config, text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    print("\n" + report.summary(config))
-    print(f"picture             {report.plot_loss(config)}\n")
+    print("\n" + summary.summary(config))
+    print(f"picture             {summary.plot_loss(config)}\n")
     _convert(config.model_dir, result["step"], *_show_fills(config))
     print("\n" + _next(config.model_dir, result["step"], given))

@@ -34,22 +34,11 @@ def add_flags(parser: Parser) -> None:
         "--step", type=int, help="step of the checkpoint; default: the best if the run keeps one, else the newest"
     )
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the model's")
-    add_gin_flags(parser, "MODEL")
+    GinFlags(parser, "MODEL")
     parser.add_argument(
         "--checkpoint", metavar="PATH",
         help="with --gin_file: the model; default: MODEL_DIR/best, its newest, or INITIAL_CHECKPOINT_PATH",
     )  # fmt: skip
-
-
-def add_gin_flags(parser: Parser, replaced: str) -> None:
-    """Adds the flags that name a run by its gin files."""
-    parser.add_argument(
-        "--gin_file", action="append", default=[], metavar="FILE",
-        help=f"gin file of the run, instead of {replaced}: MODEL_DIR/config.gin, or files of gin/",
-    )  # fmt: skip
-    parser.add_argument("--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in: A,B")
-    parser.add_argument("--gin.NAME", metavar="VALUE", dest="_", help="set any name of the run's gin file")
-    add_import_flag(parser)
 
 
 def add_import_flag(parser: Parser) -> None:
@@ -60,11 +49,26 @@ def add_import_flag(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def run_of_gin_files(given: argparse.Namespace) -> GinRun:
-    """Returns the run that the flags of `add_gin_flags` describe."""
-    folders = search_folders([given.gin_search_paths])
-    with environment.quiet_imports():  # of the task modules
-        return reader_of(given.gin_file, folders)(given.gin, folders, allowed=given.imports)
+class GinFlags:
+    """The flags that name a run by its gin files, instead of an object of the command that is called `replaced`."""
+
+    def __init__(self, parser: Parser, replaced: str):
+        parser.add_argument(
+            "--gin_file", action="append", default=[], metavar="FILE",
+            help=f"gin file of the run, instead of {replaced}: MODEL_DIR/config.gin, or files of gin/",
+        )  # fmt: skip
+        parser.add_argument(
+            "--gin_search_paths", default="", metavar="A,B", help="folders to look for gin files in: A,B"
+        )
+        parser.add_argument("--gin.NAME", metavar="VALUE", dest="_", help="set any name of the run's gin file")
+        add_import_flag(parser)
+
+    @staticmethod
+    def run_of(given: argparse.Namespace) -> GinRun:
+        """Returns the run that these flags describe."""
+        folders = search_folders([given.gin_search_paths])
+        with environment.quiet_imports():  # of the task modules
+            return reader_of(given.gin_file, folders)(given.gin, folders, allowed=given.imports)
 
 
 def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), imports: Sequence[str] = ()) -> Source:
@@ -122,7 +126,7 @@ def opened(given: argparse.Namespace, language_model_in_float32: bool = False) -
             found = find(path, gin=given.gin, imports=given.imports)
             config = None if language_model_in_float32 and found.model.is_decoder_only else found.run
             return load(found, step=given.step, config=config, vocabulary=given.vocabulary)
-    run = run_of_gin_files(given)
+    run = GinFlags.run_of(given)
     with named({**run.names, **NAMES} if given.vocabulary else {**NAMES, **run.names}):
         found = source.find(path or _default_checkpoint(run.config), run.config, allowed=given.imports)
         step = max(found.steps) if path and given.step is None else given.step

@@ -42,9 +42,8 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         from limba.evaluation.history import figures_read
         from limba.evaluation.status import Status
-        from limba.storage.files import resolved
 
-    status = Status(resolved(given.model))
+    status = Status(given.model)
     while True:
         with figures_read(str(given.model)):
             lines = status.lines()

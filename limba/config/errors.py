@@ -36,6 +36,7 @@ class Open(NamedTuple):
 
 # What makes an input right: (field, value), or a line that a front end shows as it is.
 Fix = tuple[str, Any] | str
+ELSEWHERE = "name an address that answers, or look from a machine whose network reaches it"  # a fix
 
 
 def worded(sentence: str, names: Mapping[str, str]) -> str:

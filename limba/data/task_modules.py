@@ -60,6 +60,13 @@ def _foreign_names() -> contextlib.AbstractContextManager[None]:
     return migrate.importing() if migrate else contextlib.nullcontext()
 
 
+def import_tasks(module: str | None, asked_by: str) -> None:
+    """Imports a module of tasks, or all in tasks/; InputError, which begins with `asked_by`, if it does not exist."""
+    if module:
+        check(module, asked_by)
+    import_all([module] if module else all_names())
+
+
 def _is_found(module: str) -> bool:
     if not {"", os.getcwd()} & set(sys.path):  # at the end, and not before it is needed: what lies there may be theirs
         sys.path.append(os.getcwd())

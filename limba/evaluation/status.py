@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,13 @@ from typing import Any, NamedTuple
 import fsspec
 from etils import epath
 
-from limba.config import InputError, RunConfig, plain
+from limba.config import InputError, ModelConfig, RunConfig, plain
 from limba.config.errors import reason_of
-from limba.formats.limba_checkpoint import steps_in
+from limba.evaluation import summary
+from limba.evaluation.history import History, figures_read
+from limba.formats.limba_checkpoint import checkpoints_of, steps_in
 from limba.storage import lease, manifest
-from limba.storage.files import free_bytes, read_text
+from limba.storage.files import free_bytes, read_text, resolved
 from limba.training.metrics.records import duration, read_metrics
 
 WIDTH, HEIGHT = 64, 8  # of the curve, in characters
@@ -62,34 +65,85 @@ class Watched:
         return Heartbeat(content, max(time.time() - written, 0.0), False)
 
 
-class Status:
+class RunDirectory:
+    """A run's directory as a reader finds it, here or in a bucket; `history` is what the run has recorded so far."""
+
+    def __init__(self, address: str | os.PathLike[str]):
+        self.path = resolved(os.fspath(address))
+        self.history = History(self.path)
+        self._lease = Watched(f"{self.path}/{lease.FILE}")
+
+    def config(self) -> RunConfig | ModelConfig | None:
+        """Returns what config.json describes, a run with the directory's own path; None without that file.
+
+        InputError if it cannot be read.
+        """
+        file = self.path / plain.FILE
+        if not file.exists():
+            return None
+        found = plain.from_text(read_text(file), str(file))
+        return plain.moved(found, str(self.path)) if isinstance(found, RunConfig) else found
+
+    def run(self) -> RunConfig | None:
+        """Returns `config`, if that is a run's."""
+        return found if isinstance(found := self.config(), RunConfig) else None
+
+    def checkpoints(self) -> dict[int, epath.Path]:
+        """Returns step -> directory of the finished checkpoints, oldest first; damaged ones too."""
+        return checkpoints_of(self.path)
+
+    def free_bytes(self) -> int | None:
+        """Returns the free bytes where the directory is or will be; None for a bucket."""
+        return free_bytes(str(self.path))
+
+    def records(self) -> list[dict]:
+        """Returns all records of metrics.jsonl in the order of steps."""
+        return read_metrics(str(self.path))
+
+    def look_at_lease(self) -> tuple[Heartbeat, lease.Owner | None]:
+        """Returns the lease's newest heartbeat, and who holds it; the storage's own errors."""
+        seen = self._lease.look()
+        return seen, lease.Owner.of(seen.content)
+
+    def holder(self) -> str:
+        """Returns a sentence on who trains in the directory, by its lease; the storage's own errors."""
+        return holder_line(self._lease.look()).removeprefix("process").strip()
+
+    def summary(self, config: RunConfig) -> str:
+        """Returns the first and last figures of `history`, and its samples by step; InputError for damaged ones."""
+        with figures_read(str(self.path)):
+            return summary.summary(config, self.history)
+
+    def plot_loss(self, config: RunConfig) -> epath.Path:
+        """Draws the losses of `history` into loss.png in the directory; returns its path."""
+        return summary.plot_loss(config, None, self.history)
+
+
+class Status(RunDirectory):
     """A run directory that is looked at once, or again and again."""
 
-    def __init__(self, directory: epath.Path):
-        self._directory = directory
-        self._lease = Watched(f"{directory}/{lease.FILE}")
-        self._hosts = Watched(f"{directory}/{HOSTS_FILE}")
+    def __init__(self, address: str | os.PathLike[str]):
+        super().__init__(address)
+        self._hosts = Watched(f"{self.path}/{HOSTS_FILE}")
         self.owner: lease.Owner | None = None  # who trains in the directory, as it was last seen
 
     def lines(self) -> list[str]:
         """Returns the state of the run in lines of text; InputError if the directory holds no run."""
         try:
-            holder, hosts = self._lease.look(), self._hosts.look()
-            records = read_metrics(str(self._directory))
-            config = self._config()
-            saved = max(steps_in(self._directory / "checkpoints").items(), default=None)
+            (holder, self.owner), hosts = self.look_at_lease(), self._hosts.look()
+            records, config = self.records(), self.run()
+            saved = max(steps_in(self.path / "checkpoints").items(), default=None)
         except InputError:
             raise
         except Exception as error:  # a bucket's client has errors of its own
             raise InputError(
-                f"{self._directory} cannot be read ({reason_of(error)}); check the path, your rights and the network."
+                f"{self.path} cannot be read ({reason_of(error)}); check the path, your rights and the network."
             ) from error
         if config is None and not records and holder.content is None:
-            raise InputError(f"{self._directory} holds no run; name the directory of one.")
-        self.owner = lease.Owner.of(holder.content)
+            raise InputError(f"{self.path} holds no run; name the directory of one.")
         train = [record for record in records if record["kind"] == "train"]
         lines = [
-            f"run          {self._directory}",
+            f"run          {self.path}",
             *_figures(train, config),
             *_stages(train, config),
             *_validation(records),
@@ -102,13 +156,6 @@ class Status:
             lines += ["", *curve([(record["step"], record["loss"]) for record in train])]
         return lines
 
-    def _config(self) -> RunConfig | None:
-        file = self._directory / plain.FILE
-        if not file.exists():
-            return None
-        found = plain.from_text(read_text(file), str(file))
-        return found if isinstance(found, RunConfig) else None
-
     def _saved(self, saved: tuple[int, epath.Path] | None) -> str:
         if saved is None:
             return "checkpoint   none yet"
@@ -120,7 +167,7 @@ class Status:
 
     def _room(self, saved: tuple[int, epath.Path] | None) -> list[str]:
         """Returns a line about the next checkpoint's room, if its size and the directory's room are known."""
-        free = free_bytes(str(self._directory))
+        free = free_bytes(str(self.path))
         if saved is None or free is None:
             return []
         try:

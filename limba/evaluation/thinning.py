@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 
 import numpy as np
@@ -33,11 +32,3 @@ def evenly(count: int, most: int) -> list[int]:
     ([0, 3, 6, 9], [0, 1], [])
     """
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most)).tolist()}) if count else []
-
-
-def packed(values: np.ndarray) -> str:
-    """Returns float32 numbers, little-endian in base64; those that are not finite as NaN."""
-    numbers = np.asarray(values, np.float64)
-    with np.errstate(over="ignore"):
-        small = numbers.astype("<f4")
-    return base64.b64encode(np.where(np.isfinite(small), small, np.float32("nan")).astype("<f4").tobytes()).decode()

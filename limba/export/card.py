@@ -16,7 +16,7 @@ from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImp
 from limba.config import CardConfig, ConfigError, InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data.sources.hub_data import hub_name
-from limba.evaluation.report import plot_loss
+from limba.evaluation.summary import plot_loss
 from limba.formats import byt5, decoder_only
 from limba.formats.huggingface import head_scale
 from limba.inference.source import Source

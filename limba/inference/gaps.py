@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Float, PyTree
 
 from limba.config import EvaluationConfig
-from limba.data.vocabulary.load import Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import PieceTable, Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
 from limba.inference.generate import EOS, SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
 from limba.model import Network
 
@@ -229,43 +229,6 @@ def sentences(documents: Iterable[str], num: int) -> Iterator[Hidden]:
             return
 
 
-def join_infill(
-    inputs: np.ndarray, targets: np.ndarray, sentinels: np.ndarray, vocabulary: Vocabulary, eos_id: int = EOS
-) -> str:
-    """Returns the corrupted text with each sentinel replaced by its [span] in the targets.
-
-    `inputs` and `targets` are token ids of one example; padding and the end of sequence are left out.
-    """
-    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
-    spans: dict[int, list[int]] = {}
-    current: list[int] | None = None
-    for token in map(int, targets):
-        if token in order:
-            current = spans.setdefault(order[token], [])
-        elif token not in (0, eos_id) and current is not None:
-            current.append(token)
-    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"[{vocabulary.decode(spans.get(i, []))}]")
-
-
-def masked_text(inputs: np.ndarray, sentinels: np.ndarray, vocabulary: Vocabulary, eos_id: int = EOS) -> str:
-    """Returns the corrupted text with sentinels written as <extra_id_0> and so on."""
-    order = {int(sentinel): i for i, sentinel in enumerate(sentinels)}
-    return _joined(inputs, order, vocabulary, eos_id, lambda i: f"<extra_id_{i}>")
-
-
-def _joined(
-    inputs: np.ndarray, order: Mapping[int, int], vocabulary: Vocabulary, eos_id: int, gap: Callable[[int], str]
-) -> str:
-    text, plain = [], []
-    for token in map(int, inputs):
-        if token in order:
-            text += [vocabulary.decode(plain), gap(order[token])]
-            plain = []
-        elif token not in (0, eos_id):
-            plain.append(token)
-    return " ".join(part for part in [*text, vocabulary.decode(plain)] if part)
-
-
 def sampler(
     network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
 ) -> Callable[[PyTree], dict[str, list[str]]] | None:
@@ -285,12 +248,10 @@ def sampler(
     ids = prompt_ids if continues else ids_of
     inputs = [ids(prompt, vocabulary) for prompt in prompts]
     writer.check(inputs)
-    sentinels = [] if continues else sentinel_ids(vocabulary, num_sentinels(vocabulary))
+    table = PieceTable(vocabulary)
 
     def text_of(read: np.ndarray, written: Written) -> str:
-        if continues:
-            return written.text
-        return join_infill(read, written.ids, np.asarray(sentinels), vocabulary, int(vocabulary.eos_id or EOS))
+        return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
 
     def texts(params: PyTree) -> dict[str, list[str]]:
         found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)

@@ -295,10 +295,16 @@ class TrainedModel:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
+        return self.logits_of_ids([self.pair_ids(*pair) for pair in pairs], self.batch_size)
+
+    def logits_of_ids(
+        self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int | None = None
+    ) -> list[Float[np.ndarray, "Q V"]]:
+        """Returns `logits` of pairs of ids; a batch has `num_rows` pairs, by default all of them."""
         from limba.inference.generate import logits
 
-        ids = [self.pair_ids(*pair) for pair in pairs]
-        return logits(self.network, self.params, self.mesh, ids, self.batch_size, self.reads_prefix)
+        rows = num_rows or self.rows(len(pairs))
+        return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix)
 
     def pair_ids(self, inputs: str, targets: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of an input and its target as `score` compares them."""

@@ -24,7 +24,7 @@ from etils.epath import gpath
 from fsspec import config
 
 from limba.config import InputError, StorageError
-from limba.config.errors import reason_of
+from limba.config.errors import ELSEWHERE, reason_of
 from limba.config.secrets import without_credentials
 from limba.storage.failures import limited
 
@@ -34,7 +34,6 @@ CONNECT_SECONDS = 30
 SECONDS = 8.0  # for the name and the connection
 NAME_SECONDS = 4.0  # for the name alone; without a name server a library would wait for half a minute
 PAUSE_SECONDS = 1.0  # before the second attempt
-ELSEWHERE = "name an address that answers, or look from a machine whose network reaches it"
 ADDRESSES = ("FSSPEC_GS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")  # as gcsfs reads them
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _ADDRESS = re.compile(r"gs://[^\s'\",\]}]*")

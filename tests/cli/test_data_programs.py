@@ -177,7 +177,7 @@ def test_pairs_are_shown_and_trained_on_by_column(pairs, capsys):
     assert re.search(r"example 1: inputs 24 of 24, targets 24 of 24", printed)
     assert "tokens of targets" in printed and "\0" not in printed
     recipe = task_flags.TaskRecipe("text_to_text", None, str(pairs), PAIRS, "byte", 1.0)
-    training, _ = vocabulary_training.sample_task(recipe(), "train", 10**6)
+    training, _ = vocabulary_training.NewVocabulary.sample(recipe(), "train", 10**6)
     assert {text.split()[0] for text in training} == {b"the", b"rumah"} and not any(b"\0" in text for text in training)
 
 
@@ -240,7 +240,7 @@ def test_other_hosts_notice_that_the_first_has_died(tmp_path, monkeypatch, end):
         "late": "Host 0 has not begun to make .*v.model within 1 s; look at its output",
     }
     with pytest.raises(InputError, match=said[end]):
-        vocabulary_training.wait_for_vocabulary(str(output), 30, 0.05)
+        vocabulary_training.NewVocabulary(str(output)).wait(30, 0.05)
     thread.join()
 
 
@@ -254,7 +254,7 @@ def test_one_process_makes_a_vocabulary(corpus, tmp_path):
         data_files=str(corpus),
         new_vocabulary_size=600,
     )
-    with vocabulary_training.making(str(output)):
+    with vocabulary_training.NewVocabulary(str(output)).held():
         with pytest.raises(InputError, match=f"Another process makes {output} now"):
             train_vocabulary.run([f"--files={corpus}", f"--output={output}"])
         with pytest.raises(InputError, match=f"Another process makes {output} now"):
@@ -275,9 +275,9 @@ def test_other_hosts_wait_for_the_first(corpus, tmp_path, monkeypatch, capsys):
         train_vocabulary.run([*flags, "--wait_seconds=0.05"])
     output.write_bytes(b"model")  # without its tokenizer.json it is not finished
     with pytest.raises(InputError, match="Host 0 has not written"):
-        vocabulary_training.wait_for_vocabulary(str(output), 0.05, 0.01)
+        vocabulary_training.NewVocabulary(str(output)).wait(0.05, 0.01)
     threading.Timer(0.2, (tmp_path / "tokenizer.json").write_text, ("{}",)).start()
-    vocabulary_training.wait_for_vocabulary(str(output), 30, 0.01)
+    vocabulary_training.NewVocabulary(str(output)).wait(30, 0.01)
     train_vocabulary.run(flags)
     assert "Host 0 has written" in capsys.readouterr().out
     monkeypatch.setenv("PROCESS_ID", "first")

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Error, Page
 
 from limba.cli import flags, main
-from limba.storage.files import resolved
+from limba.evaluation.status import RunDirectory
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.report_server import ReportServer
@@ -186,7 +186,7 @@ def test_a_run_in_a_bucket_is_reported_there_and_followed(
         page = server.data("run/report.html").decode()
         assert MARK in page and report_runs.HEBREW in page and len(server.data("run/loss.png")) > 5_000
         (read,) = opened(run)
-        followed = Run("run", resolved("gs://bucket/run"), read.config)
+        followed = Run("run", RunDirectory("gs://bucket/run"), read.config)
         assert followed.update() and followed.train.steps.tolist() == read.train.steps.tolist()
         lines = Uploads("gs://bucket/run/metrics.jsonl")  # as a run writes them
         for step in (305, 310):

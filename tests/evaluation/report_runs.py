@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from limba.config import RunConfig, plain
-from limba.storage.files import resolved
+from limba.evaluation.status import RunDirectory
 from limba.tools.pages.page.runs import Run
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "report"
@@ -82,6 +82,6 @@ def opened(*directories: Path) -> list[Run]:
     for directory in directories:
         config = plain.from_text((directory / "config.json").read_text(), str(directory))
         assert isinstance(config, RunConfig)
-        runs.append(Run(directory.name, resolved(str(directory)), plain.moved(config, str(directory))))
+        runs.append(Run(directory.name, RunDirectory(directory), plain.moved(config, str(directory))))
         runs[-1].update()
     return runs

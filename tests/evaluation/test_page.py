@@ -51,8 +51,8 @@ def test_thinned_lines_keep_their_extremes() -> None:
         there = places[(places >= begin) & (places < end)]
         assert np.nanmax(values[begin:end]) == np.nanmax(values[there])
         assert np.nanmin(values[begin:end]) == np.nanmin(values[there])
-    assert numbers(thinning.packed(np.asarray([1.5, np.inf, 1e300]))).tolist()[0] == 1.5
-    assert np.isnan(numbers(thinning.packed(np.asarray([1.5, np.inf, 1e300])))[1:]).all()
+    assert numbers(charts.packed(np.asarray([1.5, np.inf, 1e300]))).tolist()[0] == 1.5
+    assert np.isnan(numbers(charts.packed(np.asarray([1.5, np.inf, 1e300])))[1:]).all()
 
 
 def test_the_history_is_what_read_metrics_reads(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from limba.config import InputError, MeshConfig, plain
+from limba.planned import PlannedRun
 from limba.tools.preflight.checks import compiler
 from limba.tools.preflight.compiled import changes, memory, nvidia, process, speed, step, topologies
 from tests.preflight import runs
@@ -122,7 +123,7 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
 
 def of_chips(config: object, peak: float, mfu: float) -> str:
     """Returns the line that a run logs on devices of this peak."""
-    per_sequence = speed.flops_per_sequence(config.model, *speed.sides_of(config))
+    per_sequence = speed.flops_per_sequence(config.model, *PlannedRun(config).row_lengths)
     speeds = {"sequences_per_second_per_device": mfu * peak / per_sequence, "mfu": mfu}
     return json.dumps({"kind": "train", "step": 100, "loss": 1.0, **speeds}) + "\n"
 

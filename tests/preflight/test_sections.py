@@ -14,6 +14,7 @@ import tasks.ro  # noqa: F401
 from limba.cli.gin import read_gin
 from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
 from limba.data.tasks import resolve_task
+from limba.planned import PlannedRun
 from limba.tools.preflight import page
 from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section
@@ -69,7 +70,7 @@ def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: Sched
 def test_the_factors_of_the_linear_rate_end_where_it_says(config: RunConfig) -> None:
     schedule = ScheduleConfig(factors="linear_decay", warmup_steps=10, decay_factor=0.01, min_learning_rate=0.0)
     run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
-    rates = objective.rates_at(run, [0, 10, 60, 109, 111])
+    rates = PlannedRun(run).learning_rates([0, 10, 60, 109, 111])
     assert rates[0] == 0 and rates[1] == 1 and rates[3] > 0 and rates[4] <= 0
 
 
@@ -94,10 +95,10 @@ def test_an_example_is_joined_to_the_text_it_was_made_of(config: RunConfig) -> N
     part = resolve_task(config.data)
     found = sample.sampled(config, part)
     data: dict = {}
-    (line,) = sample.of_example(part, found, data)
+    (line,) = sample.of_example(config, part, found, data)
     assert "<extra_id_0>" in data["example"]["inputs"] and "token by token" in line.text
     shuffled = dataclasses.replace(found, documents=[text[::-1] for text in found.documents])
-    (line,) = sample.of_example(part, shuffled, {})
+    (line,) = sample.of_example(config, part, shuffled, {})
     assert "token by token" not in line.text
 
 
@@ -160,14 +161,14 @@ def test_stages_that_have_been_read_stay_as_they_were(config: RunConfig) -> None
 
 def test_room_is_counted_for_the_checkpoints_that_are_kept(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     data: dict = {}
-    (line,) = storage._room(config, data)
+    (line,) = storage._room(PlannedRun(config), data)
     assert line.level == "ok" and data["checkpoint_bytes"] > 4 * data["parameters"] > 0
     for free, level in ((data["checkpoint_bytes"] - 1, "error"), (2 * data["checkpoint_bytes"] - 1, "ok")):
-        monkeypatch.setattr(storage, "free_bytes", lambda _, free=free: free)
-        (line,) = storage._room(config, {})
+        monkeypatch.setattr("limba.evaluation.status.free_bytes", lambda _, free=free: free)
+        (line,) = storage._room(PlannedRun(config), {})
         assert line.level == level  # the only checkpoint of a run of 1,000 steps is its last one
     often = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=10))
-    (line,) = storage._room(often, {})
+    (line,) = storage._room(PlannedRun(often), {})
     assert line.level == "warning" and line.fix == ("CheckpointConfig.keep", 1)
 
 

@@ -31,7 +31,7 @@ from limba.config import (
 )
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
-from limba.evaluation import report
+from limba.evaluation import summary
 from limba.export.card import Form, write_card
 from limba.inference.source import Source
 from limba.model import Network
@@ -111,12 +111,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert moved(from_text(written_down, "config.json"), config.model_dir) == config
     assert not (Path(stopped.model_dir) / "config.gin").exists()
 
-    text = report.summary(config)
+    text = summary.summary(config)
     assert "steps               40" in text and "bits per byte" in text
-    assert len(report.plot_loss(config).read_bytes()) > 5_000
-    (text, filled, masked), *_ = report.infills(config)
-    assert "[" in text and "[" in filled and text.split("[")[0] == filled.split("[")[0]
-    assert masked.split("<extra_id_0>")[0] == text.split("[")[0]
+    assert len(summary.plot_loss(config).read_bytes()) > 5_000
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)

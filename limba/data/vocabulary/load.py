@@ -131,10 +131,11 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         read_model(where)
         _check_layout(vocabulary, where)
     if vocabulary.vocab_size > num_rows:
+        fitting = PieceTable(vocabulary).fitting_rows
         raise InputError(
-            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model "
-            f"{num_rows} rows; set ModelConfig.vocab_size to {fitting_rows(vocabulary)}, or take a smaller vocabulary.",
-            fix=("ModelConfig.vocab_size", fitting_rows(vocabulary)),
+            f"The vocabulary {where} has {vocabulary.vocab_size} ids, sentinels included, and the model {num_rows}"
+            f" rows; set ModelConfig.vocab_size to {fitting}, or take a smaller vocabulary.",
+            fix=("ModelConfig.vocab_size", fitting),
         )
     if needs_sentinels and not num_sentinels(vocabulary):
         raise InputError(
@@ -142,15 +143,6 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
             f" DataConfig.extra_ids {NUM_SENTINELS}, or give the task's own vocabulary extra_ids={NUM_SENTINELS}.",
             fix=("DataConfig.extra_ids", NUM_SENTINELS),
         )
-
-
-def fitting_rows(vocabulary: seqio.Vocabulary) -> int:
-    """Returns the smallest multiple of 128 that is not below the number of ids.
-
-    >>> fitting_rows(seqio.ByteVocabulary(extra_ids=100))
-    384
-    """
-    return -(-vocabulary.vocab_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
 
 def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
@@ -253,24 +245,6 @@ def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:
     return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
 
 
-def is_sentencepiece(vocabulary: seqio.Vocabulary) -> bool:
-    """Returns whether a vocabulary is a SentencePiece model."""
-    return isinstance(vocabulary, seqio.SentencePieceVocabulary)
-
-
-def piece_name(vocabulary: seqio.Vocabulary, number: int) -> str:
-    """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
-
-    >>> piece_name(seqio.ByteVocabulary(), 100)
-    'a'
-    """
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
-        return vocabulary.tokenizer.IdToPiece(number)
-    if isinstance(vocabulary, TokenizersVocabulary):
-        return str(vocabulary.tokenizer.id_to_token(number))
-    return str(vocabulary.decode([number]))
-
-
 def has_dummy_space(vocabulary: seqio.Vocabulary, pieces: Sequence[bytes]) -> bool:
     """Returns whether a vocabulary puts a space before each text, which is not in it; `pieces` are `piece_bytes`."""
     return b"".join(pieces[number] for number in vocabulary.encode("a"))[:1] == b" "
@@ -316,6 +290,115 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
         ):
             found[number] = piece.replace(SPACE, " ").encode()
     return found
+
+
+class PieceTable:
+    """What the ids of a vocabulary stand for, whatever its kind. Its file is read when it is first needed."""
+
+    def __init__(self, vocabulary: seqio.Vocabulary):
+        self.vocabulary = vocabulary
+
+    @classmethod
+    def at(cls, path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> PieceTable:
+        """Returns that of `load_vocabulary`, and its errors."""
+        return cls(load_vocabulary(path_or_byte, extra_ids))
+
+    @functools.cached_property
+    def encode(self) -> Callable[[bytes], np.ndarray]:
+        """Returns a document's ids, int32 [n], without an end of sequence."""
+        return encoder(self.vocabulary)
+
+    @functools.cached_property
+    def num_sentinels(self) -> int:
+        """The number of sentinels, the last ids in T5's order."""
+        return num_sentinels(self.vocabulary)
+
+    @property
+    def eos_id(self) -> int:
+        """The end of sequence; 1 where the vocabulary has none."""
+        return 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
+
+    def check(self, num_rows: int) -> None:
+        """Raises InputError if the ids exceed the model's embedding rows, or are not in T5's layout."""
+        check_vocabulary(self.vocabulary, num_rows, needs_sentinels=False)
+
+    def read(self) -> None:
+        """Reads the file now; InputError if it is missing, unreadable, or another file."""
+        if isinstance(self.vocabulary, seqio.SentencePieceVocabulary):
+            read_model(self.vocabulary.sentencepiece_model_file)
+        _ = self.vocabulary.vocab_size  # a tokenizer.json is read now
+
+    @property
+    def fitting_rows(self) -> int:
+        """The smallest multiple of 128 that is not below the number of ids.
+
+        >>> PieceTable.at("byte").fitting_rows
+        384
+        """
+        return -(-self.vocabulary.vocab_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
+
+    @property
+    def content_name(self) -> str:
+        """A name that depends on the content, not on a path or added sentinels."""
+        return content_name(self.vocabulary)
+
+    @property
+    def sentinels(self) -> list[int]:
+        """The ids of <extra_id_0>, <extra_id_1>, …"""
+        return sentinel_ids(self.vocabulary, self.num_sentinels)
+
+    @property
+    def is_byte(self) -> np.ndarray:
+        """bool [ids]: True at the single-byte pieces of a SentencePiece model."""
+        return is_byte_piece(self.vocabulary)
+
+    def spelled(self, num_rows: int) -> list[bytes]:
+        """Returns the UTF-8, or part of it, of each of `num_rows` ids; see `piece_bytes`."""
+        return piece_bytes(self.vocabulary, num_rows)
+
+    def name(self, number: int) -> str:
+        """Returns the piece of an id as its file has it; of a vocabulary without a file, the text of the id.
+
+        >>> PieceTable.at("byte").name(100)
+        'a'
+        """
+        if isinstance(self.vocabulary, seqio.SentencePieceVocabulary):
+            return self.vocabulary.tokenizer.IdToPiece(number)
+        if isinstance(self.vocabulary, TokenizersVocabulary):
+            return str(self.vocabulary.tokenizer.id_to_token(number))
+        return str(self.vocabulary.decode([number]))
+
+    def masked(self, inputs: Sequence[int]) -> str:
+        """Returns the text of an example's ids with its gaps as <extra_id_0> and so on, without padding and end."""
+        return self._with_gaps(inputs, lambda gap: f"<extra_id_{gap}>")
+
+    def filled(self, inputs: Sequence[int], targets: Sequence[int]) -> str:
+        """Returns the text of an example's inputs with each gap replaced by its [span] in the targets.
+
+        >>> pieces = PieceTable.at("byte")
+        >>> pieces.filled([100, 358, 102, 1], [358, 101, 1]), pieces.masked([100, 358, 102, 1])
+        ('a [b] c', 'a <extra_id_0> c')
+        """
+        spans: dict[int, list[int]] = {}
+        current: list[int] | None = None
+        gaps = {number: gap for gap, number in enumerate(self.sentinels)}
+        for token in map(int, targets):
+            if token in gaps:
+                current = spans.setdefault(gaps[token], [])
+            elif token not in (0, self.eos_id) and current is not None:
+                current.append(token)
+        return self._with_gaps(inputs, lambda gap: f"[{self.vocabulary.decode(spans.get(gap, []))}]")
+
+    def _with_gaps(self, inputs: Sequence[int], shown: Callable[[int], str]) -> str:
+        text, plain = [], []
+        gaps = {number: gap for gap, number in enumerate(self.sentinels)}
+        for token in map(int, inputs):
+            if token in gaps:
+                text += [self.vocabulary.decode(plain), shown(gaps[token])]
+                plain = []
+            elif token not in (0, self.eos_id):
+                plain.append(token)
+        return " ".join(part for part in [*text, self.vocabulary.decode(plain)] if part)
 
 
 def parse_model(data: bytes) -> Any:

@@ -19,70 +19,75 @@ READ_PER_SAMPLED = 8
 Progress = Callable[[int, int], None]  # called with (bytes read, units finished)
 
 
-def text_source(task: seqio.Task) -> UnitSource:
-    """Returns the task's source of text; InputError if it is not from `limba.data.sources`, or holds tokens."""
-    if not isinstance(task.source, UnitSource):
-        raise InputError(
-            f"The source of task {task.name} is not one of limba.data.sources, so parts of it cannot be read; set"
-            " DataConfig.data_files to its files."
-        )
-    if TOKENS in task.source.keys:
-        raise InputError(f"{task.source.name} holds tokens and no text; give the files that they were made from.")
-    return task.source
+class Texts:
+    """The texts of one source: whole corpora are never in memory."""
 
+    def __init__(self, source: UnitSource):
+        self.source = source
 
-def check_not_empty(source: UnitSource, split: str) -> None:
-    """Reads up to the split's first document; InputError if there is none, or it cannot be read."""
-    if any(documents for unit in source.units(split) for documents in source.chunks(split, unit)):
-        return
-    advice = "give files with text in them"
-    if split == "validation" and source.is_carved(split):
-        advice = f"give more text, or set DataConfig.validation_percent above {source.carved_percent(split):g}"
-    raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
+    @classmethod
+    def of_task(cls, task: seqio.Task) -> Texts:
+        """Returns a task's texts; InputError if its source is not from `limba.data.sources`, or holds tokens."""
+        if not isinstance(task.source, UnitSource):
+            raise InputError(
+                f"The source of task {task.name} is not one of limba.data.sources, so parts of it cannot be read; set"
+                " DataConfig.data_files to its files."
+            )
+        if TOKENS in task.source.keys:
+            raise InputError(f"{task.source.name} holds tokens and no text; give the files that they were made from.")
+        return cls(task.source)
 
+    def check_not_empty(self, split: str) -> None:
+        """Reads up to the split's first document; InputError if there is none, or it cannot be read."""
+        source = self.source
+        if any(documents for unit in source.units(split) for documents in source.chunks(split, unit)):
+            return
+        advice = "give files with text in them"
+        if split == "validation" and source.is_carved(split):
+            advice = f"give more text, or set DataConfig.validation_percent above {source.carved_percent(split):g}"
+        raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
 
-def texts_of(source: UnitSource, documents: Sequence[bytes]) -> list[bytes]:
-    """Returns the texts of the source's documents; a row of several columns gives one text for each, in order."""
-    if len(source.keys) == 1:
-        return list(documents)
-    return [text for document in documents for text in document.split(FIELD_SEPARATOR)]
+    def in_columns(self, documents: Sequence[bytes]) -> list[bytes]:
+        """Returns the texts of documents; a row of several columns gives one text for each, in order."""
+        if len(self.source.keys) == 1:
+            return list(documents)
+        return [text for document in documents for text in document.split(FIELD_SEPARATOR)]
 
+    def sample(
+        self,
+        split: str,
+        sample_bytes: int,
+        *,
+        validation_bytes: int = 0,
+        read_bytes: int | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Returns about `sample_bytes` of documents, all equally likely, and `validation_bytes` of other documents.
 
-def sample_documents(
-    source: UnitSource,
-    split: str,
-    sample_bytes: int,
-    *,
-    validation_bytes: int = 0,
-    read_bytes: int | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> tuple[list[bytes], list[bytes]]:
-    """Returns about `sample_bytes` of documents, all equally likely, and `validation_bytes` of other documents.
-
-    Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole. Of a larger one
-    random units are read, 128 at the same time, so that many files contribute, also those that can only be read from
-    their beginning. Documents are in the corpus's order; the same call returns the same ones.
-    At most a fiftieth of the text read is for validation. Raises InputError if the corpus cannot be read.
-    """
-    if read_bytes is None:
-        read_bytes = READ_PER_SAMPLED * (sample_bytes + validation_bytes)
-    sample, validation = _Reservoir(sample_bytes), _Reservoir(validation_bytes)
-    total = finished = 0
-    for number, chunk, documents in _chunks_in_turn(source, split, seed):
-        if documents is None:
-            finished += 1
-        else:
-            draws = np.random.RandomState([seed & 0xFFFF_FFFF, number, chunk]).random_sample([2, len(documents)])
-            for row, (document, draw, side) in enumerate(zip(documents, *draws.tolist(), strict=True)):
-                target = validation if validation_bytes and side < 0.02 else sample
-                target.offer(draw, (number, chunk, row), document)
-                total += len(document)
-        if progress is not None:
-            progress(total, finished)
-        if total >= read_bytes:
-            break
-    return sample.documents(), validation.documents()
+        Up to `read_bytes` (8 times the sample) are read, so a smaller corpus is read as a whole. Of a larger one
+        random units are read, 128 at the same time, so that many files contribute, also those that can only be read
+        from their beginning. Documents are in the corpus's order; the same call returns the same ones. At most a
+        fiftieth of the text read is for validation. Raises InputError if the corpus cannot be read.
+        """
+        if read_bytes is None:
+            read_bytes = READ_PER_SAMPLED * (sample_bytes + validation_bytes)
+        sample, validation = _Reservoir(sample_bytes), _Reservoir(validation_bytes)
+        total = finished = 0
+        for number, chunk, documents in _chunks_in_turn(self.source, split, seed):
+            if documents is None:
+                finished += 1
+            else:
+                draws = np.random.RandomState([seed & 0xFFFF_FFFF, number, chunk]).random_sample([2, len(documents)])
+                for row, (document, draw, side) in enumerate(zip(documents, *draws.tolist(), strict=True)):
+                    target = validation if validation_bytes and side < 0.02 else sample
+                    target.offer(draw, (number, chunk, row), document)
+                    total += len(document)
+            if progress is not None:
+                progress(total, finished)
+            if total >= read_bytes:
+                break
+        return sample.documents(), validation.documents()
 
 
 def _chunks_in_turn(source: UnitSource, split: str, seed: int) -> Iterator[tuple[int, int, Sequence[bytes] | None]]:

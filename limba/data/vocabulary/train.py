@@ -23,12 +23,9 @@ import seqio
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
-from limba.data.sources.units import Column
-from limba.data.tasks import parts_of, resolve_task, source_of_files
-from limba.data.vocabulary.load import NUM_SENTINELS, load_vocabulary, parse_model
-from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, normalization_tsv
-from limba.data.vocabulary.report import Fertility, fertility_table
-from limba.data.vocabulary.text_sample import Progress, check_not_empty, sample_documents, text_source, texts_of
+from limba.data.tasks import parts_of, resolve_task
+from limba.data.vocabulary.load import NUM_SENTINELS, parse_model
+from limba.data.vocabulary.text_sample import Progress, Texts
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.storage import lease, servers
 from limba.storage.failures import kind_of
@@ -36,10 +33,9 @@ from limba.storage.files import write_whole
 
 logger = logging.getLogger(__name__)
 
-REPORT_BYTES = 2_000_000  # bytes of text for the report
+REPORT_BYTES = 2_000_000  # bytes of text that is not trained on, for a report
 HOURS_WAITED = 6  # to wait for the process that trains, while it gives heartbeats
 START_SECONDS = 600.0  # for its first heartbeat
-NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity")
 LONGEST_SENTENCE = 4096  # bytes; SentencePiece ignores longer lines
 # Scores are rounded to multiples of this. Sums of some 7,000 of them are then exact in single precision, so two ways
 # to cut a word that have equal scores stay equal, for SentencePiece as for libraries that add in double precision.
@@ -47,66 +43,105 @@ SCORE_STEP = 1 / 256
 SMALLEST_SIZE = {True: NUM_SENTINELS + 3 + 256, False: NUM_SENTINELS + 3}  # with byte pieces and without
 
 
-def check_output(path: str) -> None:
-    """Raises InputError for a path that does not end with .model, cannot be written, or already has a vocabulary."""
-    if not path.endswith(".model"):
-        raise InputError(f"The vocabulary's path {path} does not end with .model; give DIR/NAME.model.")
-    if _exists(path):
-        raise InputError(f"The vocabulary {path} already exists; delete it, or give another path.")
-    _check_json(path)
-    check_writable(path)
+class NewVocabulary:
+    """A vocabulary that is to be trained: the model at `path`, and tokenizer.json beside it.
 
-
-def check_size(size: int, byte_fallback: bool) -> None:
-    """Raises ConfigError for a number of ids that leaves no piece for the text's letters."""
-    if size <= SMALLEST_SIZE[byte_fallback]:
-        bytes_too = ", 256 pieces of single bytes" if byte_fallback else ""
-        raise ConfigError(
-            "DataConfig.new_vocabulary_size",
-            f"is {size}, and {NUM_SENTINELS} sentinels{bytes_too} and 3 special pieces are among them; give more "
-            f"than {SMALLEST_SIZE[byte_fallback]}, and room for the text's letters.",
-        )
-
-
-def _check_json(path: str) -> None:
-    if _exists(json_path(path)):
-        raise InputError(f"{json_path(path)} belongs to another vocabulary; choose another folder for {path}.")
-
-
-def json_path(path: str) -> str:
-    """Returns the path of a vocabulary's tokenizer.json: beside it, under the name that Hugging Face expects."""
-    return f"{path.rpartition('/')[0] or '.'}/tokenizer.json"
-
-
-def sample_task(
-    task: seqio.Task | seqio.Mixture, split: str, sample_bytes: int, progress: Progress | None = None
-) -> tuple[list[bytes], list[bytes]]:
-    """Returns about `sample_bytes` of the split's documents to train on, and up to 2 MB of others for validation.
-
-    A mixture samples its tasks by their rates. Raises InputError if there is no text.
+    With several hosts one process trains it within `held`, and the others `wait`.
     """
-    tasks = parts_of(task)
-    rates = [task.get_rate(part) for part in tasks] if isinstance(task, seqio.Mixture) else [1.0]
-    training: list[bytes] = []
-    validation: list[bytes] = []
-    for part, rate in zip(tasks, rates, strict=True):
-        share = rate / sum(rates)
-        size, others = round(sample_bytes * share), round(REPORT_BYTES * share)
-        source = text_source(part)
-        found = sample_documents(source, split, size, validation_bytes=others, progress=progress)
-        training += texts_of(source, found[0])
-        validation += texts_of(source, found[1])
-    if not training:
-        names = " and ".join(text_source(part).name for part in tasks)
-        raise InputError(f"{names} holds no document in split {split!r}; give files with text in them.")
-    return training, validation
 
+    def __init__(self, path: str):
+        self.path = path
+        self.json = f"{path.rpartition('/')[0] or '.'}/tokenizer.json"  # the name that Hugging Face expects
 
-def train_on_documents(documents: Sequence[bytes], size: int, path: str, **choices: Any) -> int:
-    """Trains a vocabulary as `train_vocabulary` does, writes tokenizer.json beside it, returns the number of pieces."""
-    count = train_vocabulary((document.decode() for document in documents), size, path, **choices)
-    _write(json_path(path), tokenizer_json(path).encode())
-    return count
+    def check(self, size: int, byte_fallback: bool) -> None:
+        """Raises InputError for a path that cannot be written or already has a vocabulary, and too few ids."""
+        if size <= SMALLEST_SIZE[byte_fallback]:
+            bytes_too = ", 256 pieces of single bytes" if byte_fallback else ""
+            raise ConfigError(
+                "DataConfig.new_vocabulary_size",
+                f"is {size}, and {NUM_SENTINELS} sentinels{bytes_too} and 3 special pieces are among them; give more "
+                f"than {SMALLEST_SIZE[byte_fallback]}, and room for the text's letters.",
+            )
+        if not self.path.endswith(".model"):
+            raise InputError(f"The vocabulary's path {self.path} does not end with .model; give DIR/NAME.model.")
+        if _exists(self.path):
+            raise InputError(f"The vocabulary {self.path} already exists; delete it, or give another path.")
+        self._check_json()
+        _check_writable(self.path)
+
+    def _check_json(self) -> None:
+        if _exists(self.json):
+            raise InputError(f"{self.json} belongs to another vocabulary; choose another folder for {self.path}.")
+
+    @property
+    def exists(self) -> bool:
+        """True once both files are written."""
+        return _exists(self.path) and _exists(self.json)
+
+    def held(self) -> AbstractContextManager[lease.Lease]:
+        """Returns the context in which it is made; InputError on entry if another process makes this one."""
+        return lease.held(self.path, "makes", beside=True)
+
+    @staticmethod
+    def sample(
+        task: seqio.Task | seqio.Mixture, split: str, sample_bytes: int, progress: Progress | None = None
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Returns about `sample_bytes` of the split's documents to train on, and up to 2 MB of others for validation.
+
+        A mixture samples its tasks by their rates. Raises InputError if there is no text.
+        """
+        tasks = parts_of(task)
+        rates = [task.get_rate(part) for part in tasks] if isinstance(task, seqio.Mixture) else [1.0]
+        found: tuple[list[bytes], list[bytes]] = [], []
+        for part, rate in zip(tasks, rates, strict=True):
+            share, texts = rate / sum(rates), Texts.of_task(part)
+            size, others = round(sample_bytes * share), round(REPORT_BYTES * share)
+            sampled = texts.sample(split, size, validation_bytes=others, progress=progress)
+            for documents, more in zip(found, sampled, strict=True):
+                documents += texts.in_columns(more)
+        if not found[0]:
+            names = " and ".join(Texts.of_task(part).source.name for part in tasks)
+            raise InputError(f"{names} holds no document in split {split!r}; give files with text in them.")
+        return found
+
+    def train(self, documents: Sequence[bytes], num_pieces: int, **choices: Any) -> int:
+        """Trains it as `train_vocabulary` does, writes tokenizer.json beside it, returns the number of pieces."""
+        count = train_vocabulary((document.decode() for document in documents), num_pieces, self.path, **choices)
+        self._write_json()
+        return count
+
+    def _write_json(self) -> None:
+        _write(self.json, tokenizer_json(self.path).encode())
+
+    def wait(self, wait_seconds: float, poll_seconds: float = 5.0) -> None:
+        """Returns when host 0 has written both files; InputError after `wait_seconds`.
+
+        InputError sooner if host 0 does not begin, if its heartbeats end, or if it ends without these files.
+        """
+        deadline, watch = time.monotonic() + wait_seconds, lease.Watch(self.path, beside=True)
+        while not self.exists:
+            _check_alive(watch, self.path)
+            if time.monotonic() >= deadline:
+                raise InputError(
+                    f"Host 0 has not written {self.path} within {wait_seconds:,.0f} s; look at its output, check that"
+                    " all hosts see the same folder, or wait longer."
+                )
+            time.sleep(min(poll_seconds, max(0.0, deadline - time.monotonic())))
+
+    def of_run(self, config: DataConfig, size: int) -> None:
+        """Trains it on the run's training split, with at most `size` ids, unless that has been done."""
+        if _exists(self.path):  # an earlier start was stopped between the two files
+            self._write_json()
+            return
+        self._check_json()
+        # The byte vocabulary stands in for the missing one; nothing is encoded with it.
+        task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
+        print(f"There is no vocabulary at {self.path}: reading text to train one of {size:,} ids.", flush=True)
+        documents, _ = self.sample(task, config.train_split, config.new_vocabulary_bytes)
+        print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
+        coverage = config.new_vocabulary_coverage
+        count = self.train(documents, size - config.extra_ids, character_coverage=coverage)
+        print(f"{self.path}: {count:,} pieces.", flush=True)
 
 
 def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
@@ -116,50 +151,13 @@ def ensure_vocabulary(config: DataConfig, trains: bool) -> None:
     `new_vocabulary_size` ids, or fewer if the text has too few pieces. Raises InputError as sampling and training do.
     """
     path, size = config.vocabulary, config.new_vocabulary_size
-    if path is None or size is None or (_exists(path) and _exists(json_path(path))):
+    if path is None or size is None or (new := NewVocabulary(path)).exists:
         return
     if not trains:
-        wait_for_vocabulary(path, HOURS_WAITED * 3600)
+        new.wait(HOURS_WAITED * 3600)
         return
-    with making(path):
-        _make(config, path, size)
-
-
-def making(path: str) -> AbstractContextManager[lease.Lease]:
-    """Returns the context for making a vocabulary; InputError on entry if another process makes this one."""
-    return lease.held(path, "makes", beside=True)
-
-
-def _make(config: DataConfig, path: str, size: int) -> None:
-    """Trains the run's vocabulary, unless that has been done."""
-    if _exists(path):  # an earlier start was stopped between the two files
-        _write(json_path(path), tokenizer_json(path).encode())
-        return
-    _check_json(path)
-    # The byte vocabulary stands in for the missing one; nothing is encoded with it.
-    task = resolve_task(dataclasses.replace(config, vocabulary="byte", new_vocabulary_size=None))
-    print(f"There is no vocabulary at {path}: reading text to train one of {size:,} ids.", flush=True)
-    documents, _ = sample_task(task, config.train_split, config.new_vocabulary_bytes)
-    print(f"Training it on {len(documents):,} documents, {sum(map(len, documents)):,} bytes.", flush=True)
-    coverage = config.new_vocabulary_coverage
-    count = train_on_documents(documents, size - config.extra_ids, path, character_coverage=coverage)
-    print(f"{path}: {count:,} pieces.", flush=True)
-
-
-def wait_for_vocabulary(path: str, wait_seconds: float, poll_seconds: float = 5.0) -> None:
-    """Returns when host 0 has written the vocabulary and its tokenizer.json; InputError after `wait_seconds`.
-
-    InputError sooner if host 0 does not begin, if its heartbeats end, or if it ends without these files.
-    """
-    deadline, watch = time.monotonic() + wait_seconds, lease.Watch(path, beside=True)
-    while not (_exists(path) and _exists(json_path(path))):
-        _check_alive(watch, path)
-        if time.monotonic() >= deadline:
-            raise InputError(
-                f"Host 0 has not written {path} within {wait_seconds:,.0f} s; look at its output, check that all "
-                "hosts see the same folder, or wait longer."
-            )
-        time.sleep(min(poll_seconds, max(0.0, deadline - time.monotonic())))
+    with new.held():
+        new.of_run(config, size)
 
 
 def _check_alive(watch: lease.Watch, path: str) -> None:
@@ -189,53 +187,6 @@ def _exists(path: str) -> bool:
         ) from error
 
 
-def check_compared(files: str | None, vocabularies: str | None, column: Column = "text") -> None:
-    """Loads the vocabularies and reads the first row of each text, before `compare` needs them; InputError."""
-    for path in parse_vocabularies(vocabularies):
-        load_vocabulary(path)
-    for pattern in parse_files(files).values():
-        check_not_empty(source_of_files(pattern, column), "train")
-
-
-def compare(
-    path: str, validation: Sequence[bytes], files: str | None, vocabularies: str | None, column: Column = "text"
-) -> tuple[Any, dict[tuple[str, str], Fertility]]:
-    """Returns a table of the vocabulary at `path` and others on several texts, and its figures.
-
-    The figures are by (text, file name of the vocabulary). `files` is 'ro=a.jsonl,fr=b.txt', each a name and a path
-    or pattern; `vocabularies` is paths separated by commas. Raises InputError for files that do not exist.
-    """
-    texts = {"unseen": list(validation)} if validation else {}
-    for name, pattern in parse_files(files).items():
-        source = source_of_files(pattern, column)
-        texts[name] = texts_of(source, sample_documents(source, "train", REPORT_BYTES)[0])
-    paths = [path, *parse_vocabularies(vocabularies)]
-    names = [path.rpartition("/")[2] for path in paths]
-    if len(set(names)) < len(names):
-        names = paths
-    return fertility_table(texts, {name: load_vocabulary(path) for name, path in zip(names, paths, strict=True)})
-
-
-def parse_files(files: str | None) -> dict[str, str]:
-    """Returns {name: pattern} of text such as 'ro=a.jsonl,fr=b.txt'; InputError for any other text.
-
-    >>> parse_files("ro=a.jsonl, fr=b.txt")
-    {'ro': 'a.jsonl', 'fr': 'b.txt'}
-    """
-    pairs = [part.partition("=") for part in (files or "").split(",") if part.strip()]
-    for name, _, pattern in pairs:
-        if not name.strip() or not pattern.strip():
-            raise InputError(
-                f"The texts to compare on have {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt."
-            )
-    return {name.strip(): pattern.strip() for name, _, pattern in pairs}
-
-
-def parse_vocabularies(vocabularies: str | None) -> list[str]:
-    """Returns the paths in text that separates them by commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in (vocabularies or "").split(",") if part.strip()))
-
-
 def train_vocabulary(
     texts: Iterable[str],
     size: int,
@@ -244,16 +195,15 @@ def train_vocabulary(
     byte_fallback: bool = True,
     character_coverage: float = 0.9995,
     normalization: str = "nmt_nfkc",
-    romanian_commas: bool = False,
+    rules: str = "",
     num_sentences: int = 5_000_000,
 ) -> int:
     """Trains a unigram SentencePiece model (Kudo 2018, arXiv:1804.10959) on the texts and writes it to `path`.
 
     Returns its number of pieces: `size`, or, with a warning, fewer if the texts have too few.
     seqio adds the 100 sentinels when it loads the model. The same texts in the same order
-    give the same model. `romanian_commas` adds rules to the model that replace the cedilla of s and t by the comma, so
-    that all its users read the same letters. Raises InputError for no text, a size too
-    small for the characters, and a path that cannot be written.
+    give the same model. `rules` are SentencePiece's TSV of normalization rules, in place of those that `normalization`
+    names. Raises InputError for no text, a size too small for the characters, and a path that cannot be written.
     """
     import sentencepiece
 
@@ -263,7 +213,7 @@ def train_vocabulary(
         raise InputError("There is no text to train a vocabulary on; check the corpus path and column.")
     sentencepiece.set_random_generator_seed(0)
     try:
-        with _normalization(normalization, romanian_commas) as rules, waiting("training the vocabulary"):
+        with _rules(normalization, rules) as chosen, waiting("training the vocabulary"):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=itertools.chain([first], sentences),
                 model_writer=model,
@@ -280,7 +230,7 @@ def train_vocabulary(
                 shuffle_input_sentence=True,
                 num_threads=4,  # changes the result: sums are computed per thread
                 minloglevel=2,
-                **rules,
+                **chosen,
             )
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[-1]  # the first lines are SentencePiece's source
@@ -297,16 +247,15 @@ def train_vocabulary(
 
 
 @contextlib.contextmanager
-def _normalization(rule_name: str, romanian_commas: bool) -> Iterator[dict[str, Any]]:
-    """Yields the trainer's arguments; a temporary file holds the added rules."""
-    if not romanian_commas:
-        yield {"normalization_rule_name": rule_name}
+def _rules(name: str, rules: str) -> Iterator[dict[str, Any]]:
+    """Yields the trainer's arguments; a temporary file holds rules that have no name."""
+    if not rules:
+        yield {"normalization_rule_name": name}
         return
-    with tempfile.TemporaryDirectory() as directory:
-        path = f"{directory}/rules.tsv"
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(normalization_tsv(rule_name, ROMANIAN_COMMAS))
-        yield {"normalization_rule_tsv": path}
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as file:
+        file.write(rules)
+        file.flush()
+        yield {"normalization_rule_tsv": file.name}
 
 
 def _rounded(data: bytes) -> bytes:
@@ -336,7 +285,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
                 yield " ".join(words)
 
 
-def check_writable(path: str) -> None:
+def _check_writable(path: str) -> None:
     """Makes the folder of a local path and tries to write a file in it; InputError if that fails."""
     if "://" in path and not path.startswith("file://"):
         servers.check(path)

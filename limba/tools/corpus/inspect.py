@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.config import InputError, environment, kinds
 from limba.config.errors import named
 from limba.config.waiting import waiting

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.cli.arguments import Parser
+from limba.api import Parser, task_modules
 from limba.config import InputError, environment
 from limba.config.errors import named
-from limba.data import task_modules
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey
@@ -111,7 +110,7 @@ def _check_new(name: str, size: str | None) -> None:
     there = [path for path in files if os.path.lexists(path)]
     if there:
         raise InputError(f"{' and '.join(there)} exist{'s' if len(there) == 1 else ''} already; choose another name.")
-    if f"tasks.{name}" in task_modules.all_names():
+    if f"tasks.{name}" in task_modules():
         raise InputError(f"Limba has a task module tasks/{name}.py of its own; choose another name.")
 
 
@@ -129,7 +128,7 @@ def _about(corpus: str, found: Survey) -> str:
 
 
 def _hours(hours: float) -> str:
-    from limba.training.metrics.logging import duration
+    from limba.api import duration
 
     return duration(hours * 3600)
 

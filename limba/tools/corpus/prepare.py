@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.config import InputError, environment, kinds
 from limba.config.errors import named
 from limba.tools.corpus import task_flags
@@ -24,8 +24,8 @@ ABOUT = """Writes the documents of a task, as text or ids, in shards of equal si
 
     limba prepare 'data/*.jsonl' --output=prepared/train --executor=slurm --tasks=64 --partition=cpu
 
-After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to tasks of
-datatrove's executors; the files are the same as without."""
+After an interruption the same command resumes. Each split needs its own folder. --executor deals the work to several
+tasks, here or in Slurm; the files are the same as without."""
 
 
 def _parser() -> Parser:
@@ -145,7 +145,7 @@ def _check_executor(arguments: Any) -> None:
 
 def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
     """Returns the summary; None if the work was only submitted to Slurm, and printed."""
-    from limba.inference.line_files import Progress
+    from limba.api import Progress
     from limba.tools.corpus.preparation import prepare
 
     another = "another name to --tfds" if arguments.tfds else "another --output"

@@ -15,7 +15,7 @@ import os
 import re
 from typing import NamedTuple
 
-from limba.cli.gin.read import read_model
+from limba.api import read_model
 from limba.config import InputError, ModelConfig
 from limba.tools.corpus.preparation.survey import Survey
 
@@ -74,7 +74,7 @@ def hardware(name: str | None) -> Hardware:
     >>> hardware("v4-8")[:3], hardware("8xh100")[:3]
     (('v4-8', 'tpu', 4), ('8xh100', 'cuda', 8))
     """
-    from limba.training.metrics.flops import PEAK_TFLOPS
+    from limba.api import PEAK_TFLOPS
 
     if name is None or name == "cpu":
         cores = len(os.sched_getaffinity(0))
@@ -130,7 +130,7 @@ def plan(found: Survey, machine: Hardware, days: float, size: str | None = None)
 
     Of a `size` that is given only the steps are found. The steps fill the time, but for MOST_EPOCHS.
     """
-    from limba.training.metrics.flops import flops_per_sequence
+    from limba.api import flops_per_sequence
 
     ids, unique = num_tokens(found)
     rows = -(-ids // 128) * 128

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from limba.cli.arguments import Parser
+from limba.api import Parser, import_tasks
 from limba.config import DataConfig, InputError, environment
-from limba.data import task_modules
 
 # What messages call a field in these commands.
 NAMES = {
@@ -52,10 +51,10 @@ class TaskRecipe:
     def __call__(self) -> Any:
         """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises InputError."""
         with environment.quiet_imports():
-            from limba.data.tasks import resolve_task
+            from limba.api import RunData
 
-            _import_tasks(self.module if self.task else FILES_MODULE)
-        return resolve_task(self.data_config())
+            import_tasks(self.module if self.task else FILES_MODULE, "--module names")
+        return RunData(self.data_config()).task
 
     def data_config(self) -> DataConfig:
         return DataConfig(
@@ -135,10 +134,3 @@ def parse_column(text: str) -> str | Mapping[str, str]:
             f"--column={text} is not a dictionary; write --column=\"{{'inputs': 'en', 'targets': 'ms'}}\"."
         )
     return columns
-
-
-def _import_tasks(module: str | None) -> None:
-    """Imports the module, or all of tasks/; InputError for one that does not exist."""
-    if module:
-        task_modules.check(module, "--module names")
-    task_modules.import_all([module] if module else task_modules.all_names())

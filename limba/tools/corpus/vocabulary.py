@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.config import InputError, environment, launchers
 from limba.config.errors import named
 from limba.config.waiting import waiting
@@ -18,6 +18,8 @@ ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its 
     limba vocabulary --task=rlm_span_corruption_stream --size=64000 --output=ro/ro.model --compare_files=fr=fr.jsonl
 
 On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, and the others wait for its files."""
+
+SENTINELS = 100  # ids of T5's layout, among those of --size
 
 
 def _arguments(argv: Sequence[str]) -> Any:
@@ -58,28 +60,16 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     return update, lambda: bars[0].close() if bars else None
 
 
-def _trained(arguments: Any, task: Any) -> tuple[int, Sequence[bytes]]:
-    """Trains and writes the vocabulary; returns its number of pieces, and documents that it has not seen."""
-    from limba.data.vocabulary import load as vocabulary
-    from limba.data.vocabulary import train as vocabulary_training
-
+def _sample(new: Any, arguments: Any, task: Any) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Returns documents to train on, and others for the report."""
     update, close = _progress()
     try:
         with waiting("reading", shows=not sys.stderr.isatty()):  # a terminal has the bar
-            training, measured = vocabulary_training.sample_task(task, arguments.split, arguments.sample_bytes, update)
+            found = new.sample(task, arguments.split, arguments.sample_bytes, update)
     finally:
         close()
-    print(f"Training on {len(training):,} documents, {sum(map(len, training)):,} bytes.", flush=True)
-    count = vocabulary_training.train_on_documents(
-        training,
-        arguments.size - vocabulary.NUM_SENTINELS,
-        arguments.output,
-        byte_fallback=arguments.byte_fallback == "yes",
-        character_coverage=arguments.coverage,
-        normalization=arguments.normalization,
-        romanian_commas=arguments.romanian_commas,
-    )
-    return count, measured
+    print(f"Training on {len(found[0]):,} documents, {sum(map(len, found[0])):,} bytes.", flush=True)
+    return found
 
 
 @named(task_flags.NAMES)
@@ -91,32 +81,41 @@ def run(argv: Sequence[str]) -> None:
         raise InputError(f"PROCESS_ID is {host}; give this host's number, 0 and up.")
     recipe = task_flags.recipe(arguments)
     with environment.quiet_imports():
-        from limba.data.vocabulary import load as vocabulary
-        from limba.data.vocabulary import train as vocabulary_training
+        from limba.api import NewVocabulary, PieceTable
+        from limba.tools.corpus import fertility
+        from limba.tools.corpus.normalization import ROMANIAN_COMMAS, normalization_tsv
+    new, spells_bytes = NewVocabulary(arguments.output), arguments.byte_fallback == "yes"
     if int(host) > 0:
-        vocabulary_training.wait_for_vocabulary(arguments.output, arguments.wait_seconds)
+        new.wait(arguments.wait_seconds)
         print(f"Host 0 has written {arguments.output}.")
         return
     column = task_flags.parse_column(arguments.column)
-    vocabulary_training.check_size(arguments.size, arguments.byte_fallback == "yes")
-    vocabulary_training.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
-    vocabulary_training.check_output(arguments.output)
-    with vocabulary_training.making(arguments.output):
-        count, measured = _trained(arguments, recipe())
+    fertility.check_compared(arguments.compare_files, arguments.compare_vocabulary, column)
+    new.check(arguments.size, spells_bytes)
+    rules = normalization_tsv(arguments.normalization, ROMANIAN_COMMAS) if arguments.romanian_commas else ""
+    with new.held():
+        training, measured = _sample(new, arguments, recipe())
+        count = new.train(
+            training,
+            arguments.size - SENTINELS,
+            byte_fallback=spells_bytes,
+            character_coverage=arguments.coverage,
+            normalization=arguments.normalization,
+            rules=rules,
+        )
     print(
-        f"Trained {count:,} pieces and {vocabulary.NUM_SENTINELS} sentinels: {arguments.output}, "
-        f"{vocabulary_training.json_path(arguments.output)}; set VOCAB_SIZE to "
-        f"{vocabulary.fitting_rows(vocabulary.load_vocabulary(arguments.output))}."
+        f"Trained {count:,} pieces and {SENTINELS} sentinels: {arguments.output}, {new.json}; set VOCAB_SIZE to "
+        f"{PieceTable.at(arguments.output).fitting_rows}."
     )
-    if count + vocabulary.NUM_SENTINELS < arguments.size:
+    if count + SENTINELS < arguments.size:
         print(
             f"WARNING: --size asks for {arguments.size:,} ids, and this text has pieces for"
-            f" {count + vocabulary.NUM_SENTINELS:,} only; train on more text, or use it with the VOCAB_SIZE above.",
+            f" {count + SENTINELS:,} only; train on more text, or use it with the VOCAB_SIZE above.",
             file=sys.stderr,
         )
     import rich.console
 
-    table, _ = vocabulary_training.compare(
+    table, _ = fertility.compare(
         arguments.output, measured, arguments.compare_files, arguments.compare_vocabulary, column
     )
     console = rich.console.Console(highlight=False)

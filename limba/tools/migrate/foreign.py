@@ -13,7 +13,7 @@ from limba.tools.migrate.t5_names.finder import is_objective as is_objective
 if TYPE_CHECKING:
     from etils import epath
 
-    from limba.cli.arguments import Parser
+    from limba.api import Parser
     from limba.cli.gin import GinRun
     from limba.config import ModelConfig
     from limba.inference.source import VocabularyName

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from limba.cli.arguments import Parser
-from limba.cli.model import add_gin_flags, run_of_gin_files
-from limba.config import InputError, RunConfig, environment, plain
+from limba.api import GinFlags, Parser
+from limba.config import InputError, RunConfig, environment, kinds
 from limba.tools.pages import serving
 
 if TYPE_CHECKING:
-    from etils import epath
-
+    from limba.api import RunDirectory
     from limba.tools.pages.page.runs import Run
 
 ABOUT = """Prints the first and last figures of a run, bits per byte by character set, and its samples by step, from
@@ -38,17 +36,15 @@ def run(argv: Sequence[str]) -> None:
     given = _given(argv)
     token = serving.checked(given.host, given.port, given.token, "--serve")
     with environment.quiet_imports():
-        from limba.storage.files import resolved
+        from limba.api import RunDirectory
         from limba.tools.pages.page.runs import Run
     if given.gin_file:
-        configs = {"": run_of_gin_files(given).config}
+        config = GinFlags.run_of(given).config
+        found = [(RunDirectory(config.model_dir), config)]
     else:
-        configs = {name: _config(name, resolved(name)) for name in given.model}
-    labels = _labels([config.model_dir for config in configs.values()])
-    runs = [
-        Run(label, resolved(config.model_dir), config)
-        for label, config in zip(labels, configs.values(), strict=True)
-    ]  # fmt: skip
+        found = [(directory := RunDirectory(name), _config(name, directory)) for name in given.model]
+    labels = _labels([config.model_dir for _, config in found])
+    runs = [Run(label, *each) for label, each in zip(labels, found, strict=True)]
     for each in runs:
         each.update()
     if given.serves:
@@ -74,7 +70,7 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     serving.add_flags(parser)
     parser.add_argument("--output", metavar="FILE", help=f"the page's file; default: MODEL_DIR/{PAGE}")
-    add_gin_flags(parser, "MODEL_DIR")
+    GinFlags(parser, "MODEL_DIR")
     given = parser.parse(argv)
     if given.gin and not given.gin_file:
         raise InputError(f"--gin.{given.gin[0]} goes with --gin_file; add that, or leave it out.")
@@ -97,19 +93,16 @@ def _given(argv: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def _config(name: str, directory: epath.Path) -> RunConfig:
+def _config(name: str, directory: RunDirectory) -> RunConfig:
     """Returns the configuration of a run; InputError if the directory holds none."""
-    from limba.storage.files import read_text
-
-    if not directory.is_dir():
+    if not directory.path.is_dir():
         raise InputError(f"{name} is not a folder; name the MODEL_DIR of a run.")
-    file = directory / plain.FILE
-    if not file.exists():
+    config = directory.config()
+    if config is None:
         raise InputError(
-            f"{directory} has no config.json: it holds no run, or one that has not begun; name the MODEL_DIR of a run."
+            f"{directory.path} has no config.json: it holds no run, or one that has not begun; name the MODEL_DIR of a"
+            " run."
         )
-    config = plain.from_text(read_text(file), str(file))
-    config = plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
     if not isinstance(config, RunConfig):
         raise InputError(f"{name} is an imported model, not a run; name the MODEL_DIR of a run.")
     return config
@@ -145,28 +138,27 @@ def _check_output(output: str | None) -> None:
 
 def _print(each: Run, output: str | None, is_only: bool) -> None:
     """Prints a run's summary, and draws its loss into its directory, or beside the page where that is named."""
-    from limba.evaluation import summary
-    from limba.evaluation.history import figures_read
-
     if not len(each.train):
         print(f"run                 {each.directory}: no figures yet\n")
         return
-    with figures_read(str(each.directory)):
-        text = summary.summary(each.config, each.history)
+    text = each.found.summary(each.config)
     if not is_only:
         print(f"run                 {each.directory}")
     print(text)
     for problem in each.problems:
         print(f"note                {problem}")
     if output is None:
-        print(f"picture             {summary.plot_loss(each.config, None, each.history)}" + ("" if is_only else "\n"))
+        print(f"picture             {each.found.plot_loss(each.config)}" + ("" if is_only else "\n"))
 
 
 def _write(runs: Sequence[Run], output: str | None) -> str:
-    from limba.storage.files import resolved, write_whole
+    from limba.api import write_whole
     from limba.tools.pages.page.page import page_of
 
-    place = str(runs[0].directory / (PAGE if len(runs) == 1 else COMPARED)) if output is None else str(resolved(output))
+    place = str(runs[0].directory / (PAGE if len(runs) == 1 else COMPARED))
+    if output is not None:
+        kinds.check_address(output, "The path")
+        place = output if "://" in output else str(Path(output).expanduser().resolve())
     write_whole(place, page_of(runs))
     return place
 

@@ -21,7 +21,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.config import InputError
 from limba.config.errors import reason_of
 
@@ -215,7 +215,7 @@ def listening(make: Callable[[int], ServerT], host: str, port: int | None, name:
 def _why(error: OSError, port: int) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"cannot be had ({reason_of(error)})"
-    from limba.sharding.joining import listener
+    from limba.api import listener
 
     return f"is in use by {listener(port)}"
 

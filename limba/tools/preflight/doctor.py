@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.tools.preflight.checks.environment import SETUP, room
 from limba.tools.preflight.checks.environment import environment as preflight
 from limba.tools.preflight.checks.verdict import Line, Section

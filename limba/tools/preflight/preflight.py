@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
-from limba.cli.arguments import Parser, did_you_mean, with_two_dashes
 from limba.cli.gin.statements import read
 from limba.config import InputError, environment, kinds
+from limba.config.errors import did_you_mean
 from limba.config.secrets import without_credentials
-from limba.tools.migrate.t5x.read import is_t5x
 from limba.tools.preflight import configuration
 from limba.tools.preflight.checks.verdict import Line, Section
 
@@ -180,4 +180,7 @@ def _source(argv: Sequence[str]) -> Any:
     if given is None or given.json is not None:
         return None
     folders = flags.search_folders(given.gin_search_paths)
-    return None if is_t5x(given.gin_file, folders) else read(given.gin_file, given.gin, folders)
+    migrate = find_tool("migrate")
+    if migrate and migrate.reader_of(given.gin_file, folders):
+        return None
+    return read(given.gin_file, given.gin, folders)

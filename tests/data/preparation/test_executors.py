@@ -16,9 +16,10 @@ import pytest
 
 from limba.config import InputError, kinds
 from limba.tools.corpus import prepare as command
-from limba.tools.corpus.preparation import local_tasks
+from limba.tools.corpus.preparation import slurm
 from limba.tools.corpus.preparation.prepare import Settings, prepare
 from limba.tools.corpus.preparation.slurm import Cluster, Submitted, submit
+from limba.tools.corpus.preparation.workers import Workers
 from limba.tools.corpus.task_flags import TaskRecipe
 from tests.launch import slurm_stand_ins
 
@@ -105,13 +106,25 @@ def test_tasks_that_are_killed_at_random_and_repeated_write_the_same(
     assert_same(tmp_path / "out", alone)
 
 
-@pytest.mark.night
-def test_an_error_of_a_task_is_the_command_s_and_a_task_that_always_dies_ends_it(tmp_path: Path) -> None:
+# A job whose first process is killed; as a text, so that a worker imports nothing heavy for it.
+DIES_ONCE = """import pathlib, signal
+mark = pathlib.Path({!r})
+if not mark.exists():
+    mark.write_text("")
+    signal.raise_signal(signal.SIGKILL)"""
+
+
+def test_an_error_of_a_job_is_the_command_s_and_a_killed_worker_s_jobs_are_repeated(tmp_path: Path) -> None:
     fails = partial(kinds.check_local, "gs://bucket", "the folder")
-    with local_tasks.LocalTasks(2, 2, tmp_path) as tasks, pytest.raises(InputError, match="the folder .*gs://bucket"):
-        tasks.results([fails, list])
-    with local_tasks.LocalTasks(1, 1, tmp_path) as tasks, pytest.raises(InputError, match="Task 0 of 1 was killed 3 "):
-        tasks.results([partial(signal.raise_signal, signal.SIGKILL)])
+    with Workers(2) as workers, pytest.raises(InputError, match="the folder .*gs://bucket"):
+        workers.results([fails, list])
+    with Workers(2) as workers:
+        dies_once = partial(exec, DIES_ONCE.format(str(tmp_path / "mark")), {})
+        assert set(workers.results([dies_once, partial(str, "other")])) == {None, "other"}
+    assert (tmp_path / "mark").exists()
+    dies = partial(signal.raise_signal, signal.SIGKILL)
+    with Workers(2) as workers, pytest.raises(InputError, match="A worker process ended or was killed"):
+        workers.results([dies, dies])
 
 
 @pytest.fixture
@@ -202,6 +215,6 @@ def test_what_cannot_be_submitted_is_a_sentence(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="sbatch is not here"):
         submit(recipe_of(corpus), Settings(), str(tmp_path / "out"), asked, tasks=2)
-    monkeypatch.setattr(local_tasks, "find_spec", lambda name: None)
+    monkeypatch.setattr(slurm, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"datatrove, .* is not installed; install it .*pip install"):
-        local_tasks.check_tasks(2)
+        slurm.check_tasks(2)

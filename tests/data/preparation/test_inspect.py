@@ -9,7 +9,7 @@ import rich.console
 import seqio
 
 from limba.config import InputError
-from limba.tools.corpus.preparation.inspect import bins, figures, histogram, inspect_task, plot_lengths, show
+from limba.tools.corpus.preparation.inspect import bins, histogram, inspect_task, plot_lengths, show
 from limba.tools.corpus.task_flags import TaskRecipe
 
 EVERYTHING = 10**9
@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_corpus(corpus, vocabulary):
     texts = list(task.source.texts("train"))
     loaded = task.output_features["targets"].vocabulary
     num_tokens, num_bytes = sum(len(loaded.encode(text)) for text in texts), sum(len(text.encode()) for text in texts)
-    shown = figures(found)
+    shown = found.figures()
     assert shown["sample"] == f"{len(texts):,} documents, {num_bytes:,} bytes, {num_tokens:,} tokens"
     assert shown["tokens per byte"].startswith(f"{num_tokens / num_bytes:.4f} ({num_bytes / num_tokens:.3f} bytes")
     assert shown["padding of inputs"] == "0.00% of 128"
@@ -44,7 +44,7 @@ def test_what_has_no_piece_is_named(tmp_path, vocabulary):
     path = tmp_path / "odd.txt"
     path.write_text("snowmen ☃☃☃ and a mark \u0301\n" * 30)
     found = inspect_task(task_of(path, vocabulary), "train", 32, EVERYTHING)
-    letters = figures(found)["letters without a piece"]
+    letters = found.figures()["letters without a piece"]
     assert letters.startswith("☃ U+2603 90")
     assert "U+0301 30" in letters
 

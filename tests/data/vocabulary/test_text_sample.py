@@ -10,8 +10,8 @@ import seqio
 from limba.config import InputError
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import load_vocabulary
-from limba.data.vocabulary.report import fertility, fertility_table
-from limba.data.vocabulary.text_sample import sample_documents, text_source
+from limba.data.vocabulary.text_sample import Texts
+from limba.tools.corpus.fertility import fertility, fertility_table
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def test_a_sample_is_even(numbered, tmp_path, zipped):
         path.write_bytes(gzip.compress(numbered.read_bytes()))
     source = FileSource(str(path))
     calls = []
-    sample, others = sample_documents(
-        source, "train", 300_000, validation_bytes=20_000, progress=lambda *figures: calls.append(figures)
+    sample, others = Texts(source).sample(
+        "train", 300_000, validation_bytes=20_000, progress=lambda *figures: calls.append(figures)
     )
     size = sum(map(len, sample))
     assert 299_800 < size <= 300_200
@@ -45,35 +45,33 @@ def test_a_sample_is_even(numbered, tmp_path, zipped):
     assert (np.diff(found) > 0).all()  # in the corpus's order
     tenths, _ = np.histogram(found, 10, (0, 20_000))
     assert tenths.min() > 0.8 * tenths.mean() and tenths.max() < 1.2 * tenths.mean()
-    assert sample_documents(source, "train", 300_000, validation_bytes=20_000) == (sample, others)
-    assert sample_documents(source, "train", 300_000, validation_bytes=20_000, seed=1)[0] != sample
+    assert Texts(source).sample("train", 300_000, validation_bytes=20_000) == (sample, others)
+    assert Texts(source).sample("train", 300_000, validation_bytes=20_000, seed=1)[0] != sample
     assert calls[-1][0] == sum(len(text.encode()) for text in source.texts("train"))
     assert calls[-1][1] == len(source.units("train"))
 
 
 def test_a_small_corpus_is_taken_whole_and_a_large_one_is_not_read_whole(numbered):
     source = FileSource(str(numbered))
-    whole, nothing = sample_documents(source, "train", 10**9)
+    whole, nothing = Texts(source).sample("train", 10**9)
     assert sorted(whole) == sorted(text.encode() for text in source.texts("train"))
     assert nothing == []
     calls = []
-    sample, _ = sample_documents(
-        source, "train", 50_000, read_bytes=600_000, progress=lambda read, _: calls.append(read)
-    )
+    sample, _ = Texts(source).sample("train", 50_000, read_bytes=600_000, progress=lambda read, _: calls.append(read))
     assert 600_000 <= calls[-1] < 700_000
     found = numbers(sample)
     assert found.max() - found.min() > 8_000
-    assert len(sample_documents(source, "train", 1)[0]) == 1  # never empty
+    assert len(Texts(source).sample("train", 1)[0]) == 1  # never empty
 
 
 def test_what_has_no_text_is_refused(numbered):
     feature = seqio.Feature(seqio.ByteVocabulary())
     legacy = seqio.Task("legacy", seqio.TextLineDataSource({"train": str(numbered)}), {"targets": feature})
     with pytest.raises(InputError, match="not one of limba.data.sources.* set DataConfig.data_files"):
-        text_source(legacy)
+        Texts.of_task(legacy)
     source = FileSource(str(numbered), column="tokens")
     with pytest.raises(InputError, match="tokens and no text"):
-        text_source(seqio.Task("ids", source, {"targets": feature}))
+        Texts.of_task(seqio.Task("ids", source, {"targets": feature}))
 
 
 def test_fertility_counts_are_right(corpus, vocabulary, tmp_path):

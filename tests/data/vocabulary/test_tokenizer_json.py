@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
-from limba.data.vocabulary.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
 from limba.data.vocabulary.tokenizer_json import tokenizer_json
 from limba.data.vocabulary.train import train_vocabulary
+from limba.tools.corpus.normalization import ROMANIAN_COMMAS, builtin_rules, normalization_tsv, rules_of
 
 SENTENCES = [
     "Toate ființele umane se nasc libere și egale în demnitate și în drepturi.",
@@ -107,7 +107,7 @@ def test_cedillas_become_commas(tmp_path, normalization):
     new = "Și țara așteaptă; ȚARĂ, și ție."
     texts = [new, old, "ﬁn ① ﬁnal"] * 20
     path, plain = str(tmp_path / "v.model"), str(tmp_path / "plain.model")
-    train_vocabulary(texts, 320, path, normalization=normalization, romanian_commas=True)
+    train_vocabulary(texts, 320, path, rules=normalization_tsv(normalization, ROMANIAN_COMMAS))
     train_vocabulary(texts, 320, plain, normalization=normalization)
     pieces = load_vocabulary(path)
     precomposed = old.replace("s\u0327", "ş").replace("t\u0327", "ţ")

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
+from limba.api import kind_of_failure, private_folder, write_whole
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.storage.failures import kind_of
-from limba.storage.files import is_local, private_folder, replacing, sync_folder, write_whole
 from limba.tools.corpus.preparation.writers import SHARD_WRITERS
 
 SETTINGS_FILE = "prepared.json"
@@ -30,7 +30,7 @@ class OutputFolder:
         self.address = address
         with self._input_errors():
             self._system, self._path = fsspec.core.url_to_fs(address)
-            self.is_local = is_local(self._system)
+            self.is_local = isinstance(self._system, LocalFileSystem)
             self._system.makedirs(self._path, exist_ok=True)
 
     @contextlib.contextmanager
@@ -38,7 +38,7 @@ class OutputFolder:
         try:
             yield
         except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise kind_of(error)(
+            raise kind_of_failure(error)(
                 f"The folder {self.address} cannot be used ({reason_of(error)}); check the path, the permissions and"
                 " the space."
             ) from error
@@ -72,18 +72,16 @@ class OutputFolder:
     def take(self, file: Path, name: str) -> None:
         """Moves a finished local file into the folder; an object store shows it when it is complete."""
         with self._input_errors():
-            if self.is_local and os.stat(file).st_dev == os.stat(self._path).st_dev:
-                with file.open("rb") as whole:
-                    os.fsync(whole.fileno())  # it must not be empty after a power cut
-                os.replace(file, f"{self._path}/{name}")
-                sync_folder(self._path)
-                return
-            if self.is_local:
-                with file.open("rb") as whole, replacing(f"{self._path}/{name}") as copy:
-                    shutil.copyfileobj(whole, copy, 1 << 20)
-            else:
+            if not self.is_local:
                 self._system.put_file(str(file), f"{self._path}/{name}")
-            file.unlink()
+                file.unlink()
+                return
+            there = Path(self._path) / f".{file.name}"  # on another disk it is copied, and then has its name at once
+            if os.stat(file).st_dev != os.stat(self._path).st_dev:
+                file = Path(shutil.move(file, there))
+            with file.open("rb") as whole:
+                os.fsync(whole.fileno())  # it must not be empty after a power cut
+            os.replace(file, f"{self._path}/{name}")  # `write` of the settings, the last file, syncs the folder
 
     def scratch(self, given: str | None) -> Path:
         if self.is_local and not given:

@@ -14,15 +14,12 @@ import rich.text
 import seqio
 import tensorflow as tf
 
-from limba.config import ConfigError, InputError
+from limba.api import PieceTable, RunData, Texts, UnitSource
+from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
-from limba.data.objectives.choice import derive_lengths
-from limba.data.packing import FEATURES
-from limba.data.sources.units import UnitSource
-from limba.data.vocabulary.load import SPACE, encoder, is_byte_piece, num_sentinels
-from limba.data.vocabulary.report import Fertility, fertility
-from limba.data.vocabulary.text_sample import sample_documents, text_source, texts_of
+from limba.tools.corpus.fertility import Fertility, fertility
 
+SPACE = "\u2581"  # SentencePiece's character for a space
 SHOWN_LETTERS = 600  # letters shown of a document or a row; the rest is counted
 EXAMPLES_COUNTED = 256  # rows that the padding is measured on
 BAR_LETTERS = 40
@@ -50,6 +47,29 @@ class Inspection:
         filled = [min(len(row[feature]), self.lengths[feature]) for row in rows]
         return 1 - float(np.mean(filled)) / self.lengths[feature] if filled else 1.0
 
+    def figures(self) -> dict[str, str]:
+        """Returns the inspection's figures as text by name."""
+        counted, width = self.fertility, len(self.columns)
+        tokens = self.document_tokens.reshape(-1, width)
+        commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in _commonest(counted))
+        return {
+            "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
+            **{
+                "tokens per document" if width == 1 else f"tokens of {name}": _spread(each)
+                for name, each in zip(self.columns, tokens.T, strict=True)
+            },
+            "tokens per byte": f"{counted.tokens_per_byte:.4f} ({counted.bytes_per_token:.3f} bytes per token)",
+            "tokens per word": f"{counted.tokens_per_word:.3f}",
+            **{
+                f"padding of {name}": f"{self.padding(name):.2%} of {self.lengths[name]}"
+                for row in self.examples[:1]
+                for name in row
+            },
+            "unknown pieces": f"{counted.unknown_share:.4%} of the tokens",
+            "pieces of single bytes": f"{counted.in_bytes_share:.4%} of the tokens",
+            "letters without a piece": commonest or "none",
+        }
+
 
 def inspect_task(
     task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
@@ -65,12 +85,12 @@ def inspect_task(
     if not documents:
         name = getattr(task.source, "name", f"Task {task.name}")
         raise InputError(f"{name} holds no document in split {split!r}; give files with text in them.")
-    lengths = derive_lengths(task, {"targets": inputs_length}) if is_sequence else _lengths(task, inputs_length)
+    lengths = _lengths(task, inputs_length, is_sequence)
     vocabulary = task.output_features["targets"].vocabulary
-    encode = encoder(vocabulary)
+    encode = PieceTable(vocabulary).encode
     examples = _examples(task, split, documents, lengths, seed)
     if isinstance(task.source, UnitSource):
-        documents = texts_of(task.source, documents)
+        documents = Texts(task.source).in_columns(documents)
     return Inspection(
         task_name=task.name,
         split=split,
@@ -84,18 +104,21 @@ def inspect_task(
     )
 
 
-def _lengths(task: seqio.Task, inputs_length: int) -> dict[str, int]:
+def _lengths(task: seqio.Task, length: int, is_sequence: bool) -> dict[str, int]:
+    def derived(**given: int) -> dict[str, int]:
+        return RunData(DataConfig(task.name, given, 1), task).lengths()
+
     try:
-        return derive_lengths(task, {"inputs": inputs_length})
+        return derived(targets=length) if is_sequence else derived(inputs=length)
     except ConfigError as error:
-        if not (isinstance(error.fix, tuple) and isinstance(error.fix[1], Mapping)):
+        if is_sequence or not (isinstance(error.fix, tuple) and isinstance(error.fix[1], Mapping)):
             raise
         return dict(error.fix[1])  # of a user-defined objective
 
 
 def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
     if isinstance(task.source, UnitSource):
-        return sample_documents(text_source(task), split, sample_bytes, seed=seed)[0]
+        return Texts.of_task(task).sample(split, sample_bytes, seed=seed)[0]
     if split not in task.source.splits:
         raise InputError(f"Task {task.name} has no split {split!r}; it has {', '.join(task.source.splits)}.")
     documents, size = [], 0
@@ -122,7 +145,7 @@ def _examples(
         dataset = texts.batch(64).map(task.source.features).unbatch()
         dataset = task.preprocess_precache(dataset, seed=seed)
         dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-    names = [name for name in FEATURES if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
+    names = [name for name in ("inputs", "targets") if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
     rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
     return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
 
@@ -130,7 +153,7 @@ def _examples(
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:
     """Prints `num` documents with their pieces, `num` examples, the figures and the histogram of lengths."""
     in_colour = console.is_terminal and not console.no_color
-    encode, painter = encoder(found.vocabulary), _Painter(found.vocabulary, "" if in_colour else "|")
+    encode, painter = PieceTable(found.vocabulary).encode, _Painter(found.vocabulary, "" if in_colour else "|")
     width = len(found.columns)
     order = np.random.RandomState(0).permutation(len(found.documents) // width)[:num]
     for number, row in enumerate(order.tolist(), 1):
@@ -146,35 +169,11 @@ def show(found: Inspection, console: rich.console.Console, num: int) -> None:
         for name in row:
             console.print(rich.text.Text(f"{name} ", "blue") + _cut(painter.painted(row[name]), 3 * SHOWN_LETTERS))
     console.rule(f"{found.task_name}, split {found.split}", style="yellow")
-    for name, value in figures(found).items():
+    for name, value in found.figures().items():
         console.print(rich.text.Text(f"{name:<24}", "yellow") + rich.text.Text(value))
     console.print(rich.text.Text("document lengths, tokens", "yellow"))
     for line in histogram(found.document_tokens):
         console.print(rich.text.Text(line))
-
-
-def figures(found: Inspection) -> dict[str, str]:
-    """Returns the inspection's figures as text by name."""
-    counted, width = found.fertility, len(found.columns)
-    tokens = found.document_tokens.reshape(-1, width)
-    commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in _commonest(counted))
-    return {
-        "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
-        **{
-            "tokens per document" if width == 1 else f"tokens of {name}": _spread(each)
-            for name, each in zip(found.columns, tokens.T, strict=True)
-        },
-        "tokens per byte": f"{counted.tokens_per_byte:.4f} ({counted.bytes_per_token:.3f} bytes per token)",
-        "tokens per word": f"{counted.tokens_per_word:.3f}",
-        **{
-            f"padding of {name}": f"{found.padding(name):.2%} of {found.lengths[name]}"
-            for row in found.examples[:1]
-            for name in row
-        },
-        "unknown pieces": f"{counted.unknown_share:.4%} of the tokens",
-        "pieces of single bytes": f"{counted.in_bytes_share:.4%} of the tokens",
-        "letters without a piece": commonest or "none",
-    }
 
 
 def _spread(tokens: np.ndarray) -> str:
@@ -198,8 +197,8 @@ class _Painter:
             vocabulary,
             separator,
         )  # between pieces, where colours do not show their ends
-        self._first_sentinel = vocabulary.vocab_size - num_sentinels(vocabulary)
-        self._byte_ids = is_byte_piece(vocabulary)
+        pieces = PieceTable(vocabulary)
+        self._first_sentinel, self._byte_ids = vocabulary.vocab_size - pieces.num_sentinels, pieces.is_byte
 
     def painted(self, ids: np.ndarray) -> rich.text.Text:
         text = rich.text.Text()

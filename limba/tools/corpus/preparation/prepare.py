@@ -25,14 +25,9 @@ import fsspec
 import numpy as np
 import seqio
 
+from limba.api import PieceTable, Texts, UnitSource, held, write_whole
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.data.sources.readers import Unit
-from limba.data.sources.units import UnitSource
-from limba.data.vocabulary.load import content_name, encoder
-from limba.data.vocabulary.text_sample import check_not_empty, text_source
-from limba.storage import lease
-from limba.storage.files import write_whole
 from limba.tools.corpus.preparation import queued
 from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder, parsed
 from limba.tools.corpus.preparation.workers import Job, Workers
@@ -109,24 +104,20 @@ def prepare(
     After an interruption a second call resumes; after the end it does nothing. `scratch` needs as much
     space as the documents themselves, compressed, until the end: by default it is `output/unfinished`, or for an
     address a folder of this user in the machine's temporary directory. `progress(what, total)` returns a counter with
-    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` the work is dealt to so
-    many tasks of datatrove's local executor, `workers` of them at a time; the files are the same. Raises InputError if
-    the folder has other content (with the advice to give `another`), if another process or a queued job of Slurm is
-    writing it, and for errors in the corpus or the vocabulary.
+    `update(number)` and `close()`; each worker process calls `preload()` first. With `tasks` there are no more
+    workers than those; the files are the same. Raises InputError if the folder has other content (with the advice to
+    give `another`), if another process or a queued job of Slurm is writing it, and for errors in the corpus or the
+    vocabulary.
     """
-    if workers < 1:
-        raise InputError(f"workers is {workers}; give 1 or more.")
+    for name, number in (("workers", workers), ("tasks", 1 if tasks is None else tasks)):
+        if number < 1:
+            raise InputError(f"{name} is {number}; give 1 or more.")
     work = Preparation(recipe, settings, output, scratch, another)
     if work.finished:
         return work.finished
-    if tasks is None:
-        processes = Workers(workers, preload)
-    else:
-        from limba.tools.corpus.preparation.local_tasks import LocalTasks
-
-        processes = LocalTasks(tasks, workers, work.scratch / "tasks", preload)
+    processes = Workers(workers if tasks is None else min(workers, tasks), preload)
     counter = progress or (lambda what, total: None)
-    with lease.held(output, "prepares") as mine, processes:
+    with held(output, "prepares") as mine, processes:
         work.begin()
         jobs = work.reading()
         processes.results(jobs, counter("reading", len(jobs)))
@@ -155,7 +146,7 @@ class Preparation:
         task = _task_of(recipe)
         self._source, self._settings = _source(task), settings
         self._columns, self._units = columns_of(self._source, settings), self._source.units(settings.split)
-        check_not_empty(self._source, settings.split)
+        Texts(self._source).check_not_empty(settings.split)
         self._about = _about(task, self._source, settings, self._units)
         self._folder = OutputFolder(output)
         existing, shards = self._folder.settings(), self._folder.shards()
@@ -288,16 +279,16 @@ def _source(task: seqio.Task) -> UnitSource:
     if isinstance(task, seqio.Mixture):
         names = ", ".join(part.name for part in task.tasks)
         raise InputError(f"{task.name} is a mixture; prepare its tasks one by one, each in its own folder: {names}.")
-    return text_source(task)
+    return Texts.of_task(task).source
 
 
-def _about(task: seqio.Task, source: UnitSource, settings: Settings, units: Sequence[Unit]) -> dict[str, Any]:
+def _about(task: seqio.Task, source: UnitSource, settings: Settings, units: Sequence[Any]) -> dict[str, Any]:
     """Returns the settings that must be the same for everything in one output folder."""
     digest = hashlib.blake2b("\n".join(unit.name for unit in units).encode(), digest_size=16).hexdigest()
     about = {"task": task.name, **asdict(settings), "num_units": len(units), "units": digest}
     about |= {"column": source.column, "validation_percent": source.carved_percent(settings.split)}
     vocabulary = task.output_features["targets"].vocabulary
-    return {**about, "vocabulary": content_name(vocabulary) if settings.tokenize else None}
+    return {**about, "vocabulary": PieceTable(vocabulary).content_name if settings.tokenize else None}
 
 
 def _different(existing: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
@@ -339,7 +330,7 @@ def _unfinished(plan: _Plan, name: str) -> Path:
     return plan.scratch / f"{name}.{socket.gethostname()}-{os.getpid()}.tmp"
 
 
-def _read_group(plan: _Plan, group: int, first: int, units: Sequence[Unit]) -> tuple[int, int]:
+def _read_group(plan: _Plan, group: int, first: int, units: Sequence[Any]) -> tuple[int, int]:
     """Writes one scratch file, in blocks of the documents of shard 0, of shard 1, …; returns (documents, bytes)."""
     import pyarrow as pa
 
@@ -350,7 +341,7 @@ def _read_group(plan: _Plan, group: int, first: int, units: Sequence[Unit]) -> t
             return documents, num_bytes
     task, settings = _task_of(plan.recipe), plan.settings
     source = _source(task)
-    encode = encoder(task.output_features["targets"].vocabulary) if settings.tokenize else None
+    encode = PieceTable(task.output_features["targets"].vocabulary).encode if settings.tokenize else None
     schema = pa.schema([("record", pa.large_binary())])
     unfinished = _unfinished(plan, finished.name)
     documents = num_bytes = 0
@@ -405,10 +396,11 @@ def _write_shard(plan: _Plan, shard: int) -> None:
         return
     unfinished = _unfinished(plan, name)
     with _scratch_errors(plan):
-        columns = columns_of(source_of(plan.recipe), settings)
+        source = source_of(plan.recipe)
+        columns = columns_of(source, settings)
         with contextlib.closing(SHARD_WRITERS[settings.format](str(unfinished), columns)) as writer:
             for record in _records(plan, shard):
-                writer.write(record)
+                writer.write(Texts(source).in_columns([record]) if len(columns) > 1 else [record])
         folder.take(unfinished, name)
 
 

@@ -6,6 +6,7 @@ The nodes must see the output folder and the scratch folder, and the environment
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -14,18 +15,46 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from limba.api import held
 from limba.config import InputError
-from limba.storage import lease
 from limba.tools.corpus.preparation import queued
-from limba.tools.corpus.preparation.local_tasks import Dealt, check_tasks
 from limba.tools.corpus.preparation.prepare import Preparation, Prepared, Recipe, Settings
 from limba.tools.corpus.preparation.workers import Job
 
 MOST_TASKS = 1_000  # of one job array, where MaxArraySize is Slurm's default
 DAYS = re.compile(r"(\d+-)?\d+(:\d+){0,2}")  # minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS
+
+
+class Dealt:
+    """A step of datatrove's pipelines: all jobs. Task number R of N does the jobs R, R + N, R + 2N, …"""
+
+    def __init__(self, what: str, jobs: Sequence[Job], preload: Callable[[], None] | None):
+        self.what, self.count, self._preload = what, len(jobs), preload
+        self._jobs = pickle.dumps(jobs)  # unpacked after `preload`, which decides how heavy libraries are imported
+
+    def __repr__(self) -> str:
+        return f"limba: {self.count} jobs of {self.what}"
+
+    def __call__(self, data: object, rank: int, world_size: int) -> None:
+        if self._preload is not None:
+            self._preload()
+        for job in pickle.loads(self._jobs)[rank::world_size]:
+            job()
+
+
+def check_tasks(tasks: int) -> None:
+    """Raises InputError for a number of tasks that cannot work, and if datatrove is not installed."""
+    if tasks < 1:
+        raise InputError(f"tasks is {tasks}; give 1 or more.")
+    if find_spec("datatrove") is None:
+        raise InputError(
+            "datatrove, whose executor submits the tasks, is not installed; install it beside Limba"
+            ' (pip install "datatrove==0.10.1", or the extra limba[prepare]).'
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,7 @@ def submit(
     if work.finished:
         return work.finished
     logs = Path(os.path.abspath(f"{work.scratch}.slurm" if scratch else f"{output.rstrip('/')}.slurm"))
-    with lease.held(output, "prepares"):
+    with held(output, "prepares"):
         work.begin()
         logs.mkdir(exist_ok=True)
         logs = logs / f"{sum(1 for _ in logs.iterdir()) + 1}"  # of each call; datatrove keeps its notes there

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import fsspec
 import zstandard
 
+from limba.api import UnitSource, source_of_files
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.data.sources.compression import unpacked
-from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array
-from limba.data.sources.parquet import Footers
-from limba.data.sources.readers import PATIENT, file_format
-from limba.data.sources.remote import open_file
-from limba.data.sources.units import UnitSource
-from limba.data.tasks import source_of_files
 
 BYTES_READ = 1 << 26  # of text; a larger corpus is counted from as much of it, in units all over it
 UNITS_AT_ONCE = 256  # of a large corpus, how many units are looked at, at most
-HEAD = 1 << 20  # bytes of a csv file, for its first line
 LETTERS_SEEN = 1 << 21
+HEAD = 1 << 20  # bytes of a file, for its first record or line
+# Before the first record of a file that is one array, or an object with that as "data".
+ARRAY = re.compile(r'\ufeff?\s*(?:\{.*?"data"\s*:\s*)?\[\s*(?=\{)')
 USUAL = "text"
 # Scripts that are written without spaces: kana, Chinese characters, Thai, Lao, Burmese, Khmer.
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
@@ -108,43 +104,34 @@ def text_columns(path: str) -> tuple[str, ...]:
 
     Raises InputError for a file that cannot be read.
     """
-    form, packed = file_format(path)
-    if form in ("text", "array_record"):
-        return ()
+    form = path.split("?")[0].lower().removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
     try:
         if form == "parquet":
             return _parquet_columns(path)
-        with open_file(path, PATIENT, 0, None) as raw:
-            file = io.BufferedReader(unpacked(raw, packed), HEAD)  # pyright: ignore[reportArgumentType]
-            if form == "csv":
-                header = file.peek(HEAD).decode("utf-8-sig", "replace").splitlines()[:1]
-                return tuple(next(csv.reader(header), ()))
-            record = _first_record(file)
+        if form not in ("csv", "json", "jsonl"):
+            return ()
+        with fsspec.open(path, "rb", compression="infer") as file:
+            head = file.read(HEAD).decode("utf-8-sig", "replace")  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path} cannot be read ({reason_of(error)}); check the file.") from error
-    return tuple(name for name, value in record.items() if isinstance(value, str))
+    if form == "csv":
+        return tuple(next(csv.reader(head.splitlines()[:1]), ()))
+    record = _first_record(head)
+    return tuple(name for name, value in record.items() if isinstance(value, str)) if isinstance(record, dict) else ()
 
 
-def _first_record(file: io.BufferedReader) -> Mapping[str, object]:
-    if is_array(file.peek(HEAD_BYTES)[:HEAD_BYTES]):
-        try:
-            record = next((record for _, record in array_records(file)), {})
-        except JsonError:
-            return {}  # the reader of the corpus says where
-    else:
-        line = next((line for line in file if line.strip()), b"{}")
-        try:
-            record = json.loads(line.decode("utf-8-sig", "replace"))
-        except ValueError:
-            return {}
-    return record if isinstance(record, dict) else {}
+def _first_record(head: str) -> Any:
+    array = ARRAY.match(head)
+    try:
+        return json.JSONDecoder().raw_decode(head, array.end() if array else len(head) - len(head.lstrip()))[0]
+    except ValueError:
+        return None  # the reader of the corpus says where
 
 
 def _parquet_columns(path: str) -> tuple[str, ...]:
-    import pyarrow
+    import pyarrow.parquet
 
-    schema = Footers()(path, PATIENT)[1].schema.to_arrow_schema()
+    with fsspec.open(path, "rb") as file:
+        schema = pyarrow.parquet.ParquetFile(file).schema_arrow
     kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string)
     return tuple(field.name for field in schema if any(kind(field.type) for kind in kinds))

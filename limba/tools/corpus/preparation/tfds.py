@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from etils import epath
 
+from limba.api import upload
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.storage import manifest
 
 HOSTS = ("storage.googleapis.com", "www.statmt.org")  # where TFDS looks first, and where lm1b is
 ANSWER_SECONDS = 4.0
@@ -51,7 +51,7 @@ def prepare_tfds(name: str, data_dir: str | None, scratch: str | None = None) ->
     try:
         builder.download_and_prepare()
         if is_remote:
-            manifest.upload(builder.data_path, str(existing.data_path))
+            upload(builder.data_path, str(existing.data_path))
             shutil.rmtree(builder.data_path)
     except (OSError, RuntimeError, AssertionError, ImportError) as error:
         raise InputError(

@@ -13,7 +13,8 @@ from typing import Any
 
 from limba.config import InputError
 
-Job = Callable[[], Any]  # picklable
+Job = Callable[[], Any]  # picklable; it ends with a whole file, or does nothing if that exists
+ATTEMPTS = 3  # a worker that is killed ends the others too; what they have not finished is done again
 
 
 class Workers:
@@ -30,13 +31,18 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
 
     def results(self, jobs: Sequence[Job], counter: Any = None) -> list[Any]:
         """Returns the results of the jobs in any order; the first error stops the others and is raised.
 
-        `counter` has `update(1)` and `close()`, like tqdm's bars. Raises InputError if a worker is killed.
+        `counter` has `update(1)` and `close()`, like tqdm's bars. Raises InputError if a worker is killed again and
+        again.
         """
         results = []
         try:
@@ -51,19 +57,25 @@ class Workers:
         return results
 
     def _in_processes(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        if self._pool is None:
-            # Spawned, not forked: TensorFlow's threads do not survive a fork.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._number, context, start_worker, (self._preload,))
-        try:
-            futures = [self._pool.submit(job) for job in jobs]
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool:
-            raise InputError(
-                "A worker process ended or was killed, perhaps because memory ran out; start again with fewer "
-                "workers: finished parts are not repeated."
-            ) from None
+        left = dict(enumerate(jobs))
+        for _ in range(ATTEMPTS):
+            if self._pool is None:
+                # Spawned, not forked: TensorFlow's threads do not survive a fork.
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self._number, context, start_worker, (self._preload,))
+            try:
+                futures = {self._pool.submit(job): number for number, job in left.items()}
+                for future in as_completed(futures):
+                    result = future.result()
+                    del left[futures[future]]
+                    yield result
+                return
+            except BrokenProcessPool:
+                self._end()
+        raise InputError(
+            "A worker process ended or was killed, perhaps because memory ran out; start again with fewer "
+            "workers: finished parts are not repeated."
+        )
 
 
 def start_worker(preload: Callable[[], None] | None) -> None:

@@ -7,17 +7,15 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import FIELD_SEPARATOR
-
+TOKENS = "tokens"  # the column that a run reads as ids
 ROWS_PER_GROUP = 1_000  # of parquet; a unit of reading
 
 
 class ShardWriter(Protocol):
-    """Writes records until it is closed. A record of several columns has FIELD_SEPARATOR between them."""
+    """Writes records, a value for each column, until it is closed."""
 
     def __init__(self, path: str, columns: Sequence[str]): ...
-    def write(self, record: bytes) -> None: ...
+    def write(self, record: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -31,10 +29,10 @@ class ArrayRecordWriter:
         # Groups of one: a single record can be read, while a larger group would have to be unpacked whole.
         self._file = Writer(path, "group_size:1")
 
-    def write(self, record: bytes) -> None:
+    def write(self, record: Sequence[bytes]) -> None:
         feature = {
             column: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-            for column, value in _values(record, self._columns).items()
+            for column, value in dict(zip(self._columns, record, strict=True)).items()
         }
         example = tf.train.Example(features=tf.train.Features(feature=feature))
         self._file.write(example.SerializeToString())
@@ -58,8 +56,8 @@ class ParquetWriter:
         self._file = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: list[dict[str, bytes]] = []
 
-    def write(self, record: bytes) -> None:
-        self._rows.append(_values(record, self._columns))
+    def write(self, record: Sequence[bytes]) -> None:
+        self._rows.append(dict(zip(self._columns, record, strict=True)))
         if len(self._rows) == ROWS_PER_GROUP:
             self._write_group()
 
@@ -76,12 +74,6 @@ class ParquetWriter:
         if self._rows:
             self._write_group()
         self._file.close()
-
-
-def _values(record: bytes, columns: Sequence[str]) -> dict[str, bytes]:
-    """Returns column -> value. One column is not split, since ids contain zero bytes."""
-    values = [record] if len(columns) == 1 else record.split(FIELD_SEPARATOR)
-    return dict(zip(columns, values, strict=True))
 
 
 SHARD_WRITERS: dict[str, type[ShardWriter]] = {"array_record": ArrayRecordWriter, "parquet": ParquetWriter}

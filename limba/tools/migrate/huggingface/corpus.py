@@ -75,7 +75,7 @@ def set_length_of_run(translation: Any) -> None:
 
 def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
     """Returns the optimizer steps of one pass over CORPUS, estimated from its first files."""
-    from limba.data.tasks import source_of_files
+    from limba.api import source_of_files
 
     choices = {name: value for name, (value, _) in bindings.items()}
     lengths = choices["TASK_FEATURE_LENGTHS"]
@@ -105,10 +105,10 @@ def steps_per_epoch(bindings: Mapping[str, tuple[Any, str]]) -> float:
 
 def _counter(choices: Mapping[str, Any]) -> tuple[Any, float]:
     """Returns (a function from documents to their tokens' number, the tokens of one row of span corruption)."""
+    from limba.api import PieceTable
     from limba.data.objectives.spans import raw_and_targets
-    from limba.data.vocabulary.load import encoder, load_vocabulary
 
-    encode = encoder(load_vocabulary(choices["VOCABULARY"]))
+    encode = PieceTable.at(choices["VOCABULARY"]).encode
     density, span = choices.get("NOISE_DENSITY", 0.15), choices.get("MEAN_NOISE_SPAN_LENGTH", 3.0)
     raw = raw_and_targets(choices["TASK_FEATURE_LENGTHS"]["inputs"], density, span)[0]
 

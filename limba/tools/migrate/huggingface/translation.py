@@ -428,7 +428,7 @@ def _written(translation: Translation, output: str) -> str:
     ]
     text = "\n".join(lines) + "\n"
     print(without_credentials(text), end="", flush=True)
-    from limba.storage.files import write_whole
+    from limba.api import write_whole
 
     folder = Path(tempfile.mkdtemp()) if "://" in output else Path(os.path.expanduser(output))
     try:

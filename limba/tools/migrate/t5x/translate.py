@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from limba.cli.arguments import Parser
+from limba.api import Parser
 from limba.cli.flags import search_folders
 from limba.cli.gin import GinRun, read_translated
 from limba.cli.gin.read import run_of

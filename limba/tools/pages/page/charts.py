@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from limba.evaluation.thinning import kept, packed
+from limba.api import kept
 from limba.tools.pages.page import events
 from limba.tools.pages.page.runs import AXES, Run
 
@@ -240,6 +241,14 @@ def data_of(chart: Chart, unit: float) -> list[dict[str, Any]]:
         }
         for line in chart.lines
     ]
+
+
+def packed(values: np.ndarray) -> str:
+    """Returns float32 numbers, little-endian in base64; those that are not finite as NaN."""
+    numbers = np.asarray(values, np.float64)
+    with np.errstate(over="ignore"):
+        small = numbers.astype("<f4")
+    return base64.b64encode(np.where(np.isfinite(small), small, np.float32("nan")).astype("<f4").tobytes()).decode()
 
 
 def _flops_of_a_step(line: Line) -> float:

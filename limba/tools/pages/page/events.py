@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from limba.evaluation.thinning import evenly
+from limba.api import evenly
 from limba.tools.pages.page.runs import Run
 
 START, RESTART, SAVE, SPIKE, FAULT, SKIPPED, END = KINDS = (

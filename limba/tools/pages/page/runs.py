@@ -10,14 +10,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from limba.api import RunDirectory, evenly, flops_per_sequence
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
-from limba.evaluation import status
-from limba.evaluation.history import History, Table
-from limba.evaluation.thinning import evenly
-from limba.storage import lease
-from limba.training.metrics.flops import flops_per_sequence
-from limba.training.metrics.records import DOCUMENTS, LEDGER, METRICS
 
 AXES = ("step", "tokens", "hours", "flop")  # what a line can be drawn over
 EVALUATED = re.compile(r"(?P<task>.+)-(?P<step>\d+)\.jsonl")  # of model_dir/evaluations
@@ -28,10 +23,9 @@ MOST_EXAMPLES = 4  # of an evaluation
 class Run:
     """A run's directory; `name` is what the page calls it. `update` looks at it again."""
 
-    def __init__(self, name: str, directory: epath.Path, config: RunConfig):
-        self.name, self.directory, self.config = name, directory, config
-        self.history = History(directory)
-        self._lease = status.Watched(f"{directory}/{lease.FILE}")
+    def __init__(self, name: str, found: RunDirectory, config: RunConfig):
+        self.name, self.found, self.directory, self.config = name, found, found.path, config
+        self.history = found.history
         self._evaluated: dict[str, list[dict[str, Any]]] = {}
         self.holder, self.problems = "", list[str]()
 
@@ -41,11 +35,11 @@ class Run:
             has_changed = self.history.update()
         except Exception as error:  # a bucket's client has errors of its own
             raise InputError(
-                f"{self.directory}/{METRICS} cannot be read ({reason_of(error)}); check the path, your rights and the"
-                " network."
+                f"{self.directory}/metrics.jsonl cannot be read ({reason_of(error)}); check the path, your rights and"
+                " the network."
             ) from error
         try:
-            self.holder = status.holder_line(self._lease.look()).removeprefix("process").strip()
+            self.holder = self.found.holder()
             if has_changed:
                 self.problems = list(self._problems())
         except Exception as error:  # a bucket's client has errors of its own
@@ -55,7 +49,7 @@ class Run:
         return has_changed
 
     @property
-    def train(self) -> Table:
+    def train(self) -> Any:
         """The figures of the logged lines."""
         return self.history.tables["train"]
 
@@ -162,7 +156,7 @@ class Run:
 
     def skipped(self) -> list[dict[str, Any]]:
         """Returns the batches that the run has dropped or passed over, as its ledger has them."""
-        path, found = self.directory / LEDGER, []
+        path, found = self.directory / "skipped_batches.jsonl", []
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
                 entry = json.loads(line)
@@ -173,7 +167,7 @@ class Run:
 
     def skipped_documents(self) -> dict[int, list[str]]:
         """Returns batch -> the places of its documents (source, unit, row), where somebody has looked for them."""
-        path, found = self.directory / DOCUMENTS, dict[int, list[str]]()
+        path, found = self.directory / "skipped_documents.jsonl", dict[int, list[str]]()
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
                 each = json.loads(line)

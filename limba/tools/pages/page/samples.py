@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from limba.evaluation.thinning import evenly
+from limba.api import evenly
 from limba.tools.pages.page.runs import MOST_EXAMPLES, Run
 
 MOST_LETTERS, LEAST_LETTERS = 600, 75  # of a text

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from limba.api import duration
 from limba.config import plain
 from limba.config.secrets import without_credentials
 from limba.tools.pages.page import events
 from limba.tools.pages.page.charts import short
 from limba.tools.pages.page.runs import Run
-from limba.training.metrics.records import duration
 
 MOST_EVENTS = 200  # of each run in the table
 STAGE = "stage_"  # before the first step of a stage, in the names of its tokens

@@ -12,7 +12,7 @@ from limba.config import ConfigError, InputError
 from limba.config.generation import GenerationFields
 
 if TYPE_CHECKING:
-    from limba.inference.load import TrainedModel
+    from limba.api import TrainedModel
 
 MOST_LETTERS = 20_000  # of a text
 MOST_TOKENS = 512  # that one answer may have
@@ -87,11 +87,12 @@ class Player:
         max_seconds: float = MAX_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ):
-        from limba.data.vocabulary.load import num_sentinels, piece_bytes, sentinel_ids
+        from limba.api import PieceTable
 
         self.name, self._trained, self._max_seconds, self._clock = name, trained, max_seconds, clock
-        self._sentinels = sentinel_ids(trained.vocabulary, num_sentinels(trained.vocabulary))
-        self._pieces = piece_bytes(trained.vocabulary, trained.network.config.vocab_size)
+        self._table = PieceTable(trained.vocabulary)
+        self._sentinels = self._table.sentinels
+        self._pieces = self._table.spelled(trained.network.config.vocab_size)
 
     def about(self) -> dict[str, Any]:
         """Returns what the page says of the model."""
@@ -118,8 +119,7 @@ class Player:
         A probability is that of the piece after those before it, at temperature 1 and among all pieces. Raises
         TimeIsOverError soon after `max_seconds`.
         """
-        from limba.inference.gaps import join_infill
-        from limba.inference.generate import Deadline, logits
+        from limba.api import Deadline
 
         text, fields = checked_text(asked), generation_fields(asked)
         trained, began, deadline = self._trained, time.monotonic(), Deadline(self._max_seconds, self._clock)
@@ -131,7 +131,7 @@ class Player:
         (written,) = trained.written([text], config, deadline)
         deadline.check()
         pairs = [(ids, self._targets(each.ids)) for each in written]
-        rows = logits(trained.network, trained.params, trained.mesh, pairs, trained.rows(len(pairs)))
+        rows = trained.logits_of_ids(pairs)
         found = []
         for each, (_, targets), row in zip(written, pairs, rows, strict=True):
             chosen = _probabilities(row, targets)
@@ -141,9 +141,7 @@ class Player:
             ]
             answer: dict[str, Any] = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
             if set(ids.tolist()) & set(self._sentinels):
-                answer["filled"] = join_infill(
-                    ids, each.ids, np.asarray(self._sentinels), trained.vocabulary, int(trained.vocabulary.eos_id)
-                )
+                answer["filled"] = self._table.filled(ids.tolist(), each.ids.tolist())
             found.append(answer)
         return {"texts": found, "input_tokens": len(ids), "seconds": round(time.monotonic() - began, 3)}
 

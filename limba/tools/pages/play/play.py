@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from limba.cli import model
-from limba.cli.arguments import Parser
+from limba.api import Parser, add_import_flag
 from limba.config import InputError, environment
 from limba.config.errors import named
 from limba.tools.pages import serving
@@ -22,11 +21,14 @@ with the probability of each piece. With two models, or one model and two steps,
 
 Nothing leaves the machine. With --host the page is served to others too, and asks for a token."""
 
+MODEL = "a Limba or T5X run, one of its checkpoints, a Hugging Face folder, or a hub id"
+NAMES = {"`vocabulary`": "--vocabulary", "DataConfig.vocabulary": "--vocabulary"}  # what messages call a field
+
 
 def run(argv: Sequence[str]) -> None:
     """Opens the models and serves until Ctrl-C; raises InputError."""
     parser = Parser("play", ABOUT)
-    parser.add_object("model", "MODEL", f"one or two of these: {model.MODEL}", takes_several=True)
+    parser.add_object("model", "MODEL", f"one or two of these: {MODEL}", takes_several=True)
     parser.add_argument("--step", type=int, action="append", default=[], help="step of a run; given twice: both")
     parser.add_argument("--vocabulary", metavar="PATH|byte", help="vocabulary that replaces the models' own")
     parser.add_argument(
@@ -37,7 +39,7 @@ def run(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--port", type=int, help=f"port; default: the first free one from {serving.FIRST_PORT} on")
     serving.add_flags(parser)
-    model.add_import_flag(parser)
+    add_import_flag(parser)
     given = parser.parse(argv)
     names = given.model or []
     if not 1 <= len(names) <= 2 or (len(names) == 2 and len(given.step) > 1) or len(given.step) > 2:
@@ -52,13 +54,13 @@ def run(argv: Sequence[str]) -> None:
         )
 
     with environment.quiet_imports():
-        from limba.inference.load import load
+        from limba.api import load
     listening(()).server_close()  # before minutes are spent on a model
     steps = given.step or [None]
     chosen = [(name, step) for name in names for step in steps]
     players = []
     for name, step in chosen:
-        with named(model.NAMES):
+        with named(NAMES):
             trained = load(name, step=step, vocabulary=given.vocabulary, imports=given.imports)
             trained.vocabulary  # noqa: B018  raises if there is none
         label = f"{Path(name.rstrip('/')).name or name}, step {trained.step:,}"

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from limba.api import TimeIsOverError
 from limba.config import InputError
-from limba.inference.generate import TimeIsOverError
 from limba.tools.pages.play.answers import Player, TooLongError
 from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_json
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from limba.api import PlannedRun, RunData, RunDirectory
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.errors import Fix
 from limba.tools.preflight.checks.verdict import Line, Section
@@ -36,7 +37,7 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
     Encoder-decoders' follow from the configuration alone. A decoder-only model's depend on its task, which may have a
     prefix; if that cannot be opened, rows are plain sequences.
     """
-    inputs, targets = speed.sides_of(config)
+    inputs, targets = PlannedRun(config).row_lengths
     rows, packed = config.data.batch_size, config.data.pack
     names = [*DECODER, *(["decoder_segment_ids"] if packed else [])]
     lengths = dict.fromkeys(names, targets)
@@ -44,14 +45,9 @@ def feature_shapes(config: RunConfig) -> dict[str, tuple[int, int]]:
         names = ["encoder_input_tokens", *(["encoder_segment_ids"] if packed else [])]
         lengths |= dict.fromkeys(names, inputs)
         return {name: (rows, length) for name, length in lengths.items()}
-    from limba.data.objectives import derive_lengths
-    from limba.data.stream import streams
-    from limba.data.tasks import resolve_task
-
     try:
-        task = resolve_task(config.data)
-        of_task = derive_lengths(task, config.data.task_feature_lengths)
-        return streams.feature_shapes(task, of_task, config.data)
+        data = RunData(config.data)
+        return data.feature_shapes(data.lengths())
     except (InputError, OSError):  # the section of the data says what is wrong with it
         return {name: (rows, length) for name, length in lengths.items()}
 
@@ -212,7 +208,7 @@ def _process_line(found: Mapping[str, Any], memory: float) -> Line:
 def _speed_lines(
     config: RunConfig, found: Mapping[str, Any], wanted: Topology, measured: speed.Estimate | None
 ) -> tuple[Sequence[Line], dict[str, Any]]:
-    lengths = speed.sides_of(config)
+    lengths = PlannedRun(config).row_lengths
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
     if measured is None and not config.model.scan_layers and wanted.platform == "tpu":
@@ -233,7 +229,7 @@ def _speed_lines(
 
 def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Estimate:
     """Returns the estimate by a run on the same chips; InputError if its directory holds none, or one on others."""
-    return speed.calibrated(config, speed.sides_of(config), wanted, model_dir, _run_in(model_dir))
+    return speed.calibrated(config, PlannedRun(config).row_lengths, wanted, model_dir, _run_in(model_dir))
 
 
 def _span(low: float, high: float) -> str:
@@ -254,13 +250,9 @@ def _time(days: Sequence[float]) -> str:
 
 def _run_in(model_dir: str) -> RunConfig:
     """Returns the run of a directory; InputError if it holds none."""
-    from limba.config import plain
-    from limba.storage.files import read_text, resolved
-
-    path = resolved(model_dir) / plain.FILE
-    if not path.exists():
-        raise InputError(f"{model_dir}, to calibrate by, holds no {plain.FILE}; name the directory of a run.")
-    run = plain.from_text(read_text(path), str(path))
-    if not isinstance(run, RunConfig):
-        raise InputError(f"{path} describes a network and no run; name the directory of a run.")
-    return run
+    found = RunDirectory(model_dir).config()
+    if found is None:
+        raise InputError(f"{model_dir}, to calibrate by, holds no config.json; name the directory of a run.")
+    if not isinstance(found, RunConfig):
+        raise InputError(f"{model_dir} describes a network and no run; name the directory of a run.")
+    return found

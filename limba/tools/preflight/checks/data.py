@@ -6,26 +6,21 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from limba.api import RunData, UnitSource
 from limba.config import RunConfig
 from limba.config.errors import Fix, Open
-from limba.data.objectives import derive_lengths
-from limba.data.packing import FEATURES
-from limba.data.sources.readers import Unit, file_format
-from limba.data.sources.splits import COUNTED_BYTES
-from limba.data.sources.units import UnitSource
-from limba.data.stream.shard import Pipeline, source_errors
-from limba.data.stream.stages import check_rows_of_stage, task_of_stage
-from limba.data.tasks import Provider, check_sources, has_exact_positions, parts_of
-from limba.tools.corpus.preparation.inspect import Inspection
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.verdict import Line, Section
+
+if TYPE_CHECKING:
+    from limba.tools.preflight.compiled.topologies import Topology
 
 TITLE = "Data"
 # Tokens are read several times as fast as text, and come in as many files as there are shards.
@@ -38,87 +33,75 @@ MFU = 0.4  # at which devices are taken to compute, for what they want to read
 LEAST_STEP_SECONDS = 0.005
 CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
 UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
+MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
 LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
 LARGE = 1 << 28  # bytes, from which on too few units cost time
 
 
-class Chips(Protocol):
-    """What is known of the chips of a run."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def hosts(self) -> int: ...
-    @property
-    def peak_flops(self) -> float: ...
-
-
 def data_of_run(
     config: RunConfig,
-    task: Provider,
+    task: Any,
     lengths: Mapping[str, int] | None,
-    chips: Chips | None = None,
+    chips: Topology | None = None,
     has_vocabulary: bool = True,
 ) -> Section:
     """Returns the section about a task's data; reads a sample, and times the reading for some seconds.
 
     Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at.
     """
-    checks: list[Check] = [lambda _: _sources(config, task)]
-    several = len(parts_of(task)) > 1
-    for part in parts_of(task):
+    run = RunData(config.data, task)
+    checks: list[Check] = [lambda _: _sources(run)]
+    several = len(run.parts) > 1
+    for part in run.parts:
         checks += _of_part(config, part, f"{part.name}: " if several else "")[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
-        checks.append(lambda data: _rows(config, task, lengths, chips, data))
-        checks += [_of_stage(config, begins, task, lengths) for begins, _ in config.data.stages]
-    checks += [lambda data: _shards(config, task, chips, data), lambda data: _resume(task, data)]
+        checks.append(lambda data: _rows(config, run, lengths, chips, data))
+        checks += [_of_stage(run, begins, lengths) for begins, _ in config.data.stages]
+    checks += [lambda data: _shards(config, run, chips, data), lambda data: _resume(run, data)]
     return gathered(TITLE, *checks)
 
 
-def _sources(config: RunConfig, task: Provider) -> Iterator[Line]:
-    for part in parts_of(task):
+def _sources(run: RunData) -> Iterator[Line]:
+    for part in run.parts:
         if isinstance(part.source, UnitSource):
-            units, files = part.source.units(config.data.train_split), part.source.listed(config.data.train_split)
+            units, files = part.source.units(run.config.train_split), part.source.listed(run.config.train_split)
             sizes = [file.size for file in files if file.size]
             size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
             name = part.source.name[:1].lower() + part.source.name[1:]
             said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
             yield Line("ok", f"{part.name} reads {name}: {said}.")
-    check_sources(task, config.data)
+    run.check()
 
 
-def _of_stage(config: RunConfig, begins: int, first: Provider, lengths: Mapping[str, int]) -> Check:
+def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     """Returns the check of a later stage's task, files and rows, which must be like the first one's."""
 
     def stage(data: dict[str, Any]) -> Iterator[Line]:
-        task = task_of_stage(begins, first, lengths, config.data)
-        check_sources(task, config.data)
-        own = derive_lengths(task, config.data.task_feature_lengths)
-        check_rows_of_stage(begins, task, own, first, lengths, config.data)
-        yield Line("ok", f"From step {begins:,} on the text is that of {task.name}, with rows like those before.")
+        name = run.check_stage(begins, lengths).name
+        yield Line("ok", f"From step {begins:,} on the text is that of {name}, with rows like those before.")
 
     return stage
 
 
 def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
     """Returns the checks of a task's text, which share one sample."""
-    kept: list[Inspection] = []
+    kept: list[Any] = []  # of the corpus tool
 
     def named(data: dict[str, Any], lines: Iterator[Line]) -> Iterator[Line]:
         for line in lines:
             yield dataclasses.replace(line, text=name + line.text)
 
     def documents(data: dict[str, Any]) -> Iterator[Line]:
-        kept.append(sample.sampled(config, part))
-        return named(data, sample.of_documents(kept[0], data))
+        if (found := sample.sampled(config, part)) is None:
+            return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
+        kept.append(found)
+        return named(data, sample.of_documents(found, data))
 
     def others(data: dict[str, Any]) -> Iterator[Line]:
         for found in kept:  # none if it cannot be read
             yield from named(data, sample.of_pieces(found, data))
-            yield from named(data, sample.of_example(part, found, data))
+            yield from named(data, sample.of_example(config, part, found, data))
 
     def size(data: dict[str, Any]) -> Iterator[Line]:
         for found in kept:
@@ -127,12 +110,12 @@ def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
     return [documents, others, size, lambda data: named(data, _validation(config, part, data)) if kept else ()]
 
 
-def _size(config: RunConfig, part: Any, found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+def _size(config: RunConfig, part: Any, found: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields the tokens of the corpus, counted or estimated."""
     if not isinstance(part.source, UnitSource):
         return
     per_document = found.fertility.tokens / max(len(found.documents) // len(found.columns), 1)
-    counts = part.source.count(config.data.train_split)
+    counts = RunData(config.data, part).documents(part)
     if counts is not None:
         tokens, how = counts.total * per_document, f"{counts.total:,} documents{'' if counts.is_exact else ', about'}"
     else:
@@ -148,7 +131,7 @@ def _size(config: RunConfig, part: Any, found: Inspection, data: dict[str, Any])
 
 def _text_in_files(source: UnitSource, split: str) -> float | None:
     """Returns the bytes of text for each byte of a file, from a few units; None if units have no size."""
-    units: list[Unit] = [unit for unit in source.units(split) if unit.stop and file_format(unit.path)[0] != "parquet"]
+    units = [unit for unit in source.units(split) if unit.stop and not unit.path.lower().endswith(".parquet")]
     if not units or any(file.size is None for file in source.listed(split)):
         return None
     text = size = 0
@@ -196,14 +179,14 @@ def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
     """Returns whether counting a split that is carved out of a large corpus would read too much of it."""
     files = source.listed(split)
     large = any(file.size is None or "://" in file.path for file in files)
-    return number > 0 and (large or sum(file.size or 0 for file in files) > COUNTED_BYTES)
+    return number > 0 and (large or sum(file.size or 0 for file in files) > MOST_COUNTED)
 
 
 def _rows(
-    config: RunConfig, task: Provider, lengths: Mapping[str, int], chips: Chips | None, data: dict[str, Any]
+    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: dict[str, Any]
 ) -> Iterator[Line]:
     """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
-    rows, filled, seconds, cpu_seconds = _timed(config, task, lengths)
+    rows, filled, seconds, cpu_seconds = _timed(run, lengths)
     if not rows:
         yield Line("warning", "The first data shard gives no row.", "give more text")
         return
@@ -215,7 +198,7 @@ def _rows(
         "tokens_per_row": tokens,
         "tokens_per_cpu_second": rows * tokens / max(cpu_seconds, 1e-9),
     }
-    yield from _padding(config, task, lengths, shares, real, data)
+    yield from _padding(config, run, lengths, shares, real, data)
     yield from _totals(config, tokens, data)
     speed = rows * tokens / max(cpu_seconds, 1e-9)
     clock = rows * tokens / max(seconds, 1e-9)
@@ -240,24 +223,23 @@ def _rows(
         yield Line("ok", text + (f" More than one process reads faster: {advice}." if advice else ""))
 
 
-def wanted_tokens(config: RunConfig, chips: Chips, real: Mapping[str, float]) -> float:
+def wanted_tokens(config: RunConfig, chips: Topology, real: Mapping[str, float]) -> float:
     """Returns the tokens a second that all devices take at MFU of their peak, of rows with these many real tokens.
 
     A step of a small model takes at least LEAST_STEP_SECONDS, whatever the peak is.
     """
-    from limba.training.metrics.flops import flops_per_sequence
+    from limba.api import flops_per_sequence
 
     per_row = flops_per_sequence(config.model, round(real.get("inputs", 0)), round(real.get("targets", 0)))
     rows = MFU * chips.peak_flops * chips.devices / per_row if per_row else 0.0
     return min(rows, config.data.batch_size / LEAST_STEP_SECONDS) * sum(real.values())
 
 
-def _timed(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> tuple[int, dict[str, int], float, float]:
+def _timed(run: RunData, lengths: Mapping[str, int]) -> tuple[int, dict[str, int], float, float]:
     """Returns (rows, real tokens by feature, seconds, seconds of processor) of reading for SECONDS."""
-    rows, filled = 0, {name: 0 for name in FEATURES if name in lengths}
-    with source_errors(task), logged():  # of units and shards `_shards` says more
-        iterator = Pipeline(task, lengths, config.data).dataset(0).as_numpy_iterator()
-        iterator = cast(Iterator[dict[str, np.ndarray]], iterator)
+    rows, filled = 0, dict.fromkeys(lengths, 0)
+    with logged():  # of units and shards `_shards` says more
+        iterator = run.rows(lengths)
         first = next(iterator, None)  # opens files, and is not timed
         began, cpu = time.monotonic(), time.process_time()
         for batch in iterator:
@@ -274,14 +256,14 @@ def _timed(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> tup
 
 
 def _padding(
-    config: RunConfig, task: Provider, lengths: Mapping[str, int], shares: Mapping[str, float],
+    config: RunConfig, run: RunData, lengths: Mapping[str, int], shares: Mapping[str, float],
     real: Mapping[str, float], data: dict[str, Any],
 ) -> Iterator[Line]:  # fmt: skip
     said = ", ".join(f"{share:.1%} of the {name}" for name, share in shares.items())
     inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
     waste = wasted_share(config, inputs, real.get("targets", 0), targets, real.get("inputs", 0))
     data["padding_flops_share_of_rows"] = waste
-    needed = needed_targets(task, inputs) if inputs else None
+    needed = needed_targets(run, inputs) if inputs else None
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
     if waste - by_lengths < PADDED:
         why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
@@ -331,14 +313,14 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _shards(config: RunConfig, task: Provider, chips: Chips | None, data: dict[str, Any]) -> Iterator[Line]:
+def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: dict[str, Any]) -> Iterator[Line]:
     """Yields how the units of the corpus meet data shards and hosts."""
     shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
     if shards % hosts:
         text = f"DataConfig.num_data_shards is {shards}, which {hosts} hosts cannot share evenly."
         yield Line("error", text, _shared_evenly(config.data.batch_size, shards, hosts))
-    for part in parts_of(task):
+    for part in run.parts:
         if not isinstance(part.source, UnitSource):
             continue
         units = part.source.units(config.data.train_split)
@@ -367,13 +349,12 @@ def _shared_evenly(batch_size: int, shards: int, hosts: int) -> list[Fix]:
     return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
 
 
-def _resume(task: Provider, data: dict[str, Any]) -> Iterator[Line]:
-    exact = has_exact_positions(task)
-    data["resume_is_exact"] = exact
-    if exact:
+def _resume(run: RunData, data: dict[str, Any]) -> Iterator[Line]:
+    others = [part.name for part in run.parts if not isinstance(part.source, UnitSource)]
+    data["resume_is_exact"] = not others
+    if not others:
         yield Line("ok", "A resumed run continues at the very row where it stopped.")
     else:
-        names = ", ".join(part.name for part in parts_of(task) if not isinstance(part.source, UnitSource))
-        text = f"{names}: a resumed run reads its data again from the beginning up to its place, which takes time"
-        text += "; sources of limba.data.sources save their place."
+        text = f"{', '.join(others)}: a resumed run reads its data again from the beginning up to its place, which"
+        text += " takes time; sources of limba.data.sources save their place."
         yield Line("warning", text, ("DataConfig.data_files", Open()))

@@ -7,9 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from limba.api import RunDirectory
 from limba.config import InputError, RunConfig, plain
-from limba.formats import limba_checkpoint
-from limba.storage.files import read_text, resolved
 from limba.tools.preflight.checks.verdict import Line
 
 # Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
@@ -52,11 +51,7 @@ class Difference(NamedTuple):
 
 def saved_run(model_dir: str) -> RunConfig | None:
     """Returns the run that a directory describes; None without one. InputError for a damaged description."""
-    file = resolved(model_dir) / plain.FILE
-    if not file.exists():
-        return None
-    found = plain.from_text(read_text(file), str(file))
-    return found if isinstance(found, RunConfig) else None
+    return RunDirectory(model_dir).run()
 
 
 def differences(config: RunConfig, saved: RunConfig) -> list[Difference]:
@@ -86,7 +81,7 @@ def with_saved_run(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     """Yields what the configuration changes of the run in model_dir; nothing if that has no checkpoint."""
     try:
         saved = saved_run(config.model_dir)
-        steps = limba_checkpoint.checkpoints_of(resolved(config.model_dir)) if saved else {}
+        steps = RunDirectory(config.model_dir).checkpoints() if saved else {}
     except InputError:
         raise
     except Exception:  # noqa: BLE001  a bucket's client has errors of its own; the section Storage says them

@@ -240,11 +240,11 @@ def _other_cache(place: str) -> str:
 
 def _tokens(config: RunConfig | None, data: dict[str, Any]) -> Iterator[Line]:
     """Yields which tokens are there; their values are never shown."""
-    from limba.storage import servers
+    from limba.api import hub_token
 
     reports = () if config is None else config.reports
     present = {
-        "HF_TOKEN": bool(servers.token()),
+        "HF_TOKEN": bool(hub_token()),
         "WANDB_API_KEY": bool(os.environ.get("WANDB_API_KEY")) or _is_in_netrc("api.wandb.ai"),
         "Google's credentials": has_google_credentials(),
     }
@@ -292,8 +292,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     """Yields Slurm's time limit against the checkpoint period, with the speed of the run that model_dir holds."""
     if not os.environ.get("SLURM_JOB_ID"):
         return
-    from limba.training.metrics.figures import job_advice
-    from limba.training.metrics.logging import duration, read_metrics
+    from limba.api import PlannedRun, RunDirectory, duration
 
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     if not end.isdigit():
@@ -303,7 +302,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     every = config.checkpoint.every_steps
     records = []
     with contextlib.suppress(Exception):  # a bucket's client has errors of its own; Storage says them
-        records = [each for each in read_metrics(config.model_dir) if each["kind"] == "train"]
+        records = [each for each in RunDirectory(config.model_dir).records() if each["kind"] == "train"]
     if not records:
         text = (
             f"The job of Slurm ends in {duration(left)}; a checkpoint is saved every {every} steps, and before the end."
@@ -311,7 +310,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         yield Line("ok", text)
         return
     speed, step = float(records[-1]["seconds_per_step"]), int(records[-1]["step"])
-    if advice := job_advice(config, step + 10, step, speed):
+    if advice := PlannedRun(config).job_advice(step, speed):
         steps = max(1, int(left / speed / 4))
         yield Line("warning", advice, ("CheckpointConfig.every_steps", steps))
     else:

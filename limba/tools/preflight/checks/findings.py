@@ -8,8 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from limba.config.errors import Open, SentenceError, reason_of
-from limba.storage.servers import ELSEWHERE
+from limba.config.errors import ELSEWHERE, Open, SentenceError, reason_of
 from limba.tools.preflight.checks.verdict import Line, Section
 
 Check = Callable[[dict[str, Any]], Iterable[Line]]  # may add figures to the section's data

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from limba.api import PlannedRun, RunData, flops_per_sequence, text_curve
 from limba.config import InputError, RunConfig, ScheduleConfig
-from limba.data.objectives.choice import derive_lengths
-from limba.data.objectives.supervised import is_supervised
-from limba.data.tasks import Provider, parts_of
 from limba.tools.preflight.checks.findings import gathered, logged
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.training.metrics.flops import flops_per_sequence
 
 TITLE = "Objective and schedule"
 WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
@@ -25,7 +22,7 @@ LONG_WARMUP = 0.5  # share of the run
 EARLY = 0.05  # share of the run that is trained after the rate has come to its end
 
 
-def objective_and_schedule(config: RunConfig, task: Provider | None) -> Section:
+def objective_and_schedule(config: RunConfig, task: Any) -> Section:
     """Returns the section about lengths, padding and the learning rate; without a task about the rate alone."""
 
     def lengths(data: dict[str, Any]) -> Iterator[Line]:
@@ -37,16 +34,16 @@ def objective_and_schedule(config: RunConfig, task: Provider | None) -> Section:
     return gathered(TITLE, lengths, lambda data: rate_over_steps(config, data), lambda _: schedule_warnings(config))
 
 
-def lengths_of(config: RunConfig, task: Provider, data: dict[str, Any]) -> Iterator[Line]:
+def lengths_of(config: RunConfig, task: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
-    given = config.data.task_feature_lengths
+    given, run = config.data.task_feature_lengths, RunData(config.data, task)
     with logged():  # what it says of padding is said better below
-        lengths = derive_lengths(task, given)
+        lengths = run.lengths()
     data["lengths"] = lengths
     if config.data.sequence_length is not None:
         yield Line("ok", f"A row is one sequence of {config.data.sequence_length} tokens.")
         return
-    if (needed := needed_targets(task, lengths["inputs"])) is None:
+    if (needed := needed_targets(run, lengths["inputs"])) is None:
         yield Line("ok", f"{_text(lengths)}: as given; the section Data shows how much of it is padding.")
         return
     share = wasted_share(config, lengths["inputs"], needed, lengths["targets"])
@@ -68,12 +65,12 @@ def _text(lengths: dict[str, int]) -> str:
     return f"A row has {' and '.join(f'{length} {name}' for name, length in lengths.items())}"
 
 
-def needed_targets(task: Provider, inputs: int) -> int | None:
+def needed_targets(run: RunData, inputs: int) -> int | None:
     """Returns the targets that the objective fills for inputs of this length; None if that depends on the text."""
-    if any(is_supervised(part) for part in parts_of(task)):
+    if run.has_pairs:
         return None
     try:
-        return derive_lengths(task, {"inputs": inputs})["targets"]
+        return run.lengths({"inputs": inputs})["targets"]
     except InputError:
         return None  # an objective of the user's own
 
@@ -90,8 +87,6 @@ def wasted_share(config: RunConfig, inputs: int, needed: float, targets: int, fi
 
 def rate_over_steps(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
     """Yields the learning rate as a small drawing, and its values at the first, the highest and the last step."""
-    from limba.evaluation.status import curve
-
     steps = config.train_steps
     if steps is None:
         yield Line(
@@ -99,11 +94,11 @@ def rate_over_steps(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
         )
         return
     places = np.unique(np.linspace(0, steps - 1, 4 * POINTS).astype(int)).tolist()
-    rates = rates_at(config, places)
+    rates = PlannedRun(config).learning_rates(places)
     highest = int(np.argmax(rates))
     data["learning_rate"] = [[step, rate] for step, rate in zip(places, rates, strict=True)]
     scale = 10.0 ** math.floor(math.log10(max(rates))) if max(rates) > 0 else 1.0
-    drawing = curve([(step + 1, rate / scale) for step, rate in zip(places, rates, strict=True)], POINTS, HEIGHT)
+    drawing = text_curve([(step + 1, rate / scale) for step, rate in zip(places, rates, strict=True)], POINTS, HEIGHT)
     schedule = config.optimizer.schedule
     kind = schedule.factors if schedule.name == "factors" else schedule.name
     most = f"at most {rates[highest]:.3g} at step {places[highest] + 1:,}"
@@ -137,17 +132,6 @@ def course(schedule: ScheduleConfig, steps: int) -> str:
     if warmup >= steps - schedule.step_offset:
         return f"The rate is the same at all steps: it falls only after step {warmup + schedule.step_offset:,}."
     return f"The rate is constant for {share}, as in T5, and then falls to the end."
-
-
-def rates_at(config: RunConfig, steps: Sequence[int]) -> list[float]:
-    """Returns the learning rate of these steps, 0 being the first."""
-    import jax
-    import jax.numpy as jnp
-
-    from limba.training.schedule import make_schedule
-
-    schedule = make_schedule(config.optimizer.schedule, config.train_steps)
-    return np.asarray(jax.vmap(schedule)(jnp.asarray(steps, jnp.int32)), float).tolist()
 
 
 def schedule_warnings(config: RunConfig) -> Iterator[Line]:

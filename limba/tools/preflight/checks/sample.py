@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import seqio
 
+from limba.api import PieceTable, RunData, find_tool
 from limba.config import RunConfig
 from limba.config.errors import Open
-from limba.data.objectives.supervised import is_supervised
-from limba.data.vocabulary.load import encoder, is_sentencepiece, num_sentinels
-from limba.inference.gaps import masked_text
-from limba.tools.corpus.preparation.inspect import Inspection, figures, inspect_task
 from limba.tools.preflight.checks.verdict import Line
 
 SAMPLE_BYTES = 1_500_000
@@ -29,17 +27,22 @@ EXAMPLE_LETTERS = 300
 DOUBLE_ENCODED = re.compile("[ÃÄÅÂ][\u0080-\u00bf\u0192\u0160-\u0178\u02c6\u02dc\u2013-\u2122]")
 
 
-def sampled(config: RunConfig, part: Any) -> Inspection:
-    """Returns a sample of a task's documents and examples; InputError if it cannot be read."""
+def sampled(config: RunConfig, part: Any) -> Any:
+    """Returns what the corpus tool finds in a sample of a task's text; None without the tool.
+
+    InputError if the text cannot be read.
+    """
+    if (inspection := find_tool("sample")) is None:
+        return None
     given, length = config.data.task_feature_lengths, config.data.sequence_length
-    return inspect_task(
+    return inspection.inspect_task(
         part, config.data.train_split, length or given["inputs"], SAMPLE_BYTES, config.data.seed, length is not None
     )
 
 
-def of_documents(found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+def of_documents(found: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields what the sample's documents are: their number, sizes, encoding and repetitions."""
-    said = figures(found)
+    said = found.figures()
     sizes = np.array([len(text) for text in found.documents])
     columns = ", ".join(found.columns)
     data |= {
@@ -88,12 +91,12 @@ def repeated_share(documents: Sequence[bytes]) -> float:
     return 1 - len(seen) / len(documents)
 
 
-def of_pieces(found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+def of_pieces(found: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields what the vocabulary loses of the sample's text, and changes in it."""
     counted = found.fertility
     letters = sum(counted.letters_without_piece.values())
     lost = letters / max(counted.letters, 1) if counted.unknown and not counted.in_bytes else 0.0
-    if not is_sentencepiece(found.vocabulary):
+    if not isinstance(found.vocabulary, seqio.SentencePieceVocabulary):
         lost = counted.unknown / max(counted.letters, 1)
     data |= {"unknown_share": counted.unknown_share, "unspelled_share": lost, "in_bytes_share": counted.in_bytes_share}
     commonest = ", ".join(f"{letter} U+{ord(letter):04X}" for letter, _ in counted.letters_without_piece.most_common(8))
@@ -114,9 +117,9 @@ def of_pieces(found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
     yield from _round_trip(found, data)
 
 
-def _round_trip(found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+def _round_trip(found: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields how many documents come back changed, and shows the first change."""
-    encode, changed, example = encoder(found.vocabulary), 0, ""
+    encode, changed, example = PieceTable(found.vocabulary).encode, 0, ""
     texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
     for text in texts:
         back = " ".join(str(found.vocabulary.decode(encode(text.encode()).tolist())).split())
@@ -136,22 +139,21 @@ def _difference(text: str, back: str) -> str:
     return f"{text[max(place - 8, 0) : place + 8]!r} as {back[max(place - 8, 0) : place + 8]!r}"
 
 
-def of_example(part: Any, found: Inspection, data: dict[str, Any]) -> Iterator[Line]:
+def of_example(config: RunConfig, part: Any, found: Any, data: dict[str, Any]) -> Iterator[Line]:
     """Yields one example as the model reads it, and joined again."""
     if not found.examples:
         yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text")
         return
-    row, words = found.examples[0], found.vocabulary
-    if is_supervised(part) or "inputs" not in row or not num_sentinels(words):
+    row, words, pieces = found.examples[0], found.vocabulary, PieceTable(found.vocabulary)
+    is_pair = not RunData(config.data, part).fills_gaps
+    if is_pair or "inputs" not in row or not pieces.num_sentinels:
         shown = [f"{name}: {_cut(str(words.decode(_ids(ids))))}" for name, ids in row.items()]
         yield Line("ok", "An example:\n" + "\n".join(shown))
         return
-    sentinels = words.vocab_size - 1 - np.arange(num_sentinels(words))
-    eos = 1 if words.eos_id is None else words.eos_id
-    inputs, targets = (masked_text(row[name], sentinels, words, eos) for name in ("inputs", "targets"))
-    joined = joined_tokens(row, set(sentinels.tolist()), eos)
+    inputs, targets = (pieces.masked(row[name].tolist()) for name in ("inputs", "targets"))
+    joined = joined_tokens(row, set(pieces.sentinels), pieces.eos_id)
     data["example"] = {"inputs": inputs, "targets": targets}
-    stream = np.concatenate([encoder(words)(text) for text in found.documents[:64]])
+    stream = np.concatenate([pieces.encode(text) for text in found.documents[:64]])
     shown = f"An example:\ninputs: {_cut(inputs)}\ntargets: {_cut(targets)}\njoined: {_cut(str(words.decode(joined)))}"
     if contains(stream, np.array(joined)):
         yield Line("ok", f"{shown}\nJoined again it is the text, token by token.")

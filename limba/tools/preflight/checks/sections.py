@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from limba.api import PieceTable, RunData
 from limba.config import InputError, RunConfig
 from limba.config.errors import SentenceError
-from limba.data.objectives.choice import derive_lengths
-from limba.data.tasks import Provider, resolve_task
-from limba.data.vocabulary.load import is_sentencepiece, read_model
 from limba.tools.preflight.checks import data, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by
@@ -25,7 +23,7 @@ WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 class Resolved:
     """A run's task. Where its vocabulary cannot be used, `of_vocabulary` says why, and the task has bytes instead."""
 
-    task: Provider | None
+    task: Any  # of seqio, or None
     lengths: Mapping[str, int] | None = None
     of_vocabulary: Line | None = None
     of_data: Line | None = None
@@ -35,16 +33,13 @@ def resolved(config: RunConfig) -> Resolved:
     """Returns the task of a run, as far as it can be had; raises nothing for wrong input."""
     given = config.data
     try:
-        task = resolve_task(given)
-        words: Any = task.output_features["targets"].vocabulary
-        if is_sentencepiece(words):
-            read_model(words.sentencepiece_model_file)
-        _ = words.vocab_size  # a tokenizer.json is read now
+        task = RunData(given).task
+        PieceTable(task.output_features["targets"].vocabulary).read()
     except (SentenceError, OSError) as error:  # also a bucket that does not answer
         line = reached_by(error_line(error), "DataConfig.vocabulary")
         in_bytes = dataclasses.replace(given, vocabulary="byte", new_vocabulary_size=None, extra_ids=100)
         try:
-            task = resolve_task(in_bytes)
+            task = RunData(in_bytes).task
         except (SentenceError, OSError):
             of_data = error_line(error)
             return Resolved(None, of_vocabulary=None if of_data.text == line.text else line, of_data=of_data)
@@ -55,11 +50,11 @@ def resolved(config: RunConfig) -> Resolved:
     return Resolved(task, _lengths(task, config))
 
 
-def _lengths(task: Provider, config: RunConfig) -> Mapping[str, int] | None:
+def _lengths(task: Any, config: RunConfig) -> Mapping[str, int] | None:
     """Returns a row's lengths; None if they are wrong, which the section about them says."""
     try:
         with logged():
-            return derive_lengths(task, config.data.task_feature_lengths)
+            return RunData(config.data, task).lengths()
     except InputError:
         return None
 
@@ -67,7 +62,7 @@ def _lengths(task: Provider, config: RunConfig) -> Mapping[str, int] | None:
 def sections(
     config: RunConfig,
     configuration: Section,
-    chips: data.Chips | None = None,
+    chips: Any = None,
     compiling: Sequence[Callable[[], Section]] = (),
 ) -> Iterator[Section]:
     """Yields the sections, `configuration` first; `compiling` comes last, if no section has an error."""
@@ -94,7 +89,7 @@ def sections(
             yield Section("Memory and speed", [error_line(error)])
 
 
-def _data(config: RunConfig, found: Resolved, chips: data.Chips | None) -> Section:
+def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:
     if found.task is None or found.of_data is not None:
         return Section(data.TITLE, [found.of_data] if found.of_data is not None else [])
     return data.data_of_run(config, found.task, found.lengths, chips, found.of_vocabulary is None)

@@ -1,4 +1,7 @@
-"""The cheap half of a preflight, with which each run begins: it reads no text, and takes well under two seconds."""
+"""The cheap half of a preflight, with which each run begins: it reads no text, and takes well under two seconds.
+
+What a check needs is imported in it: the status of a run asks for this machine alone, and wants no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from limba.config import RunConfig, StorageError
 from limba.config.errors import SentenceError
-from limba.storage.files import resolved
-from limba.tools.preflight.checks.differences import differences, saved_run
-from limba.tools.preflight.checks.objective import schedule_warnings
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
 
 
 def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
@@ -31,6 +30,8 @@ def found_wrong(config: RunConfig) -> list[Line]:
 
     Errors that stop the run are reported by the run itself: this function raises nothing.
     """
+    from limba.tools.preflight.checks.objective import schedule_warnings
+
     lines = list[Line]()
     for check in (_changed, schedule_warnings, _vocabulary):
         with contextlib.suppress(SentenceError, StorageError, OSError, ValueError):
@@ -40,10 +41,11 @@ def found_wrong(config: RunConfig) -> list[Line]:
 
 def _changed(config: RunConfig) -> Iterator[Line]:
     """Yields one line of what a resumed run would learn otherwise than before."""
-    from limba.formats import limba_checkpoint
+    from limba.api import RunDirectory
+    from limba.tools.preflight.checks.differences import differences, saved_run
 
     saved = saved_run(config.model_dir) if "://" not in config.model_dir else None
-    if saved is None or not limba_checkpoint.checkpoints_of(resolved(config.model_dir)):
+    if saved is None or not RunDirectory(config.model_dir).checkpoints():
         return
     found = [each for each in differences(config, saved) if not each.is_free]
     if found:
@@ -53,13 +55,14 @@ def _changed(config: RunConfig) -> Iterator[Line]:
 
 def _vocabulary(config: RunConfig) -> Iterator[Line]:
     """Yields what rows without a piece cost, if the vocabulary is a local file."""
-    from limba.data.vocabulary.load import fitting_rows, load_vocabulary
+    from limba.api import PieceTable
+    from limba.tools.preflight.checks.vocabulary import UNUSED, unused_share
 
     path = config.data.vocabulary
     if path is None or "://" in path or config.initial_checkpoint_path or config.data.new_vocabulary_size:
         return
-    found = load_vocabulary(path, config.data.extra_ids)
-    rows, fitting = config.model.vocab_size, fitting_rows(found)
+    found = PieceTable.at(path, config.data.extra_ids)
+    rows, fitting = config.model.vocab_size, found.fitting_rows
     if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
-        text = f"The model has {rows:,} rows for {found.vocab_size:,} ids: those without a piece take {share:.0%}"
-        yield Line("warning", f"{text} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting))
+        text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
+        yield Line("warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting))

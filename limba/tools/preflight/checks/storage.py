@@ -5,25 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
-from limba.config import InputError, MeshConfig, RunConfig
+from limba.api import PlannedRun, RunDirectory, size_text
+from limba.config import ConfigError, InputError, RunConfig
 from limba.config.environment import is_tpu_vm
 from limba.config.errors import Fix, Open, reason_of
-from limba.export import at_end
-from limba.formats import limba_checkpoint
-from limba.storage import lease
-from limba.storage.files import free_bytes, resolved
 from limba.tools.preflight.checks.findings import gathered, reached_by
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.training.checkpoints.step_files import size_text
-from limba.training.checks import check_steps, check_writable
 
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
@@ -38,25 +30,26 @@ def storage(config: RunConfig) -> Section:
     A directory that does not exist is made, written to, and removed again. A bucket that cannot be written is asked
     nothing more, since each answer that does not come takes half a minute.
     """
-    first = gathered(TITLE, lambda _: _writable(config.model_dir, "RunConfig.model_dir"))
+    run = PlannedRun(config)
+    first = gathered(TITLE, lambda _: _writable(run, config.model_dir, "RunConfig.model_dir"))
     if "://" in config.model_dir and any(line.level == "error" for line in first.lines):
         return Section(TITLE, [reached_by(line, "RunConfig.model_dir") for line in first.lines])
     others = gathered(
         TITLE,
         lambda _: _held(config.model_dir),
-        lambda data: _checkpoints(config, data),
-        lambda data: _initial(config, data),
-        lambda data: _room(config, data),
+        lambda data: _checkpoints(run, data),
+        lambda data: _initial(run, data),
+        lambda data: _room(run, data),
         lambda data: _place(config.model_dir, data),
-        lambda _: _destinations(config),
+        lambda _: _destinations(run),
     )
     return Section(TITLE, [*first.lines, *others.lines], others.data)
 
 
-def _writable(directory: str, field: str) -> Iterator[Line]:
+def _writable(run: PlannedRun, directory: str, field: str) -> Iterator[Line]:
     absent = [] if "://" in directory else _absent(directory)
     try:
-        check_writable(directory, field, directory)
+        run.check_writable(directory, field)
     finally:
         for path in absent:  # the innermost first
             with contextlib.suppress(OSError):
@@ -71,58 +64,51 @@ def _absent(directory: str) -> list[Path]:
 
 def _held(model_dir: str) -> Iterator[Line]:
     """Yields who trains in the directory now, by its lease."""
-    path = epath.Path(model_dir) / lease.FILE
-    if not path.exists():
+    seen, owner = RunDirectory(model_dir).look_at_lease()
+    if seen.age is None:
         return
-    content, age = path.read_bytes(), time.time() - path.stat().mtime if path.stat().mtime else 0.0
-    owner = lease.Owner.of(content)
-    if age < LEASE_SECONDS:
+    if seen.age < LEASE_SECONDS:
         who = owner or "a process of an unknown program"
-        text = f"{model_dir} is trained in by {who}, whose heartbeat is {max(age, 0):.0f} s old."
+        text = f"{model_dir} is trained in by {who}, whose heartbeat is {seen.age:.0f} s old."
         yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")))
     else:
         yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
 
 
-def _checkpoints(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+def _checkpoints(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
     """Yields whether the newest checkpoint is that of this run, and which parameters differ if not."""
-    from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
-
-    found = limba_checkpoint.checkpoints_of(resolved(config.model_dir))
+    found = RunDirectory(run.config.model_dir).checkpoints()
     data["checkpoints"] = list(found)
     if not found:
         yield Line("ok", "No checkpoint yet: the run starts at step 0.")
         return
     step, path = max(found.items())
-    check_steps(config, step)
-    if damage := limba_checkpoint.damage(path, "sizes"):
-        text = f"The checkpoint at step {step:,} is damaged: {damage[0]}; a start takes the one before it."
-        yield Line("warning", text, VERIFY)
-        return
     try:
-        check_arrays(path, abstract_of(config), RESUME_ADVICE)
+        damage = run.check_checkpoint(path)
+    except ConfigError:  # it is after the last step
+        raise
     except InputError as error:
-        yield Line("error", str(error), _saved_fields(config, error.field))
+        yield Line("error", str(error), _saved_fields(run.config, error.field))
         return
     except ValueError as error:
         yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", VERIFY)
         return
+    if damage:
+        text = f"The checkpoint at step {step:,} is damaged: {damage}; a start takes the one before it."
+        yield Line("warning", text, VERIFY)
+        return
     yield Line("ok", f"The checkpoint at step {step:,} has this run's parameters and optimizer state.")
 
 
-def _initial(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+def _initial(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
     """Yields whether there is a checkpoint where a new run begins from one; a model of the hub is not downloaded."""
-    from limba.formats import hub_models
-    from limba.training.checkpoints.initial import check_initial
-
-    path = config.initial_checkpoint_path
+    path = run.config.initial_checkpoint_path
     if path is None or data["checkpoints"]:
         return
-    if "://" not in path and not resolved(path).exists() and hub_models.is_id(path):
+    if run.check_initial(path):
+        yield Line("ok", f"The run begins from the checkpoint in {path}.")
+    else:
         yield Line("ok", f"The run begins from {path} of the hub, which its start downloads.")
-        return
-    check_initial(path)
-    yield Line("ok", f"The run begins from the checkpoint in {path}.")
 
 
 def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
@@ -136,38 +122,21 @@ def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
     return [(each.field, each.before) for each in found if each.field.startswith(owner) and not each.is_free]
 
 
-def abstract_of(config: RunConfig) -> Any:
-    """Returns the shapes of the run's state; nothing is computed."""
-    from limba.model import Network
-    from limba.sharding.mesh import make_mesh
-    from limba.training.optimizer import optimizer_of
-    from limba.training.state import abstract_state
-
-    mesh = make_mesh(MeshConfig())  # shapes do not depend on it
-    model = Network(config.model, mesh)
-    return abstract_state(model, optimizer_of(config, model), mesh, shard_update=False)
-
-
-def _room(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+def _room(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
     """Yields the size of a checkpoint, times those kept, against the free space."""
-    from limba.training.checkpoints import arrays
-    from limba.training.state import count_parameters
-
-    abstract = abstract_of(config)
-    size, keep = arrays.num_bytes(abstract), config.checkpoint.keep
-    data |= {"checkpoint_bytes": size, "parameters": count_parameters(abstract.params)}
-    there = len(limba_checkpoint.steps_in(resolved(config.model_dir) / "checkpoints"))
+    config, directory = run.config, RunDirectory(run.config.model_dir)
+    size, keep = run.num_bytes, config.checkpoint.keep
+    data |= {"checkpoint_bytes": size, "parameters": run.num_parameters}
     every = config.checkpoint.every_steps
     saves = config.train_steps // every + 1 if isinstance(every, int) and config.train_steps else None
     number = min(filter(None, (saves, keep + 1 if keep else None)), default=None)
-    free = free_bytes(config.model_dir)
-    data["free_bytes"] = free
+    free = data["free_bytes"] = directory.free_bytes()
     of_all = "all" if number is None else f"at most {number} at a time, {size_text(number * size)}"
     text = f"A checkpoint takes {size_text(size)}, {of_all}"
     if free is None:
         yield Line("ok", f"{text}; a bucket has room.")
         return
-    wanted = max(1, (number or 2) - there) * size
+    wanted = max(1, (number or 2) - len(directory.checkpoints())) * size
     text += f"; {size_text(free)} are free in {config.model_dir}"
     if free < size:
         yield Line("error", f"{text}: not one fits.", ("RunConfig.model_dir", Open("where there is room")))
@@ -244,10 +213,9 @@ def _is_googles() -> bool:
     return False
 
 
-def _destinations(config: RunConfig) -> Iterator[Line]:
+def _destinations(run: PlannedRun) -> Iterator[Line]:
     """Yields whether the run's other places can be written."""
-    if fallback := config.checkpoint.fallback_dir:
-        yield from _writable(fallback, "CheckpointConfig.fallback_dir")
-    at_end.check(config)
-    if places := at_end.destinations(config):
-        yield Line("ok", f"The model goes to {', '.join(place.name for place in places)} at the end.")
+    if fallback := run.config.checkpoint.fallback_dir:
+        yield from _writable(run, fallback, "CheckpointConfig.fallback_dir")
+    if places := run.check_destinations():
+        yield Line("ok", f"The model goes to {', '.join(places)} at the end.")

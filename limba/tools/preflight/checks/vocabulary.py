@@ -7,45 +7,42 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import seqio
+from sentencepiece import sentencepiece_model_pb2
+
+from limba.api import PieceTable, RunData, flops_per_sequence
 from limba.config import ConfigError, InputError, RunConfig
-from limba.data.deal import has_row_per_document
-from limba.data.sources.units import UnitSource
-from limba.data.tasks import Provider, needs_sentinels, parts_of
-from limba.data.vocabulary.load import (
-    NUM_SENTINELS,
-    SENTINEL,
-    check_vocabulary,
-    fitting_rows,
-    is_sentencepiece,
-    num_sentinels,
-    parse_model,
-    piece_name,
-)
-from limba.data.vocabulary.tokenizers import TokenizersVocabulary
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Line, Section
-from limba.training.metrics.flops import flops_per_sequence
 
 TITLE = "Vocabulary"
 UNUSED = 0.02  # share of a step's FLOPs for rows that no piece has, from which on it is called wasteful
 SHOWN = 4  # pieces
+SENTINEL = "<extra_id_"
+NUM_SENTINELS = 100  # of T5
 
 
-def vocabulary(config: RunConfig, task: Provider, lengths: dict[str, int] | None) -> Section:
+def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> Section:
     """Returns the section about the vocabulary of a task; `lengths` are a row's, None if they are not known."""
-    found = task.output_features["targets"].vocabulary
-    fills = needs_sentinels(task) and not config.model.is_decoder_only
+    run = RunData(config.data, task)
+    pieces = PieceTable(found := task.output_features["targets"].vocabulary)
+    fills = run.fills_gaps and not config.model.is_decoder_only
 
     def layout(data: dict[str, Any]) -> Iterator[Line]:
-        check_vocabulary(found, config.model.vocab_size, needs_sentinels=False)
+        pieces.check(config.model.vocab_size)
         return _ids(found, data)
+
+    def build(_: dict[str, Any]) -> Iterator[Line]:
+        if lengths:
+            run.build(lengths)
+        yield from ()
 
     return gathered(
         TITLE,
         layout,
-        lambda data: _rows(config, found, lengths, data),
-        lambda data: _sentinels(found, data) if fills else (),
-        lambda _: _objective_builds(task, lengths) if lengths else (),
+        lambda data: _rows(config, pieces, lengths, data),
+        lambda data: _sentinels(pieces, data) if fills else (),
+        build,
         lambda data: _normalization(found, data),
     )
 
@@ -61,9 +58,11 @@ def _where(found: Any) -> str:
     return str(getattr(found, "sentencepiece_model_file", getattr(found, "path", "bytes")))
 
 
-def _rows(config: RunConfig, found: Any, lengths: dict[str, int] | None, data: dict[str, Any]) -> Iterator[Line]:
+def _rows(
+    config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None, data: dict[str, Any]
+) -> Iterator[Line]:
     """Yields how many of the model's rows have a piece, and what the others cost."""
-    rows, fitting = config.model.vocab_size, fitting_rows(found)
+    found, rows, fitting = pieces.vocabulary, config.model.vocab_size, pieces.fitting_rows
     data["rows"] = rows
     if rows < found.vocab_size:
         return  # the error has been said
@@ -87,16 +86,16 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
     return 1 - needed / flops_per_sequence(config.model, *sides)
 
 
-def _sentinels(found: Any, data: dict[str, Any]) -> Iterator[Line]:
-    count = num_sentinels(found)
+def _sentinels(pieces: PieceTable, data: dict[str, Any]) -> Iterator[Line]:
+    found, count = pieces.vocabulary, pieces.num_sentinels
     data["sentinels"] = count
     if count:
         yield Line(
             "ok", f"{count} sentinels: <extra_id_0> is id {found.vocab_size - 1}, and they count down from there."
         )
         return
-    names = last_pieces(found)
-    if any(SENTINEL.fullmatch(name) for name in names):
+    names = [pieces.name(found.vocab_size - 1 - number) for number in range(SHOWN)]
+    if any(SENTINEL in name for name in names):
         raise InputError(
             f"The vocabulary {_where(found)} has its sentinels in another order: its last piece is {names[0]!r}, and"
             " T5's <extra_id_0> has the highest id; train it again, or rename its last pieces."
@@ -110,23 +109,9 @@ def _sentinels(found: Any, data: dict[str, Any]) -> Iterator[Line]:
     )
 
 
-def last_pieces(found: Any, count: int = SHOWN) -> list[str]:
-    """Returns the names of a vocabulary's last ids, the last one first."""
-    ids = [found.vocab_size - 1 - number for number in range(count)]
-    return [piece_name(found, number) for number in ids]
-
-
-def _objective_builds(task: Provider, lengths: dict[str, int]) -> Iterator[Line]:
-    """Builds the preprocessors on no text, which finds too few sentinels and lengths that do not fit."""
-    for part in parts_of(task):
-        if isinstance(part.source, UnitSource):
-            has_row_per_document(part, lengths)
-    yield from ()
-
-
 def _normalization(found: Any, data: dict[str, Any]) -> Iterator[Line]:
-    if is_sentencepiece(found):
-        model = parse_model(found.tokenizer.serialized_model_proto())
+    if isinstance(found, seqio.SentencePieceVocabulary):
+        model = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
         rules, spec = model.normalizer_spec.name or "of its own", model.normalizer_spec
         bytes_too = any(piece.type == piece.BYTE for piece in model.pieces)
         data |= {"normalization": rules, "byte_pieces": bytes_too}
@@ -134,7 +119,7 @@ def _normalization(found: Any, data: dict[str, Any]) -> Iterator[Line]:
         said += ["spaces in a row become one"] if spec.remove_extra_whitespaces else []
         said += ["other letters are spelled in bytes"] if bytes_too else ["other letters are lost as <unk>"]
         yield Line("ok", f"Normalization: {', '.join(said)}.")
-    elif isinstance(found, TokenizersVocabulary):
+    elif not isinstance(found, seqio.ByteVocabulary):  # a tokenizer.json
         kind = (json.loads(found.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")
         data["normalization"] = kind
         yield Line("ok", f"Normalization: {kind}.")

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from limba.api import PlannedRun, RunData
 from limba.config import ConfigError, InputError, MeshConfig, RunConfig
 from limba.config.errors import Fix
+from limba.tools.preflight.checks.objective import needed_targets
 from limba.tools.preflight.checks.verdict import Line
 from limba.tools.preflight.compiled import speed
 from limba.tools.preflight.compiled.memory import device_bytes, size_in_words
@@ -120,7 +122,7 @@ def _time_beside(
         if wanted.platform == "cpu":
             both.append(figures["product_flops"])
         else:
-            both.append(speed.estimate(run, figures, speed.sides_of(run), wanted).slowest)
+            both.append(speed.estimate(run, figures, PlannedRun(run).row_lengths, wanted).slowest)
     return both[0] / both[1] if both[1] else None
 
 
@@ -204,42 +206,33 @@ def _exact_lengths(config: RunConfig) -> Iterator[Change]:
         return
     alone = dataclasses.replace(config.data, task_feature_lengths={"inputs": given["inputs"]})
     try:
-        filled = speed.sides_of(dataclasses.replace(config, data=alone))[1]
+        filled = PlannedRun(dataclasses.replace(config, data=alone)).row_lengths[1]
     except ConfigError:  # these inputs have no exact row
         return
-    if given["targets"] > filled and _corrupts_spans(config):
+    if given["targets"] > filled and _corrupts_spans(config, filled):
         exact = given | {"targets": filled}
         changed = dataclasses.replace(config, data=dataclasses.replace(config.data, task_feature_lengths=exact))
         yield Change(f"targets of {filled}", changed, (("DataConfig.task_feature_lengths", exact),))
 
 
-def _corrupts_spans(config: RunConfig) -> bool:
-    """Returns whether the run's task corrupts spans as T5 does; False if it cannot be opened."""
-    from limba.data.objectives import span_corruption
-    from limba.data.tasks import parts_of, resolve_task
-
+def _corrupts_spans(config: RunConfig, filled: int) -> bool:
+    """Returns whether the run's task fills so many targets, as T5's span corruption does; False if it cannot open."""
     if config.data.objective == "span_corruption":
         return True
     try:
-        parts = parts_of(resolve_task(config.data))
+        return needed_targets(RunData(config.data), config.data.task_feature_lengths["inputs"]) == filled
     except (InputError, OSError):
         return False
-    steps = [getattr(step, "func", step) for part in parts for step in part.preprocessors]
-    return span_corruption in steps
 
 
 def _of_data(config: RunConfig) -> Sequence[Line]:
     """Returns what packing would save: the share of padding in some rows of the run's data."""
     if config.data.pack:
         return []
-    from limba.data.objectives import derive_lengths
-    from limba.data.stream.shard import Pipeline
-    from limba.data.tasks import resolve_task
-
     try:
-        task = resolve_task(config.data)
-        lengths = derive_lengths(task, config.data.task_feature_lengths)
-        rows = next(iter(Pipeline(task, lengths, config.data).dataset(0).take(1).as_numpy_iterator()), {})
+        data = RunData(config.data)
+        lengths = data.lengths()
+        rows = next(data.rows(lengths), {})
     except (InputError, OSError):
         return []
     arrays = [rows[name] for name in lengths if name in rows]

@@ -28,26 +28,22 @@ WITHOUT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_COMPILATION_CACHE_DIR", "COORDI
 DUMP_FLAGS = "--xla_dump_to={} --xla_dump_hlo_as_text=true --xla_dump_hlo_module_re=jit_(train_step|dropping|step).*"
 
 
-def compiled_step(
-    config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str, seconds: float | None = None
-) -> Mapping[str, Any]:
+def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Mapping[str, Any]:
     """Returns the figures of the run's step for a topology; see `figures` in step.py.
 
     Takes a process of its own for the seconds or minutes of one compilation; what this process has asked for before is
-    not compiled again. Raises InputError if the compiler is not installed, and TimeoutError after `seconds`. What the
-    compiler cannot do is {"failed": sentence}.
+    not compiled again. Raises InputError if the compiler is not installed. What the compiler cannot do is
+    {"failed": sentence}.
     """
     check_installed(find_topology(topology))
-    answer = _answer(plain.to_text(config), tuple(sorted(feature_shapes.items())), topology, seconds)
+    answer = _answer(plain.to_text(config), tuple(sorted(feature_shapes.items())), topology)
     if "error" in answer:
         raise InputError(answer["error"], fix=answer["fix"])
     return answer
 
 
 @functools.lru_cache(maxsize=64)
-def _answer(
-    config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str, seconds: float | None
-) -> Mapping[str, Any]:
+def _answer(config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str) -> Mapping[str, Any]:
     """Returns the answer of a new process; the advice begins with the step that the verdict has compiled."""
     with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
         place = Path(folder)
@@ -66,10 +62,7 @@ def _answer(
             variables.setdefault(*environment.LARGE_PAGES)
         command = [sys.executable, "-m", "limba.tools.preflight.compiled.step", str(place / "request.json")]
         with (place / "output.txt").open("wb") as output:
-            try:
-                done = subprocess.run(command, env=variables, stdout=output, stderr=output, timeout=seconds)
-            except subprocess.TimeoutExpired as error:
-                raise TimeoutError(f"The step was not compiled within {seconds:,.0f} s.") from error
+            done = subprocess.run(command, env=variables, stdout=output, stderr=output)
         if not (place / "answer.json").exists():
             return {"failed": _last_words((place / "output.txt").read_text(errors="replace"), done.returncode)}
         return json.loads((place / "answer.json").read_text())

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from limba.api import PlannedRun, RunDirectory, flops_per_sequence
 from limba.config import ConfigError, RunConfig
 from limba.tools.preflight.compiled.topologies import Topology
-from limba.training.metrics.flops import flops_per_sequence
-from limba.training.metrics.logging import read_metrics
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
 SLOWEST = 2.0  # times the compiler's cycles, which know nothing of waiting for memory or of the host
@@ -108,12 +107,12 @@ def calibrated(
     MFU says that its chips had another peak.
     """
     name, field = f"{model_dir}/metrics.jsonl", "RunConfig.model_dir"
-    records = [each for each in read_metrics(model_dir) if "sequences_per_second_per_device" in each]
+    records = [each for each in RunDirectory(model_dir).records() if "sequences_per_second_per_device" in each]
     if not records:
         raise ConfigError(field, f"{model_dir}, to calibrate by, has logged no speed ({name}); name a run that has.")
     speeds = sorted(float(each["sequences_per_second_per_device"]) for each in records)
     speed = speeds[len(speeds) // 2]
-    per_sequence = flops_per_sequence(of_run.model, *sides_of(of_run))
+    per_sequence = flops_per_sequence(of_run.model, *PlannedRun(of_run).row_lengths)
     shares = sorted(
         per_sequence * float(r["sequences_per_second_per_device"]) / r["mfu"] for r in records if "mfu" in r
     )
@@ -134,20 +133,3 @@ def calibrated(
         f"the {per_sequence * speed / 1e12:.3g} TFLOP/s a device{of_peak} that the run in {model_dir} had (median of"
         f" {len(speeds)} logged lines), {CALIBRATED:.0%} either way",
     )
-
-
-def sides_of(config: RunConfig) -> tuple[int, int]:
-    """Returns the lengths of the encoder's and the decoder's rows as a configuration gives them.
-
-    Targets that are not given are those of T5's span corruption.
-    """
-    given = config.data.task_feature_lengths
-    if config.data.sequence_length is not None:
-        return 0, config.data.sequence_length
-    if "targets" in given:
-        return given["inputs"], given["targets"]
-    from limba.data.objectives.spans import raw_and_targets
-
-    choices = {"noise_density": config.data.noise_density, "mean_noise_span_length": config.data.mean_noise_span_length}
-    chosen = {name: value for name, value in choices.items() if value is not None}
-    return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]

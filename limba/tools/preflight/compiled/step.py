@@ -12,10 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from limba.config import InputError, MeshConfig, RunConfig, plain
 from limba.config.errors import is_out_of_memory
+
+if TYPE_CHECKING:
+    from limba.api import PlannedRun
 
 MOST_MESHES = 2  # that are compiled for one verdict; each takes a minute or more for a TPU
 SIZE = re.compile(r"([\d.]+)([KMG])")
@@ -36,14 +39,15 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     began, cpu_began = time.perf_counter(), time.process_time()
     topology = topologies.topology(name)
     devices = topologies.devices_of(topology, dump)
-    from limba.training.auto_mesh import USABLE, candidates
+    from limba.api import PlannedRun
 
-    limit = (config.mesh.memory_gib or USABLE * topology.gib) * 2**30
-    meshes = candidates(config, devices.size) if config.mesh.auto and limit else [config.mesh]
+    run = PlannedRun(config)
+    limit = run.limit_bytes(topology.gib)
+    meshes = run.meshes(devices.size) if config.mesh.auto and limit else [config.mesh]
     tried: list[dict[str, Any]] = []
     num_compiled, found = 0, {}
     for number, mesh in enumerate(meshes):
-        found = _of_mesh(config, feature_shapes, mesh, devices, topology.platform, dump, limit if meshes[1:] else None)
+        found = _of_mesh(run, feature_shapes, mesh, devices, topology.platform, dump, limit if meshes[1:] else None)
         num_compiled += found["compiled"]
         is_last = number == len(meshes) - 1 or num_compiled == MOST_MESHES
         size = found.get("step_bytes", found["live_bytes"])
@@ -55,7 +59,7 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
 
 
 def _of_mesh(
-    config: RunConfig,
+    run: PlannedRun,
     feature_shapes: Mapping[str, tuple[int, int]],
     sizes: MeshConfig,
     devices: Any,
@@ -65,22 +69,18 @@ def _of_mesh(
 ) -> dict[str, Any]:
     """Returns the figures on one mesh; of the state alone, if that exceeds the limit."""
     import jax
-    from jax.sharding import AxisType
 
     from limba.tools.preflight.compiled import host_memory, memory, program
-    from limba.training.auto_mesh import abstract_step, bytes_of, live_bytes, step_bytes
 
-    axes, names = (AxisType.Auto,) * 3, ("data", "fsdp", "model")
-    mesh = jax.make_mesh(sizes.sizes(devices.size), names, axis_types=axes, devices=list(devices.flat))
     start = host_memory.seen()
-    step, arguments = abstract_step(config, mesh, feature_shapes)
-    state_bytes = bytes_of(arguments[0])
-    found: dict[str, Any] = {"mesh": list(mesh.shape.values()), "state_bytes": state_bytes, "compiled": True}
+    step = run.step_on(sizes, devices, feature_shapes)
+    state_bytes = step.state_bytes
+    found: dict[str, Any] = {"mesh": step.mesh_sizes, "state_bytes": state_bytes, "compiled": True}
     if limit is not None and state_bytes > limit:
         return found | {"fits": False, "live_bytes": state_bytes, "compiled": False, "largest": []}
-    init_bytes = live_bytes(_compiled_init(config, mesh)) if platform == "cpu" else 0
+    init_bytes = step.init_bytes() if platform == "cpu" else 0
     after_init = host_memory.seen()
-    traced = step.trace(*arguments)
+    traced = step.traced()
     kernels = kernel_flops(traced.jaxpr)
     try:
         compiled = traced.lower(lowering_platforms=("cuda",) if platform == "gpu" else None).compile()
@@ -93,12 +93,12 @@ def _of_mesh(
     after_step, each = host_memory.seen(), devices.size if platform == "cpu" else 0
     text = compiled.as_text() or ""
     analysis, costs = compiled.memory_analysis(), program.costs_of_program(text)
-    arrays = (each * init_bytes, each * state_bytes, each * (live_bytes(compiled) + costs.packed_bytes))
+    arrays = (each * init_bytes, each * state_bytes, each * (step.live_bytes(compiled) + costs.packed_bytes))
     process = host_memory.process_bytes(start, after_init, after_step, *arrays)
     return found | {
         "fits": True if platform == "tpu" else None,
-        "live_bytes": live_bytes(compiled),
-        "step_bytes": step_bytes(compiled, mesh),
+        "live_bytes": step.live_bytes(compiled),
+        "step_bytes": step.step_bytes(compiled),
         "reported_bytes": memory.reported_bytes(dump) if platform == "tpu" else 0,
         "process_bytes": process if platform == "cpu" else None,
         "argument_bytes": analysis.argument_size_in_bytes,
@@ -110,21 +110,6 @@ def _of_mesh(
         "program_kib": len(text) / 2**10,
         "largest": memory.largest(dump, text),
     }
-
-
-def _compiled_init(config: RunConfig, mesh: Any) -> Any:
-    """Returns the compiled program that makes a new state, which a run compiles before its step."""
-    import jax
-
-    from limba.model import Network
-    from limba.training.optimizer import optimizer_of
-    from limba.training.state import init_state, state_shardings
-
-    model = Network(config.model, mesh)
-    optimizer = optimizer_of(config, model)
-    shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
-    make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
-    return make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile()
 
 
 def needed_bytes(said: str) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import rich.box
 import rich.table
 import seqio
 
-from limba.data.vocabulary.load import encoder, is_byte_piece
+from limba.api import PieceTable, Texts, source_of_files
+from limba.config import InputError
+
+REPORT_BYTES = 2_000_000  # bytes of each text
 
 
 @dataclass
@@ -49,10 +53,10 @@ class Fertility:
 
 def fertility(documents: Iterable[bytes], vocabulary: seqio.Vocabulary) -> Fertility:
     """Returns the counts of these UTF-8 documents under the vocabulary."""
-    encode, found = encoder(vocabulary), Fertility()
-    byte_ids = is_byte_piece(vocabulary)
+    pieces, found = PieceTable(vocabulary), Fertility()
+    byte_ids = pieces.is_byte
     for document in documents:
-        text, ids = document.decode(), encode(document)
+        text, ids = document.decode(), pieces.encode(document)
         found.documents += 1
         found.words += len(text.split())
         found.letters += len(text)
@@ -93,3 +97,56 @@ def fertility_table(
             per = f"{found.tokens_per_word:.3f}", f"{found.bytes_per_token:.3f}"
             table.add_row(text, name, f"{vocabulary.vocab_size:,}", f"{found.bytes:,}", *per, *shares)
     return table, figures
+
+
+def check_compared(files: str | None, vocabularies: str | None, column: str | Mapping[str, str] = "text") -> None:
+    """Loads the vocabularies and reads the first row of each text, before `compare` needs them; InputError."""
+    for path in parse_vocabularies(vocabularies):
+        PieceTable.at(path)
+    for pattern in parse_files(files).values():
+        Texts(source_of_files(pattern, column)).check_not_empty("train")
+
+
+def compare(
+    path: str,
+    validation: Sequence[bytes],
+    files: str | None,
+    vocabularies: str | None,
+    column: str | Mapping[str, str] = "text",
+) -> tuple[Any, dict[tuple[str, str], Fertility]]:
+    """Returns a table of the vocabulary at `path` and others on several texts, and its figures.
+
+    The figures are by (text, file name of the vocabulary). `files` is 'ro=a.jsonl,fr=b.txt', each a name and a path
+    or pattern; `vocabularies` is paths separated by commas. Raises InputError for files that do not exist.
+    """
+    texts = {"unseen": list(validation)} if validation else {}
+    for name, pattern in parse_files(files).items():
+        found = Texts(source_of_files(pattern, column))
+        texts[name] = found.in_columns(found.sample("train", REPORT_BYTES)[0])
+    paths = [path, *parse_vocabularies(vocabularies)]
+    names = [path.rpartition("/")[2] for path in paths]
+    if len(set(names)) < len(names):
+        names = paths
+    return fertility_table(
+        texts, {name: PieceTable.at(path).vocabulary for name, path in zip(names, paths, strict=True)}
+    )
+
+
+def parse_files(files: str | None) -> dict[str, str]:
+    """Returns {name: pattern} of text such as 'ro=a.jsonl,fr=b.txt'; InputError for any other text.
+
+    >>> parse_files("ro=a.jsonl, fr=b.txt")
+    {'ro': 'a.jsonl', 'fr': 'b.txt'}
+    """
+    pairs = [part.partition("=") for part in (files or "").split(",") if part.strip()]
+    for name, _, pattern in pairs:
+        if not name.strip() or not pattern.strip():
+            raise InputError(
+                f"The texts to compare on have {name!r} without a name or a path; write ro=a.jsonl,fr=b.txt."
+            )
+    return {name.strip(): pattern.strip() for name, _, pattern in pairs}
+
+
+def parse_vocabularies(vocabularies: str | None) -> list[str]:
+    """Returns the paths in text that separates them by commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in (vocabularies or "").split(",") if part.strip()))

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from limba.data.vocabulary.load import parse_model
-
 # Romanian's letters have a comma below. Old fonts and keyboards only had the cedilla of Turkish.
 ROMANIAN_COMMAS = {"ş": "ș", "ţ": "ț", "Ş": "Ș", "Ţ": "Ț"}  # s, t, S, T
 
@@ -43,6 +41,7 @@ def builtin_rules(rule_name: str) -> Mapping[str, str]:
     The package publishes them only inside the models that it trains.
     """
     import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -53,7 +52,8 @@ def builtin_rules(rule_name: str) -> Mapping[str, str]:
         normalization_rule_name=rule_name,
         minloglevel=2,
     )
-    return rules_of(parse_model(model.getvalue()).normalizer_spec.precompiled_charsmap)
+    trained = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
+    return rules_of(trained.normalizer_spec.precompiled_charsmap)
 
 
 def rules_of(precompiled: bytes) -> dict[str, str]:

@@ -1,0 +1,131 @@
+"""What the tools above the engine use of it, each name imported when it is first used.
+
+A tool imports `limba.config`, these names and itself, nothing else: `tests/test_floors.py` counts them, 40 at most.
+
+Commands
+`Parser`            the flags of a command; its errors are one sentence
+`with_two_dashes`   arguments whose names have two dashes, where one was typed
+`GinFlags`          the flags that name a run by its gin files
+`add_import_flag`   the flag that allows modules of somebody else's run
+`Progress`          says how much of some work is done, on a terminal as a bar
+`read_model`        the network that a gin file describes
+`import_tasks`      imports one module of tasks/, or all
+`task_modules`      the names of the modules of tasks/
+`find_tool`         another tool, by the engine's table of tools; None without it
+
+Data
+`RunData`           a run's task with what it reads: its parts, lengths, rows, checks
+`UnitSource`        a source of documents in files: its units, and their texts in order
+`source_of_files`   the source of files, or of a data set of the hub
+`Texts`             the texts of a source: a sample, and whether there is any
+`NewVocabulary`     a vocabulary that is to be trained
+`PieceTable`        what the ids of a vocabulary stand for
+
+Files
+`RunDirectory`      a run's directory: its configuration, records, checkpoints, and who trains in it
+`held`              the lease of an output that one process writes
+`write_whole`       writes a file whole or not at all, here or in a bucket
+`upload`            copies a folder into a bucket
+`private_folder`    makes a folder that only this user can open
+`kind_of_failure`   InputError or StorageError, by what has failed
+`hub_token`         the token for the hub, None without one
+
+Runs and models
+`PlannedRun`        what can be known of a run before it starts: sizes, checks, its step on any devices
+`flops_per_sequence`  the FLOPs of training on one sequence
+`PEAK_TFLOPS`       the peak of devices, by jax's names
+`size_text`         a number of bytes in words
+`duration`          a length of time in words
+`text_curve`        points as a drawing of characters
+`kept`              places of a long line such that nothing that stands out is lost
+`evenly`            places of some of many things, the first and the last among them
+`load`              opens a trained model, as `limba.load`
+`TrainedModel`      what `load` returns
+`Deadline`          the end of the time for an answer
+`TimeIsOverError`   raised after it
+`listener`          which program listens at a port
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from limba.cli.arguments import Parser as Parser
+    from limba.cli.arguments import with_two_dashes as with_two_dashes
+    from limba.cli.gin.read import read_model as read_model
+    from limba.cli.model import GinFlags as GinFlags
+    from limba.cli.model import add_import_flag as add_import_flag
+    from limba.data.run_data import RunData as RunData
+    from limba.data.sources.units import UnitSource as UnitSource
+    from limba.data.task_modules import all_names as task_modules  # noqa: F401
+    from limba.data.task_modules import import_tasks as import_tasks
+    from limba.data.tasks import source_of_files as source_of_files
+    from limba.data.vocabulary.load import PieceTable as PieceTable
+    from limba.data.vocabulary.text_sample import Texts as Texts
+    from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
+    from limba.evaluation.status import RunDirectory as RunDirectory
+    from limba.evaluation.status import curve as text_curve  # noqa: F401
+    from limba.evaluation.thinning import evenly as evenly
+    from limba.evaluation.thinning import kept as kept
+    from limba.inference.generate import Deadline as Deadline
+    from limba.inference.generate import TimeIsOverError as TimeIsOverError
+    from limba.inference.line_files import Progress as Progress
+    from limba.inference.load import TrainedModel as TrainedModel
+    from limba.inference.load import load as load
+    from limba.planned import PlannedRun as PlannedRun
+    from limba.sharding.joining import listener as listener
+    from limba.storage.failures import kind_of as kind_of_failure  # noqa: F401
+    from limba.storage.files import private_folder as private_folder
+    from limba.storage.files import write_whole as write_whole
+    from limba.storage.lease import held as held
+    from limba.storage.manifest import upload as upload
+    from limba.storage.servers import token as hub_token  # noqa: F401
+    from limba.toolbox import find as find_tool  # noqa: F401
+    from limba.training.checkpoints.step_files import size_text as size_text
+    from limba.training.metrics.flops import PEAK_TFLOPS as PEAK_TFLOPS
+    from limba.training.metrics.flops import flops_per_sequence as flops_per_sequence
+    from limba.training.metrics.records import duration as duration
+
+_NAMES = {  # module: its names; another name here is written before a "="
+    "limba.cli.arguments": "Parser with_two_dashes",
+    "limba.cli.gin.read": "read_model",
+    "limba.cli.model": "GinFlags add_import_flag",
+    "limba.data.run_data": "RunData",
+    "limba.data.sources.units": "UnitSource",
+    "limba.data.task_modules": "task_modules=all_names import_tasks",
+    "limba.data.tasks": "source_of_files",
+    "limba.data.vocabulary.load": "PieceTable",
+    "limba.data.vocabulary.text_sample": "Texts",
+    "limba.data.vocabulary.train": "NewVocabulary",
+    "limba.evaluation.status": "RunDirectory text_curve=curve",
+    "limba.evaluation.thinning": "evenly kept",
+    "limba.inference.generate": "Deadline TimeIsOverError",
+    "limba.inference.line_files": "Progress",
+    "limba.inference.load": "TrainedModel load",
+    "limba.planned": "PlannedRun",
+    "limba.sharding.joining": "listener",
+    "limba.storage.failures": "kind_of_failure=kind_of",
+    "limba.storage.files": "private_folder write_whole",
+    "limba.storage.lease": "held",
+    "limba.storage.manifest": "upload",
+    "limba.storage.servers": "hub_token=token",
+    "limba.toolbox": "find_tool=find",
+    "limba.training.checkpoints.step_files": "size_text",
+    "limba.training.metrics.flops": "PEAK_TFLOPS flops_per_sequence",
+    "limba.training.metrics.records": "duration",
+}
+_PLACES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2])
+    for module, names in _NAMES.items()
+    for name in names.split()
+}
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'limba.api' has no attribute {name!r}; it has {', '.join(_PLACES)}")
+    module, own = _PLACES[name]
+    return getattr(importlib.import_module(module), own)

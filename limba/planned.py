@@ -1,0 +1,159 @@
+"""What can be known of a run before it starts: its sizes, what would refuse it, and its step on any devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import AxisType
+
+from limba.config import MeshConfig, RunConfig
+from limba.data.objectives.spans import raw_and_targets
+from limba.export import at_end
+from limba.formats import hub_models, limba_checkpoint
+from limba.model import Network
+from limba.sharding.mesh import make_mesh
+from limba.storage.files import resolved
+from limba.training import auto_mesh
+from limba.training.checkpoints import arrays
+from limba.training.checkpoints.directory import RESUME_ADVICE, check_arrays
+from limba.training.checkpoints.initial import check_initial
+from limba.training.checks import check_steps, check_writable
+from limba.training.metrics.figures import job_advice
+from limba.training.optimizer import optimizer_of
+from limba.training.schedule import make_schedule
+from limba.training.state import TrainState, abstract_state, count_parameters, init_state, state_shardings
+
+
+class PlannedRun:
+    """A run that is only looked at. Each `check` raises the InputError with which its start would end."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The shapes of the run's state; nothing is computed."""
+        mesh = make_mesh(MeshConfig())  # shapes do not depend on it
+        model = Network(self.config.model, mesh)
+        return abstract_state(model, optimizer_of(self.config, model), mesh, shard_update=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of a checkpoint's arrays."""
+        return arrays.num_bytes(self.state)
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the network."""
+        return count_parameters(self.state.params)
+
+    @property
+    def row_lengths(self) -> tuple[int, int]:
+        """The lengths of the encoder's and the decoder's rows as the configuration alone gives them.
+
+        Targets that are not given are those of T5's span corruption.
+        """
+        data = self.config.data
+        given = data.task_feature_lengths
+        if data.sequence_length is not None:
+            return 0, data.sequence_length
+        if "targets" in given:
+            return given["inputs"], given["targets"]
+        choices = {"noise_density": data.noise_density, "mean_noise_span_length": data.mean_noise_span_length}
+        chosen = {name: value for name, value in choices.items() if value is not None}
+        return given["inputs"], raw_and_targets(given["inputs"], **chosen)[1]
+
+    def check_writable(self, directory: str, field: str) -> None:
+        """Writes a file into a directory and removes it; ConfigError for the field if that fails."""
+        check_writable(directory, field, directory)
+
+    def check_checkpoint(self, path: epath.Path) -> str:
+        """Returns how a checkpoint in the run's directory is damaged, "" if it is whole and this run's.
+
+        InputError for one of another network or optimizer or after the last step, ValueError for one without arrays.
+        """
+        check_steps(self.config, int(path.name))
+        if damage := limba_checkpoint.damage(path, "sizes"):
+            return damage[0]
+        check_arrays(path, self.state, RESUME_ADVICE)
+        return ""
+
+    def check_initial(self, path: str) -> bool:
+        """Returns whether the checkpoint that a new run begins from is here, not on the hub; InputError for neither."""
+        if "://" not in path and not resolved(path).exists() and hub_models.is_id(path):
+            return False
+        check_initial(path)
+        return True
+
+    def check_destinations(self) -> list[str]:
+        """Returns the places that the model goes to at the end, which are tried."""
+        at_end.check(self.config)
+        return [place.name for place in at_end.destinations(self.config)]
+
+    def learning_rates(self, steps: Sequence[int]) -> list[float]:
+        """Returns the learning rate of these steps, 0 being the first."""
+        schedule = make_schedule(self.config.optimizer.schedule, self.config.train_steps)
+        return np.asarray(jax.vmap(schedule)(jnp.asarray(steps, jnp.int32)), float).tolist()
+
+    def job_advice(self, step: int, seconds_per_step: float) -> str:
+        """Returns advice if a job of Slurm ends before the checkpoint that is due after a step; else ""."""
+        return job_advice(self.config, step + 10, step, seconds_per_step)
+
+    def limit_bytes(self, gib: float) -> float:
+        """Returns the bytes of a device that the mesh is chosen by, where programs may use so many GiB."""
+        return (self.config.mesh.memory_gib or auto_mesh.USABLE * gib) * 2**30
+
+    def meshes(self, num_devices: int) -> list[MeshConfig]:
+        """Returns the meshes of `MeshConfig.auto` in the order of trial."""
+        return auto_mesh.candidates(self.config, num_devices)
+
+    def step_on(
+        self, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
+    ) -> PlannedStep:
+        """Returns the training step on these devices, which need not be on this machine."""
+        return PlannedStep(self.config, sizes, devices, feature_shapes)
+
+
+class PlannedStep:
+    """A run's training step on a mesh; `mesh_sizes` are those of data, fsdp and model. Nothing is compiled yet."""
+
+    def __init__(
+        self, config: RunConfig, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
+    ):
+        axes, names = (AxisType.Auto,) * 3, ("data", "fsdp", "model")
+        self._config = config
+        self._mesh = jax.make_mesh(sizes.sizes(devices.size), names, axis_types=axes, devices=list(devices.flat))
+        self.mesh_sizes = list(self._mesh.shape.values())
+        self._step, self._arguments = auto_mesh.abstract_step(config, self._mesh, feature_shapes)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of the state on one device."""
+        return auto_mesh.bytes_of(self._arguments[0])
+
+    def init_bytes(self) -> int:
+        """Compiles the program that makes a new state; returns the bytes of a device while it runs."""
+        config, mesh = self._config, self._mesh
+        model = Network(config.model, mesh)
+        optimizer = optimizer_of(config, model)
+        shardings = state_shardings(model, optimizer, mesh, config.mesh.shard_update)
+        make = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=shardings)
+        return auto_mesh.live_bytes(make.lower(jax.eval_shape(lambda: jax.random.key(0))).compile())
+
+    def traced(self) -> Any:
+        """Returns the traced step, as `jax.stages.Traced`."""
+        return self._step.trace(*self._arguments)
+
+    def live_bytes(self, compiled: Any) -> int:
+        """Returns the bytes of a device while the compiled step runs, by jax's analysis."""
+        return auto_mesh.live_bytes(compiled)
+
+    def step_bytes(self, compiled: Any) -> int:
+        """Returns the bytes of a device by which `MeshConfig.auto` chooses."""
+        return auto_mesh.step_bytes(compiled, self._mesh)
