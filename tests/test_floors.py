@@ -317,7 +317,7 @@ def test_folders_are_small_and_say_what_they_hold() -> None:
 
 
 MODULES_OF = {"limba/storage": 5, "limba/inference": 7, "limba/export": 6, "limba/sharding": 6}
-NAMES_TWICE = 15  # in the engine; the goal is 8, and the number only falls
+NAMES_TWICE = 11  # may only fall; the goal is 8
 SAME = ("limba/formats", "limba/export")  # a format's module and that of its export have one name
 
 
@@ -416,7 +416,7 @@ def test_the_loop_is_short() -> None:
     assert len(flags) <= 4, flags
 
 
-MOST_ANY = 768  # lines of the product; the goal is 250
+MOST_ANY = 645  # lines of the product; the goal is 250
 
 
 def test_any_is_rare() -> None:

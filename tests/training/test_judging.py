@@ -17,6 +17,7 @@ from limba.training import guard as judging
 from limba.training.guard import Guard, Spike, Window, jit_row_losses, rows_standing_out
 from limba.training.ledger import Ledger, entries_of
 from limba.training.losses import cross_entropy
+from limba.training.metrics.figures import RecentSteps
 from limba.training.metrics.logging import Metrics
 from limba.training.state import TrainState
 from tests import tiny
@@ -134,7 +135,8 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(action: str, start: int = 0, notes: Any = None, **choices: Any) -> Guard:
         data = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2)
         config = RunConfig(SMALL, data, str(tmp_path), 1_000, guard=GuardConfig(action, **choices))
-        guard = Guard(config, Network(SMALL), Ledger(config), Said())
+        recent = RecentSteps(config, {"inputs": 24, "targets": 10}, 1, Said())
+        guard = Guard(config, Network(SMALL), Ledger(config), recent, lambda rows: ROWS)
         guard.begin(start, notes)
         return guard
 
@@ -143,7 +145,7 @@ def guard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def add(guard: Guard, step: int, loss: float, norm: float = 1.0, limits: tuple[np.ndarray, ...] = ()) -> list[Number]:
     values = {"loss": Number(loss), "gradient_norm": Number(norm), "update_norm": Number(1.0)}
-    guard.add(step, {0: np.zeros(1)}, values, limits)
+    guard.after(step, {0: np.zeros(1)}, values, limits)
     return list(values.values())
 
 
@@ -157,15 +159,15 @@ STOOD_OUT = [{"shard": 0, "row": 2, "loss": 9.0}, {"shard": 1, "row": 1, "loss":
 
 def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None:
     guard = guard_of("warn")
-    assert guard.arguments(50) == ()
+    assert guard.before(50, state_at(49)) == ()
     for step in range(1, 40):
         assert not any(each.asked for each in add(guard, step, 3.0))
     for step in range(40, 47):
         add(guard, step, {40: 9.0, 41: 8.0, 43: 9.0, 45: math.nan}.get(step, 3.0))
-    assert [(each.step, each.number) for each in guard.judge(41)] == [(40, 1), (41, 2)]
-    spikes = guard.judge(100)
+    assert [(each.step, each.number) for each in guard.spikes(41)] == [(40, 1), (41, 2)]
+    spikes = guard.spikes(100)
     assert [(each.step, each.number) for each in spikes] == [(43, 1), (45, 1)]
-    assert spikes[0].typical_loss == 3.0 and guard.judge(100) == []
+    assert spikes[0].typical_loss == 3.0 and guard.spikes(100) == []
     guard.warn(spikes)  # that of 45 ends the run
     assert guard._metrics.events == [
         (43, {"action": "warn", "reason": spikes[0].reason, "loss": 9.0, "gradient_norm": 1.0})
@@ -175,34 +177,34 @@ def test_steps_are_judged_up_to_one_and_numbered_in_a_row(guard_of: Any) -> None
     assert len(guard._metrics.said) == 1
     quiet = guard_of("off")
     add(quiet, 1, math.nan)
-    assert quiet.judge(9) == []
+    assert quiet.spikes(9) == []
 
 
 def test_a_step_that_may_be_dropped_goes_by_its_own_limits(guard_of: Any) -> None:
     guard = guard_of("skip")
-    (limits,) = guard.arguments(1)
+    (limits,) = guard.before(1, state_at(0))
     assert limits.tolist() == [math.inf] * 2
     asked = add(guard, 1, 3.0, 1.0, (np.array([2.0, np.inf], np.float32),))
     assert [each.asked for each in asked] == [1, 1, 1]
     add(guard, 2, 3.0, 1.0, (np.array([4.0, np.inf], np.float32),))
-    assert [each.step for each in guard.judge(2)] == [1]
+    assert [each.step for each in guard.spikes(2)] == [1]
     for step in range(3, 44):
         add(guard, step, 3.0 if step < 24 else 9.0, 1.0, (np.array([4.0, np.inf], np.float32),))
-    spikes = guard.judge(43)
+    spikes = guard.spikes(43)
     assert [each.number for each in spikes] == list(range(1, 21))
     assert len(guard._window.notes()) == 22  # a new level is learned by 'warn' alone
     guard.begin(50, {"guard": {"window": [[1, 2.0, 0.0]]}})
     add(guard, 51, math.inf)
     guard.begin(50, None)
-    assert guard.judge(99) == [] and guard._window.notes() == []
+    assert guard.spikes(99) == [] and guard._window.notes() == []
 
 
 def test_a_dropped_batch_is_written_down_with_its_rows(guard_of: Any) -> None:
     guard = guard_of("skip", start=3)  # whose data begin there
     add(guard, 5, math.inf, 7.0, (np.full(2, np.inf),))
-    (spike,) = guard.judge(5)
+    (spike,) = guard.spikes(5)
     assert spike.number == 1
-    guard.drop(spike, state_at(6), lambda rows: ROWS)
+    guard.drop(spike, state_at(6))
     (entry,) = entries_of(guard.ledger.path.read_text(), "ledger")
     assert entry == {
         "batch": 5, "data_batch": 2, "action": "skip", "reason": "its loss is inf", "loss": None, "gradient_norm": 7.0,
@@ -215,9 +217,9 @@ def test_a_dropped_batch_is_written_down_with_its_rows(guard_of: Any) -> None:
     assert sentence.startswith(
         "Step 5 is dropped: its loss is inf. What stands out: row 2 of shard 0; row 1 of shard 1."
     )
-    guard.drop(spike._replace(number=19), state_at(6), lambda rows: ROWS)
+    guard.drop(spike._replace(number=19), state_at(6))
     with pytest.raises(NonFiniteError, match="of 20 steps in a row up to step 5 were dropped"):
-        guard.drop(spike._replace(number=20), state_at(6), lambda rows: ROWS)
+        guard.drop(spike._replace(number=20), state_at(6))
 
 
 @pytest.mark.parametrize("around", [0, 2])
@@ -225,10 +227,10 @@ def test_a_run_that_returns_writes_down_the_batches_around(guard_of: Any, around
     kept = {"guard": {"data_start": 4, "window": [[1, 3.0, 0.0]]}}
     guard = guard_of("rewind", start=20, notes=kept, batches_around=around)
     add(guard, 24, 9.0, math.nan)
-    (spike,) = guard.judge(24)
+    (spike,) = guard.spikes(24)
     assert guard.target(spike, [20, 22, 24]) == (22 if around == 0 else 20)
     guard.ledger.append([{"batch": 25, "rows": []}])
-    guard.rewound(spike, state_at(22), lambda rows: ROWS)
+    guard._write_rewound(spike, state_at(22))
     entries = entries_of(guard.ledger.path.read_text(), "ledger")
     assert [each["batch"] for each in entries] == ([25, 24] if around == 0 else [25, 23, 24, 26])
     by_batch = {each["batch"]: each for each in entries}
@@ -264,7 +266,7 @@ def test_a_checkpoint_keeps_the_window_and_where_the_data_begin(guard_of: Any, t
     guard = guard_of("warn", start=5)
     for step in range(6, 10):
         add(guard, step, 3.0)
-    guard.judge(9)
+    guard.spikes(9)
     guard.ledger._lines, guard.ledger._is_written = '{"batch": 3}\n', False  # as on a disk that was full
     notes = json.loads(json.dumps(guard.notes()))
     assert guard.ledger.path.read_text() == '{"batch": 3}\n'
@@ -278,7 +280,7 @@ def test_a_lasting_level_is_learned_after_twenty_steps(guard_of: Any) -> None:
     guard = guard_of("warn")
     for step in range(1, 101):
         add(guard, step, 3.0 if step <= 60 else 9.0)
-    assert [each.step for each in guard.judge(100)] == list(range(61, 81))
+    assert [each.step for each in guard.spikes(100)] == list(range(61, 81))
 
 
 @pytest.mark.parametrize(

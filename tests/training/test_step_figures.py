@@ -1,7 +1,6 @@
 """What a step of a network of width 16 says of itself, drops, draws and adds up over devices."""
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from limba.training.losses import cross_entropy
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings, trained_shardings
-from limba.training.step import _count_inputs, gradients, jit_train_step, without_update
+from limba.training.step import Gradient, _count_inputs, gradients, jit_train_step, without_update
 from tests import tiny
 from tests.training.test_small_step import ADAM, LOSS, T5
 
@@ -28,7 +27,7 @@ def mesh_state(config: ModelConfig, devices: int, **choices: object) -> tuple[Tr
     mesh, schedule = tiny.mesh_of(MeshConfig(devices, 1, 1), devices), make_schedule(ADAM.schedule, 10)
     network, optimizer = Network(config, mesh), make_optimizer(ADAM, 10)
     shardings = state_shardings(network, optimizer, mesh)
-    step = jit_train_step(network, optimizer, schedule, LOSS, 1, shardings, **choices)  # pyright: ignore[reportArgumentType]
+    step = jit_train_step(Gradient(network, LOSS), optimizer, schedule, shardings, **choices)  # pyright: ignore[reportArgumentType]
     return tiny.state(network, optimizer, mesh, 0), step
 
 
@@ -48,7 +47,7 @@ def test_a_step_says_what_it_did_and_may_be_dropped() -> None:
     trained, plain, correct = cross_entropy(logits, jnp.asarray(targets), LOSS)
     for name, each in (("loss", trained), ("cross_entropy", plain), ("accuracy", correct)):
         assert float(found[name]) == pytest.approx(float((each * weights).sum() / weights.sum()), rel=1e-5), name
-    compute = jax.jit(lambda params, batch: gradients(Network(T5), LOSS, params, batch, None, 1))
+    compute = jax.jit(lambda params, batch: gradients(Gradient(Network(T5), LOSS), params, batch, None))
     gradient, sums = compute(params, batch)
     after = jax.device_get(next_state.params)
     for name, value in (
@@ -122,8 +121,8 @@ def test_devices_add_their_gradients_once_in_the_dtype_that_is_asked_for(
     network, params = Network(config, mesh), jax.eval_shape(Network(config).init, jax.random.key(0))
     specs = jax.tree.map(lambda sharding: sharding.spec, trained_shardings(network, mesh)) if sharded else None
     num_sharded = sum(map(bool, jax.tree.leaves(specs))) if sharded else 0
-    run = functools.partial(gradients, network, LOSS)
-    traced = jax.make_jaxpr(lambda p, b: run(p, b, None, parts, reduce_dtype, specs))(params, tiny.batch())
+    of = Gradient(network, LOSS, parts, reduce_dtype, specs)
+    traced = jax.make_jaxpr(lambda p, b: gradients(of, p, b, None))(params, tiny.batch())
     found, whole = collectives(traced.jaxpr), len(jax.tree.leaves(params)) - num_sharded
     if parts == 1 and reduce_dtype == "auto" and not sharded:
         assert not found  # the compiler's
