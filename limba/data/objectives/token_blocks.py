@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import seqio
@@ -50,7 +51,9 @@ def rows_of_blocks(
         return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(NAMES, result, shapes, strict=True)}
 
     blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
-    seeds = row_seeds().map(lambda *pair: tf.stack(pair))
+    # With these operators, as those of earlier versions: tf.data restores a saved position by them.
+    draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1, num_parallel_calls=None)
+    seeds = cast(tf.data.Dataset, draw(tf.data.Dataset.range(2**62)))
     return (
         tf.data.Dataset.zip((blocks, seeds))
         .map(in_graph)
