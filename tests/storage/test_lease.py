@@ -295,9 +295,11 @@ def test_memory_that_runs_out_is_not_the_storage_s_fault(tmp_path: Path, monkeyp
 
 def test_a_storage_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LIMIT_SECONDS", 0.1)
-    monkeypatch.setattr(lease.LocalPlace, "look", lambda self: time.sleep(1))
+    answers = threading.Event()
+    monkeypatch.setattr(lease.LocalPlace, "look", lambda self: answers.wait())
     with pytest.raises(StorageError, match="a request has not ended after 0 s"), held(str(tmp_path), "trains in"):
         pass
+    answers.set()  # its thread ends
 
 
 def test_a_watcher_sees_who_lives(tmp_path: Path) -> None:
