@@ -12,7 +12,6 @@ from limba.config import InputError, RestartError
 from limba.config.errors import SentenceError, reason_of
 from limba.data.stream.protocol import Stream
 from limba.data.stream.shard import Rows
-from limba.data.stream.stages import begin_at
 from limba.formats.limba_checkpoint import Notes
 from limba.sharding.agreement import any_process, together
 from limba.training.checkpoints.directory import Checkpoints, Restored
@@ -58,9 +57,9 @@ class RowReader:
         stream = self._opened = self._open()
         if (restored := restore(self._abstract, stream.check)) is None:
             state = self._new_state()
-            begin_at(stream, int(state.step))
+            stream.begin(int(state.step))
             return state, None
-        begin_at(stream, int(restored.state.step), restored.positions)
+        stream.begin(int(restored.state.step), restored.positions)
         return restored.state, restored.notes
 
     def go_back(self, step: int | None) -> tuple[TrainState, Notes | None]:

@@ -34,7 +34,7 @@ from limba.data.objectives import SUPERVISED, derive_lengths, span_corruption, t
 from limba.data.objectives.supervised import is_supervised
 from limba.data.packing import model_features
 from limba.data.sources import FileSource, HubSource, TfdsSource
-from limba.data.stream.stages import Stage, begin_at, open_stages, task_of_stage
+from limba.data.stream.stages import Stage, open_stages, task_of_stage
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.validation_split import validation_batches, validation_examples
 from limba.data.vocabulary.train import train_vocabulary
@@ -336,7 +336,7 @@ def streams_of(case: Case, config: DataConfig, positions: Mapping[int, bytes] | 
         hosts = case.shards or [range(config.num_data_shards or 0)]
         found = [stack.enter_context(contextlib.closing(open_stages(stages, lengths, shards))) for shards in hosts]
         for stream in found:
-            begin_at(stream, case.resumes if positions else 0, positions)
+            stream.begin(case.resumes if positions else 0, positions)
         yield found
 
 

@@ -213,11 +213,6 @@ def open_stages(stages: Sequence[Stage], lengths: Mapping[str, int], shards: Seq
     return open_stream(only.task, lengths, only.config, shards, only.deal)
 
 
-def begin_at(stream: Stream, step: int, positions: Positions | None = None) -> None:
-    """Sets a newly opened stream to the batch after a step: by its data positions, or the beginning of the data."""
-    stream.begin(step, positions)
-
-
 def task_of_stage(begins: int, first: Provider, lengths: Mapping[str, int], config: DataConfig) -> Provider:
     """Returns the task of a later stage; ConfigError if it is not registered, or its rows are not those of `first`."""
     own = config.of_stages[begins]
