@@ -1,7 +1,7 @@
 """The batches of every task, file format, objective and choice of data that ships, as digests: tests/golden/batches.
 
 `python -m tests.data.batches` adds the digests of new cases, and the data positions; recorded ones stay. They were
-made by commit 39f4dcc, before `limba/data/stream/`.
+made by commit 39f4dcc, before `limba/data/stream/`, and those of 200 batches by 25527c4, with tf.data.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Case:
     resumes: int = 0  # after so many batches; 0 where it is not tried
     is_dealt: bool = True  # evenly, as runs deal small corpora; else in whole units, as large ones
     shards: Sequence[Sequence[int]] = field(default_factory=list)  # by host; empty: one host
+    together: int = 1  # batches of one digest
 
 
 def words(draw: random.Random, count: int) -> str:
@@ -235,7 +236,11 @@ def _of_kinds(add: Callable[..., None]) -> None:
         files = {"data_files": "CORPUS/other_pairs.jsonl" if is_pair else "CORPUS/other.jsonl"}
         own = {} if "bytes" in name or is_pair else {"vocabulary": "VOCABULARY"}
         more = {"task_feature_lengths": {"targets": 40}} if "causal_lm" in name else {}
-        add(f"task_{name}", {"mixture_or_task_name": name, **files, **own, **more}, SPANS if is_text else PAIR)
+        own = {"mixture_or_task_name": name, **files, **own, **more}
+        add(f"task_{name}", own, SPANS if is_text else PAIR)
+        for shards in (1, 4, 16):  # for many epochs
+            long = {"batches": 200, "resumes": 150, "together": 50}
+            add(f"long_{name}_{shards}_shards", {**own, "num_data_shards": shards}, SPANS if is_text else PAIR, **long)
     # Every objective, with pieces and bytes, padded and packed; what decoder-only models learn.
     for name, each in OBJECTIVES.items():
         lengths = {"task_feature_lengths": {"inputs": 48} if each.has_inputs else {"targets": 48}}
@@ -295,6 +300,7 @@ def _of_orders(add: Callable[..., None]) -> None:
     for processes in (1, 2, 4):
         read = {**OTHER, "num_data_shards": 4, "num_reader_processes": processes, "task_modules": ["tasks.demo"]}
         add(f"processes_{processes}", read, batches=12, resumes=5)
+        add(f"long_processes_{processes}", read, batches=200, resumes=150, together=50)
 
 
 CASES = Cases()
@@ -340,6 +346,15 @@ def streams_of(case: Case, config: DataConfig, positions: Mapping[int, bytes] | 
         yield found
 
 
+def together(digests: Sequence[str], count: int) -> list[str]:
+    """Returns one digest for each `count` digests."""
+    groups = [digests[start : start + count] for start in range(0, len(digests), count)]
+    return [
+        group[0] if len(group) == 1 else hashlib.blake2b("".join(group).encode(), digest_size=6).hexdigest()
+        for group in groups
+    ]
+
+
 def batches_of(hosts: Sequence[Any], count: int) -> Iterator[dict[int, dict[str, np.ndarray]]]:
     """Yields global batches until the corpus ends on all hosts."""
     for _ in range(count):
@@ -364,7 +379,7 @@ def hashes_of(case: Case, folder: Path) -> tuple[Hashes, dict[int, bytes]]:
             found.append(digest_of_rows(rows, config))
             if number == case.resumes:
                 positions = positions_of(hosts)
-        about: Hashes = {"batches": found}
+        about: Hashes = {"batches": together(found, case.together)}
         if tokens := hosts[0].tokens():
             about["tokens"] = tokens
         if skipped := [unit.rpartition("/")[2] for stream in hosts for unit, _ in stream.skipped()]:
@@ -376,7 +391,8 @@ def resumed(case: Case, folder: Path, positions: Mapping[int, bytes]) -> list[st
     """Returns the digests of the batches after the positions."""
     config = config_of(case, folder)
     with streams_of(case, config, positions) as hosts:
-        return [digest_of_rows(rows, config) for rows in batches_of(hosts, case.batches - case.resumes)]
+        found = [digest_of_rows(rows, config) for rows in batches_of(hosts, case.batches - case.resumes)]
+        return together(found, case.together)
 
 
 def evaluated(case: Case, folder: Path) -> list[str]:

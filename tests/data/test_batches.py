@@ -33,7 +33,7 @@ def check(name: str, folder: Path) -> None:
     case, recorded = CASES[name], RECORDED[name]
     found, positions = batches.hashes_of(case, folder)
     assert found == {kind: value for kind, value in recorded.items() if kind != "validation"}
-    rest = recorded["batches"][case.resumes :]
+    rest = recorded["batches"][case.resumes // case.together :]
     if name in SAVED:
         shards = range(batches.config_of(case, folder).num_shards)
         positions = {shard: recorded_positions()[f"{name} {shard}"] for shard in shards}
