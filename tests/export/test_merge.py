@@ -213,6 +213,7 @@ def test_the_command_writes_a_run_directory_of_its_own(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(saved, tmp_path / "run"))
+    (run / "data_revisions.json").write_text('{"mine": "1234567"}')
     before = sorted(path for path in run.rglob("*") if path.is_file())
     status, printed, errors = run_command(capsys, run, "--last=3", "--weights=wsm")
     out = tmp_path / "run-merge-40-wsm-3"
@@ -222,6 +223,7 @@ def test_the_command_writes_a_run_directory_of_its_own(
     config = plain.from_text((out / plain.FILE).read_text(), "")
     assert isinstance(config, RunConfig) and config.model_dir == str(out)
     assert (out / "config.gin").read_text().startswith(f"MODEL_DIR = {str(out)!r}\n")
+    assert (out / "data_revisions.json").read_text() == '{"mine": "1234567"}'
     assert len(LimbaCheckpoint(out / "checkpoints" / "40")) == 6  # four layers and two arrays
     status, printed, _ = run_command(capsys, run, "--last=3", "--weights=wsm")
     assert status == 0 and "has this average already" in printed

@@ -174,7 +174,7 @@ def test_beams_are_those_of_lists(penalty, stopping, size):
         max_tokens=5, num_beams=3, num_samples=2, length_penalty=penalty, early_stopping=stopping,
         no_repeat_ngram_size=size,
     )  # fmt: skip
-    prompts = [[-1, -1, 2], [3, 4, 0]]
+    prompts = [[-1, -1, 2], [3, 4, 0], [5, 5, 5]]
     for table, found in zip(TABLES, written(config, prompts), strict=True):
         for row, prompt in enumerate(prompts):
             wanted = beams_of(table, prompt, config)[:2]
