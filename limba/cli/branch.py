@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from limba.cli import model, train
 from limba.cli.arguments import Parser
@@ -117,10 +117,11 @@ def _chosen(given: argparse.Namespace) -> Branch:
     return branches.chosen(str(place), there, given.decay, given.shape, step, given.output)
 
 
-def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> GinRun:
+def _read(
+    source: Source, given: argparse.Namespace, before: Mapping[str, object], fixed: Mapping[str, object]
+) -> GinRun:
     """Returns the run of a directory with the overrides of the flags, between the fields `before` and the `fixed`."""
-    from limba.cli.gin import GinRun
-    from limba.cli.gin.read import read_changed
+    from limba.cli.gin import GinRun, read_own
     from limba.inference.source import import_tasks
     from limba.storage.files import read_text
     from limba.training.checkpoints.branches import changed
@@ -128,7 +129,7 @@ def _read(source: Source, given: argparse.Namespace, before: Mapping[str, Any], 
     run, file = source.run, source.directory / OWN_FILE
     assert run is not None
     if file.exists():
-        return read_changed(read_text(file), str(file), given.gin, given.imports, before, fixed)
+        return read_own(read_text(file), str(file), given.gin, given.imports, before, fixed)
     if given.gin:
         raise InputError(
             f"--gin.{given.gin[0].partition('=')[0]} changes a run's config.gin, and {source.path} has none; leave it"

@@ -95,7 +95,7 @@ def find(path: str, gin_file: str | None = None, gin: Sequence[str] = (), import
         )
     file = directory / "config.gin"
     with environment.quiet_imports():  # of the task modules
-        run = read_own(read_text(file), str(file), gin, imports)
+        run = read_own(read_text(file), str(file), gin, imports).config
     return source.find(path, plain.moved(run, str(directory)), allowed=imports)
 
 

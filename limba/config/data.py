@@ -8,11 +8,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from limba.config import kinds
-from limba.config.errors import one_of, positive, require
-from limba.config.kinds import NonNegativeInt, PositiveFloat, PositiveInt
+from limba.config.errors import require
+from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt, choice
 
 
 class Objective(NamedTuple):
@@ -41,8 +41,14 @@ OBJECTIVES = {
     "causal_lm": Objective("language_modeling", has_inputs=False, for_decoder=True),
 }
 READ_FAILURES = ("stop", "skip")
-CHANGED_CORPUS = ("refuse", "new_epoch")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
+DENSITIES = f"a share from {LEAST_DENSITY} to below 1 (usual: 0.1 to 0.5)"
+Density = Annotated[float, Limit(lambda value: LEAST_DENSITY <= value < 1, DENSITIES)]
+SpanLength = Annotated[float, Limit(lambda value: value >= 1, "a mean of 1 or more")]
+Coverage = Annotated[float, Limit(lambda value: 0 < value <= 1, "a share above 0, up to 1")]
+Percent = Annotated[float, Limit(lambda value: 0 <= value < 100, "a percentage from 0 to below 100")]
+Temperature = Annotated[float, Limit(lambda value: value >= 1, "1 (by size) or more")]
+Seed = Annotated[int, Limit(lambda value: value >= 0, "a whole number, 0 or more: unseeded shuffles cannot be resumed")]
 
 
 @dataclass(frozen=True)
@@ -65,31 +71,34 @@ class DataConfig:
     extra_ids: NonNegativeInt = 100  # sentinels above `vocabulary`'s pieces; 0 with 'byte': the last bytes, as ByT5's
     new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
-    new_vocabulary_coverage: float = 0.9995  # share of letters with a piece of their own; others are spelled in bytes
-    objective: str | None = None  # one of OBJECTIVES; None: the task's own
-    noise_density: float | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
-    mean_noise_span_length: float | None = None  # in tokens (T5: 3); None: the task's own
+    new_vocabulary_coverage: Coverage = 0.9995  # share of letters with a piece of their own; others are bytes
+    objective: Annotated[str, choice(*OBJECTIVES)] | None = None  # None: the task's own
+    noise_density: Density | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
+    mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
     column: str | Mapping[str, str] = "text"  # column of data_files, or {'inputs': 'en', 'targets': 'ms'}
     prefix: str | None = None  # added before each input of a supervised task; None: the task's
-    validation_percent: float = 1.0  # of data_files without a validation split; chosen by document hash
+    validation_percent: Percent = 1.0  # of data_files without a validation split; chosen by document hash
     read_timeout_seconds: PositiveFloat = 60.0  # time limit of one request for part of a remote file
     read_attempts: PositiveInt = 6  # attempts of a request, with growing pauses
-    on_read_failure: str = "stop"  # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
-    on_changed_corpus: str = "refuse"  # if a resumed run finds other text; 'new_epoch' starts with the current files
+    # after the last attempt, or for damaged files; 'skip' skips the rest of the unit
+    on_read_failure: Annotated[str, choice(*READ_FAILURES)] = "stop"
+    # if a resumed run finds other text; 'new_epoch' starts with the current files
+    on_changed_corpus: Annotated[str, choice("refuse", "new_epoch")] = "refuse"
     skip: str | None = None  # a skipped_batches.jsonl of another run, whose batches are passed over
     train_split: str = "train"  # split that is trained on
     validation_split: str = "validation"  # split that is evaluated
     shuffle: bool = True  # False: documents in the order of the files
     shuffle_buffer: NonNegativeInt = 0  # rows per shard, shuffled again and saved in its data position (1 kB a row)
     cache_dir: str | None = None  # folder of task caches, written by seqio_cache_tasks
-    seed: int = 0  # of the order of documents, and of masks
+    seed: Seed = 0  # of the order of documents, and of masks
     num_epochs: PositiveInt | None = None  # passes over the corpora, after which the run ends; None: no limit
     max_examples: PositiveInt | None = None  # the first documents of each corpus that are read; None: all
     stages: tuple[tuple[int, str], ...] = ()  # (step, task or mixture) whose text is read from that step on
-    mixture_temperature: float | None = None  # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
-    num_data_shards: int | None = None  # fixed during a run; None: gcd(batch_size, 16)
+    # a mixture's rates from its corpora's sizes (mT5: 3.33); None: its own
+    mixture_temperature: Temperature | None = None
+    num_data_shards: PositiveInt | None = None  # fixed during a run; None: gcd(batch_size, 16)
     num_reader_processes: PositiveInt = 1  # processes that read a host's shards; may change when a run resumes
     task_modules: tuple[str, ...] = ()  # modules that register the tasks, for those processes; set by the front end
 
@@ -97,15 +106,14 @@ class DataConfig:
         kinds.check(self, of_64_bits=("seed", "new_vocabulary_bytes"), may_be_empty=("prefix",))
         lengths = self.task_feature_lengths
         require(
-            isinstance(lengths, Mapping)
-            and (set(lengths) == {"targets", "prefix"} or (bool(lengths) and set(lengths) <= {"inputs", "targets"})),
+            set(lengths) == {"targets", "prefix"} or (bool(lengths) and set(lengths) <= {"inputs", "targets"}),
             "DataConfig.task_feature_lengths",
             f"is {lengths!r}; give {{'inputs': 512}}, or with 'targets' too, or {{'targets': 256}}"
             " for a decoder-only model.",
         )
         for name, length in lengths.items():
             require(
-                isinstance(length, int) and not isinstance(length, bool) and length > 0,
+                length > 0,
                 "DataConfig.task_feature_lengths",
                 f"gives {length!r} for {name!r}; give a whole number above 0.",
             )
@@ -113,15 +121,6 @@ class DataConfig:
             "prefix" not in lengths or lengths["prefix"] < lengths["targets"],
             "DataConfig.task_feature_lengths",
             f"gives {dict(lengths)!r}, and 'prefix' is the inputs' part of 'targets'; give a smaller one.",
-        )
-        if self.objective is not None:
-            one_of(self, "objective", tuple(OBJECTIVES))
-        density, span = self.noise_density, self.mean_noise_span_length
-        require(
-            (density is None or LEAST_DENSITY <= density < 1) and (span is None or span >= 1),
-            "DataConfig.noise_density",
-            f"is {density!r} and DataConfig.mean_noise_span_length {span!r}; give a share from {LEAST_DENSITY} to"
-            " below 1 (usual: 0.1 to 0.5) and a mean of 1 or more.",
         )
         if self.sequence_length is not None and self.objective is not None:
             require(
@@ -136,7 +135,6 @@ class DataConfig:
         self._check_stages()
         num_shards = math.gcd(self.batch_size, 16) if self.num_data_shards is None else self.num_data_shards
         object.__setattr__(self, "num_data_shards", num_shards)
-        positive(self, "num_data_shards")
         require(
             self.batch_size % num_shards == 0,
             "DataConfig.batch_size",
@@ -146,18 +144,12 @@ class DataConfig:
         )
 
     def _check_vocabulary(self) -> None:
-        if self.new_vocabulary_size is not None:
-            require(
-                self.new_vocabulary_size > self.extra_ids and self.vocabulary != "byte",
-                "DataConfig.new_vocabulary_size",
-                f"is {self.new_vocabulary_size} with DataConfig.extra_ids {self.extra_ids} and"
-                f" DataConfig.vocabulary {self.vocabulary!r}; give more ids than sentinels, and a path that is not"
-                " 'byte'.",
-            )
+        size = self.new_vocabulary_size
         require(
-            0 < self.new_vocabulary_coverage <= 1,
-            "DataConfig.new_vocabulary_coverage",
-            f"is {self.new_vocabulary_coverage!r}; give a share above 0, up to 1.",
+            size is None or (size > self.extra_ids and self.vocabulary != "byte"),
+            "DataConfig.new_vocabulary_size",
+            f"is {size} with DataConfig.extra_ids {self.extra_ids} and DataConfig.vocabulary {self.vocabulary!r}; give"
+            " more ids than sentinels, and a path that is not 'byte'.",
         )
 
     def _check_corpus(self) -> None:
@@ -165,16 +157,6 @@ class DataConfig:
             self.cache_dir is None or self.data_files is None,
             "DataConfig.cache_dir",
             "is the cache of a task, and DataConfig.data_files names another corpus; leave out one of them.",
-        )
-        require(
-            self.seed >= 0,
-            "DataConfig.seed",
-            f"is {self.seed!r}; give a whole number, 0 or more: unseeded shuffles cannot be resumed.",
-        )
-        require(
-            0 <= self.validation_percent < 100,
-            "DataConfig.validation_percent",
-            f"is {self.validation_percent!r}; give a percentage from 0 to below 100.",
         )
         require(
             self.data_files is not None or self.column == "text",
@@ -186,53 +168,23 @@ class DataConfig:
             "DataConfig.data_files",
             f"is {self.data_files!r}; give the path of a file, a pattern such as 'data/*.jsonl', or None.",
         )
-        require(
-            self.mixture_temperature is None or self.mixture_temperature >= 1,
-            "DataConfig.mixture_temperature",
-            f"is {self.mixture_temperature!r}; give 1 (by size) or more, or None.",
-        )
-        one_of(self, "on_read_failure", READ_FAILURES)
-        one_of(self, "on_changed_corpus", CHANGED_CORPUS)
 
     def _check_stages(self) -> None:
         stages = tuple((step, name) for step, name in self.stages)
         object.__setattr__(self, "stages", stages)
-        if not stages:
-            return
-        said = f"is {stages!r}"
-        steps, names = [step for step, _ in stages], [self.mixture_or_task_name, *(name for _, name in stages)]
-        require(
-            min(steps) >= 1,
-            "DataConfig.stages",
-            f"{said}, and one begins at step {min(steps):,}: what is read from step 0 on is"
-            f" DataConfig.mixture_or_task_name, {names[0]!r}; let the stages begin at 1 or later.",
-        )
-        for before, step in itertools.pairwise(steps):
-            require(
-                before != step,
-                "DataConfig.stages",
-                f"{said}, and two stages overlap: both begin at step {step:,}; leave out one of them, or mix their"
-                " texts in a mixture.",
-            )
-            require(
-                before < step,
-                "DataConfig.stages",
-                f"{said}, and step {step:,} comes after {before:,}: a stage ends where the next one begins; order them"
-                " by their steps.",
-            )
-        repeated = [name for before, name in itertools.pairwise(names) if before == name]
-        require(
-            not repeated,
-            "DataConfig.stages",
-            f"{said}, and {''.join(repeated[:1])!r} follows itself (the first stage is DataConfig.mixture_or_task_name,"
-            f" {names[0]!r}); leave out one of the two.",
-        )
-        require(
-            self.num_epochs is None,
-            "DataConfig.stages",
-            f"{said}, and DataConfig.num_epochs {self.num_epochs}: stages end at steps; leave out one of them, and"
-            " say the end by RunConfig.train_steps.",
-        )
+        wrong, first = "", f"DataConfig.mixture_or_task_name, {self.mixture_or_task_name!r}"
+        for (before, last), (step, name) in itertools.pairwise(((0, self.mixture_or_task_name), *stages)):
+            if step < 1:
+                wrong = f"one begins at step {step:,}: what is read from step 0 on is {first}; let them begin later"
+            elif step == before:
+                wrong = f"two stages overlap: both begin at step {step:,}; leave out one of them, or name a mixture"
+            elif step < before:
+                wrong = f"step {step:,} comes after {before:,}: one stage follows another; order them by their steps"
+            elif name == last:
+                wrong = f"{name!r} follows itself (the first stage is {first}); leave out one of the two"
+        if stages and self.num_epochs is not None:
+            wrong = f"DataConfig.num_epochs {self.num_epochs}: stages end at steps; give RunConfig.train_steps instead"
+        require(not wrong, "DataConfig.stages", f"is {stages!r}, and {wrong}.")
 
     @property
     def of_stages(self) -> dict[int, DataConfig]:

@@ -12,7 +12,7 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from limba.config.secrets import without_credentials
 
@@ -35,7 +35,7 @@ class Open(NamedTuple):
 
 
 # What makes an input right: (field, value), or a line that a front end shows as it is.
-Fix = tuple[str, Any] | str
+Fix = tuple[str, object] | str
 ELSEWHERE = "name an address that answers, or look from a machine whose network reaches it"  # a fix
 
 
@@ -172,18 +172,10 @@ def require(condition: bool, field: str, sentence: str, fix: Fix | None = None, 
         raise ConfigError(field, sentence, fix, give)
 
 
-def positive(owner: object, *names: str) -> None:
-    """Raises ConfigError for a field that is not a whole number above 0."""
-    for name in names:
-        value = getattr(owner, name)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        require(whole, f"{type(owner).__name__}.{name}", f"is {value!r}", give="a whole number above 0")
-
-
-def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
-    """Raises ConfigError for a field that is not one of the choices."""
-    value, field, listed = getattr(owner, name), f"{type(owner).__name__}.{name}", f"one of {', '.join(choices)}"
-    require(value in choices, field, f"is {value!r}; choose {listed}.", (field, Open(listed)))
+def all_of(field: str, values: Iterable[str], choices: Iterable[str]) -> None:
+    """Raises ConfigError for a field of several values, one of which is none of the choices."""
+    for value in values:
+        require(value in choices, field, f"holds {value!r}; choose from {', '.join(choices)}.")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -23,10 +23,16 @@ WRITABLE = ("gs",)  # that checkpoints and logs can be kept at: tensorstore, lea
 
 
 class Limit(NamedTuple):
-    """What a number must be beside its type: a part of the type hints below, which `check` reads."""
+    """What a value must be beside its type: a part of a field's type hint, which `check` reads."""
 
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
     words: str
+    verb: str = "give"
+
+
+def choice(*names: str) -> Limit:
+    """Returns the limit of a text that is one of these names."""
+    return Limit(names.__contains__, f"one of {', '.join(names)}", "choose")
 
 
 PositiveInt = Annotated[int, Limit(lambda value: value > 0, "a whole number above 0")]
@@ -111,10 +117,10 @@ def check(owner: Any, of_64_bits: tuple[str, ...] = (), may_be_empty: tuple[str,
                 raise _wrong(owner, entry.name, value, f"a text that is not empty{advice}")
             if isinstance(leaf, str) and not _is_writable(leaf):
                 raise _wrong(owner, entry.name, value, "text in UTF-8, without NUL characters")
-        for limit in _limits(type(owner)).get(entry.name, ()):
-            if value is not None and not limit.holds(value):
-                or_none = ", or None" if fits(None, hint) else ""
-                raise _wrong(owner, entry.name, value, f"{limit.words}{or_none}")
+        for kind, limit in _limits(type(owner))[entry.name]:
+            if fits(value, kind) and not limit.holds(value):
+                or_none = ", or None" if fits(None, hint) and limit.verb == "give" else ""
+                raise _wrong(owner, entry.name, value, f"{limit.words}{or_none}", limit.verb)
 
 
 def check_address(path: str, name: str, known: tuple[str, ...] = ADDRESSES) -> None:
@@ -139,10 +145,11 @@ def check_local(path: str, name: str) -> None:
         raise InputError(f"{name} is {path}, and it can only be local; give a path of this machine.")
 
 
-def _wrong(owner: object, field: str, value: object, give: str) -> ConfigError:
+def _wrong(owner: object, field: str, value: object, give: str, verb: str = "give") -> ConfigError:
     text = without_credentials(repr(value))  # before the cut, after which a password may have no end
     text = text if len(text) <= 200 else f"{text[:200]}…"
-    return ConfigError(f"{type(owner).__name__}.{field}", f"is {text}", give=give)
+    field = f"{type(owner).__name__}.{field}"
+    return ConfigError(field, f"is {text}; {verb} {give}.", (field, Open(give)))
 
 
 @functools.cache
@@ -152,11 +159,12 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 @functools.cache
-def _limits(kind: type) -> Mapping[str, list[Limit]]:
+def _limits(kind: type) -> Mapping[str, list[tuple[type, Limit]]]:
+    """Returns the limits of each field, each with the type whose values it holds for: int of PositiveInt | None."""
     found = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        parts = (hint, *typing.get_args(hint))  # Share, or a part of Share | None
-        found[name] = [limit for part in parts for limit in getattr(part, "__metadata__", ())]
+        limited = [part for part in (hint, *typing.get_args(hint)) if hasattr(part, "__metadata__")]
+        found[name] = [(part.__origin__, limit) for part in limited for limit in part.__metadata__]
     return found
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from limba.config import kinds
-from limba.config.errors import largest_divisor, one_of, positive, require
-from limba.config.kinds import PositiveFloat, Share
+from limba.config.errors import all_of, largest_divisor, require
+from limba.config.kinds import Limit, NonNegativeInt, PositiveFloat, PositiveInt, Share, choice
 
 ACTIVATIONS = ("relu", "gelu", "silu", "linear")
-DTYPES = ("float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "einsum", "memory_efficient", "pallas")
-POSITIONS = ("relative", "rotary", "learned", "sinusoidal")
-PREFIX_ATTENTIONS = ("full", "causal")
-NORMS = ("rms", "layer")
 BIASED_PARTS = ("attention", "mlp", "logits")
-REMAT_POLICIES = ("none", "minimal", "full")
+Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 10000.0")]
 
 
 @dataclass(frozen=True)
@@ -32,66 +29,55 @@ class ModelConfig:
     (False, ('gelu', 'linear'))
     """
 
-    vocab_size: int  # rows of the embedding, on TPUs best a multiple of 128
-    emb_dim: int  # D: width of the model
-    num_heads: int  # H: attention heads
-    head_dim: int  # C: width of a head
-    mlp_dim: int  # F: width of the MLP
-    num_encoder_layers: int  # 0: a decoder-only language model
-    num_decoder_layers: int  # layers of the decoder, or of a language model
+    vocab_size: PositiveInt  # rows of the embedding, on TPUs best a multiple of 128
+    emb_dim: PositiveInt  # D: width of the model
+    num_heads: PositiveInt  # H: attention heads
+    head_dim: PositiveInt  # C: width of a head
+    mlp_dim: PositiveInt  # F: width of the MLP
+    num_encoder_layers: NonNegativeInt  # 0: a decoder-only language model
+    num_decoder_layers: PositiveInt  # layers of the decoder, or of a language model
     mlp_activations: tuple[str, ...] = ("gelu", "linear")  # one function, or two for a gated MLP
     logits_via_embedding: bool = False  # tied head; T5 1.0 scales its input by emb_dim^-1/2
     relative_bias_per_layer: bool = False  # umT5
-    num_relpos_buckets: int = 32  # buckets of T5's relative positions
-    relpos_max_distance: int = 128  # positions further apart share a bucket
-    positions: str = "relative"  # T5's bias; decoder-only: that (T5X's decoder_only), rotary, learned, sinusoidal
-    rotary_base: float = 10_000.0  # of rotary positions; larger for longer texts
-    max_length: int = 2048  # rows of learned positions
-    norm: str = "rms"  # or layer, with scale and bias
+    num_relpos_buckets: PositiveInt = 32  # buckets of T5's relative positions
+    relpos_max_distance: PositiveInt = 128  # positions further apart share a bucket
+    # T5's bias; decoder-only: that (T5X's decoder_only), rotary, learned, sinusoidal
+    positions: Annotated[str, choice("relative", "rotary", "learned", "sinusoidal")] = "relative"
+    rotary_base: Base = 10_000.0  # of rotary positions; larger for longer texts
+    max_length: PositiveInt = 2048  # rows of learned positions
+    norm: Annotated[str, choice("rms", "layer")] = "rms"  # or layer, with scale and bias
     biases: tuple[str, ...] = ()  # decoder-only: the parts that have one: attention, mlp, logits
-    num_kv_heads: int | None = None  # decoder-only: heads of keys and values, each for several queries; None: num_heads
-    prefix_attention: str = "full"  # decoder-only: how inputs before targets attend, in both directions or causal
+    # decoder-only: heads of keys and values, each for several queries; None: num_heads
+    num_kv_heads: PositiveInt | None = None
+    # decoder-only: how inputs before targets attend, in both directions or causal
+    prefix_attention: Annotated[str, choice("full", "causal")] = "full"
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
     # T4): the sum over layers is then float32, and the loss is scaled.
-    dtype: str = "bfloat16"
+    dtype: Annotated[str, choice("float32", "bfloat16", "float16")] = "bfloat16"
     scan_layers: bool = True  # compiles in a fraction of the time; False runs faster
-    remat: str = "none"  # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
-    attention: str = (
-        "auto"  # einsum, memory_efficient, pallas (TPU, GPU); the last two store no scores; auto: the fastest
-    )
+    # what the backward pass recomputes: none, minimal (all but matmuls and attention), full
+    remat: Annotated[str, choice("none", "minimal", "full")] = "none"
+    # einsum, memory_efficient, pallas (TPU, GPU); the last two store no scores; auto: the fastest
+    attention: Annotated[str, choice(*ATTENTIONS)] = "auto"
 
     def __post_init__(self) -> None:
         kinds.check(self)
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "biases", tuple(self.biases))
-        sizes = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "num_decoder_layers", "max_length")
-        encoder = () if self.is_decoder_only else ("num_encoder_layers",)
-        positive(self, *sizes, *encoder, "num_relpos_buckets", "relpos_max_distance")
         require(
             self.num_relpos_buckets >= 4 and self.relpos_max_distance > self.num_relpos_buckets // 2,
             "ModelConfig.num_relpos_buckets",
             f"is {self.num_relpos_buckets}, and ModelConfig.relpos_max_distance {self.relpos_max_distance};"
             " give at least 4 buckets, and a distance above half of them.",
         )
-        for activation in self.mlp_activations:
-            require(
-                activation in ACTIVATIONS,
-                "ModelConfig.mlp_activations",
-                f"holds {activation!r}; choose from {', '.join(ACTIVATIONS)}.",
-            )
+        all_of("ModelConfig.mlp_activations", self.mlp_activations, ACTIVATIONS)
         require(
             len(self.mlp_activations) in (1, 2),
             "ModelConfig.mlp_activations",
             f"has {len(self.mlp_activations)} entries; give one, or two for a gated MLP.",
         )
-        one_of(self, "dtype", DTYPES)
-        one_of(self, "remat", REMAT_POLICIES)
-        one_of(self, "attention", ATTENTIONS)
-        one_of(self, "positions", POSITIONS)
-        one_of(self, "prefix_attention", PREFIX_ATTENTIONS)
-        one_of(self, "norm", NORMS)
         self._check_decoder_only()
 
     def _check_decoder_only(self) -> None:
@@ -118,20 +104,13 @@ class ModelConfig:
             "is 'pallas', which is for encoder-decoders, and ModelConfig.num_encoder_layers is 0;"
             " choose auto, einsum or memory_efficient.",
         )
-        for part in self.biases:
-            require(
-                part in BIASED_PARTS,
-                "ModelConfig.biases",
-                f"holds {part!r}; choose from {', '.join(BIASED_PARTS)}.",
-            )
+        all_of("ModelConfig.biases", self.biases, BIASED_PARTS)
         require(
             not (self.logits_via_embedding and "logits" in self.biases),
             "ModelConfig.biases",
             "holds 'logits', and ModelConfig.logits_via_embedding is True; a tied head has no bias: remove one of"
             " them.",
         )
-        if self.num_kv_heads is not None:
-            positive(self, "num_kv_heads")
         require(
             self.num_heads % self.kv_heads == 0,
             "ModelConfig.num_heads",
@@ -142,11 +121,6 @@ class ModelConfig:
             self.positions != "rotary" or self.head_dim % 2 == 0,
             "ModelConfig.head_dim",
             f"is {self.head_dim}, and rotary positions rotate pairs; give an even number.",
-        )
-        require(
-            self.rotary_base > 1,
-            "ModelConfig.rotary_base",
-            f"is {self.rotary_base!r}; give a number above 1, such as 10000.0.",
         )
 
     @property

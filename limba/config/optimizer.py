@@ -6,18 +6,20 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from limba.config import kinds
-from limba.config.errors import ConfigError, one_of, require
+from limba.config.errors import ConfigError, all_of, require
 from limba.config.kinds import (
     ClosedShare,
+    Limit,
     NonNegativeFloat,
     NonNegativeInt,
     OpenShare,
     PositiveFloat,
     PositiveInt,
     Share,
+    choice,
 )
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from optax import GradientTransformation as Transformation
 
 LOGITS = ("auto", "whole", "chunked")
-NORMALIZERS = ("tokens", "all_tokens", "sequences")
-SCHEDULES = ("factors", "linear", "cosine", "warmup_stable_decay")
 BRANCH_SHAPES = ("linear", "1-sqrt", "cosine", "constant")
 SCHEDULE_FACTORS = (
     "constant",
@@ -46,59 +46,52 @@ class LossConfig:
 
     z_loss: NonNegativeFloat = 1e-4  # weight of the squared log of the softmax's normalizer
     label_smoothing: Share = 0.0  # share of probability given to the other tokens
-    logits: str = "auto"  # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
+    # whole, chunked (some rows at a time: slower, gigabytes less), auto: chunked above 2 GiB
+    logits: Annotated[str, choice(*LOGITS)] = "auto"
     # What the summed loss is divided by: tokens (real ones), all_tokens (padding too), sequences (each one's mean
     # counts the same), a number, or None (nothing, T5X's default).
-    normalize_by: str | float | None = "tokens"
+    normalize_by: Annotated[str, choice("tokens", "all_tokens", "sequences")] | PositiveFloat | None = "tokens"
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        if isinstance(self.normalize_by, str):
-            one_of(self, "normalize_by", NORMALIZERS)
-        require(
-            self.normalize_by is None or isinstance(self.normalize_by, str) or self.normalize_by > 0,
-            "LossConfig.normalize_by",
-            f"is {self.normalize_by!r}; give a number above 0, {', '.join(NORMALIZERS)}, or None.",
-        )
-        one_of(self, "logits", LOGITS)
 
 
 # No recipe comes near: T5X's highest is 1, Tensor2Tensor's learning_rate_constant 2 (arXiv:1706.03762 has 1 before
 # rsqrt(hidden size)), and a rate of 1,000 moves each weight by 1,000 of Adam's steps.
 MOST_RATE = 1_000
+LEAST_RATE = 1e-8  # of T5X's factors, its min_learning_rate
+USUAL_RATES = "0.5 to 2 for Adafactor with rsqrt_decay, 1e-5 to 0.02 for a constant rate and for AdamW"
+Rate = Annotated[
+    float,
+    Limit(lambda rate: 0 < rate <= MOST_RATE, f"a number above 0, at most {MOST_RATE:,} (usual: {USUAL_RATES})"),
+]
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """The learning rate over steps; `factors` is T5X's product of named factors."""
 
-    name: str = "factors"  # factors, linear, cosine or warmup_stable_decay
-    base_learning_rate: float = 1.0  # the factor 'constant', or the highest rate
+    name: Annotated[str, choice("factors", "linear", "cosine", "warmup_stable_decay")] = "factors"
+    base_learning_rate: Rate = 1.0  # the factor 'constant', or the highest rate
     factors: str = "constant * rsqrt_decay"  # product of T5X's factors
     warmup_steps: float = 10_000  # steps until the highest rate; below 1 a share of the run, such as 0.02
     # the last step of linear and cosine; the decay's length in warmup_stable_decay; below 1 a share of the run
     decay_steps: float | None = None
-    final_learning_rate: NonNegativeFloat = 0.0  # reached at the end by linear, cosine and warmup_stable_decay
+    # reached at the end by linear, cosine and warmup_stable_decay; no product of factors goes below it, or LEAST_RATE
+    final_learning_rate: NonNegativeFloat = 0.0
     decay_factor: NonNegativeFloat = 0.5  # T5X: of decay_every and linear_decay
     steps_per_decay: PositiveInt = 20_000  # T5X: of decay_every
     steps_per_cycle: PositiveInt = 100_000  # T5X: of cosine_decay
     step_offset: int = 0  # subtracted from the step
-    min_learning_rate: NonNegativeFloat = 1e-8  # T5X: no product of factors goes below it
     # Of a branch: from this step on the rate falls to 0, from what it is there.
     branch_step: NonNegativeInt | None = None
     branch_steps: PositiveInt | None = None  # the number of steps in which it falls
-    branch_shape: str = "1-sqrt"  # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
+    # how: linear, 1-sqrt or cosine; constant: the rate goes on as in the run before
+    branch_shape: Annotated[str, choice(*BRANCH_SHAPES)] = "1-sqrt"
     planned_steps: PositiveInt | None = None  # of the run that the rate before the branch goes by; None: this run's
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        one_of(self, "name", SCHEDULES)
-        require(
-            0 < self.base_learning_rate <= MOST_RATE,
-            "ScheduleConfig.base_learning_rate",
-            f"is {self.base_learning_rate!r}; give a number above 0, at most {MOST_RATE:,} (usual: 0.5 to 2 for"
-            " Adafactor with rsqrt_decay, 1e-5 to 0.02 for a constant rate and for AdamW).",
-        )
         for name in ("warmup_steps", "decay_steps"):
             value, least = getattr(self, name), "0" if name == "warmup_steps" else "1"
             require(
@@ -106,18 +99,12 @@ class ScheduleConfig:
                 f"ScheduleConfig.{name}",
                 f"is {value!r}; give a whole number of steps, {least} or more, or a share of the run between 0 and 1.",
             )
-        one_of(self, "branch_shape", BRANCH_SHAPES)
         require(
             (self.branch_step is None) == (self.branch_steps is None),
             "ScheduleConfig.branch_steps",
             f"is {self.branch_steps!r}, and ScheduleConfig.branch_step is {self.branch_step!r}; give both or none.",
         )
-        for factor in self.factor_names:
-            require(
-                factor in SCHEDULE_FACTORS,
-                "ScheduleConfig.factors",
-                f"holds {factor!r}; choose from {', '.join(SCHEDULE_FACTORS)}.",
-            )
+        all_of("ScheduleConfig.factors", self.factor_names, SCHEDULE_FACTORS)
 
     def in_steps(self, steps: int) -> ScheduleConfig:
         """Returns the same schedule for a run of so many steps, with numbers of steps in place of shares.
@@ -204,8 +191,8 @@ class OptimizerConfig:
 def fields_of(kind: type) -> dict[str, Any]:
     """Returns the type hint of each field of a configuration; of OptimizerConfig, with those of all rules.
 
-    >>> fields_of(OptimizerConfig)["muon_steps"]
-    <class 'int'>
+    >>> fields_of(OptimizerConfig)["muon_rms"]
+    <class 'float'>
     """
     rules = RULES.values() if kind is OptimizerConfig else ()
     return {name: hint for each in (kind, *rules) for name, hint in kinds.hints_of(each).items()}
@@ -236,6 +223,10 @@ class Parts(NamedTuple):
 
 # Rules. A configuration is read without jax, so they import it and optax in `build`.
 
+# Adafactor's two (section 10 of arXiv:1804.04235): added to squared gradients, and the smallest scale of a parameter,
+# which nanoT5's rule has too. No recipe has others.
+EPSILON, LEAST_SCALE = 1e-30, 1e-3
+
 
 @dataclass(frozen=True)
 class Factored(OptimizerConfig):
@@ -244,8 +235,6 @@ class Factored(OptimizerConfig):
     decay_rate: ClosedShare = 0.8  # of the second moment, which forgets the slower the later the step
     clipping_threshold: PositiveFloat | None = 1.0  # of an update's root mean square, per parameter and layer
     min_dim_size_to_factor: NonNegativeInt = 128  # smaller matrices keep a full second moment
-    epsilon1: NonNegativeFloat = 1e-30  # added to squared gradients
-    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
     step_offset: NonNegativeInt = 0  # T5X: at this step the moving averages start again, so that they forget quickly
 
     def factored(self) -> list[Transformation]:
@@ -255,7 +244,7 @@ class Factored(OptimizerConfig):
             decay_rate=self.decay_rate,
             step_offset=self.step_offset,
             min_dim_size_to_factor=self.min_dim_size_to_factor,
-            epsilon=self.epsilon1,
+            epsilon=EPSILON,
         )
         threshold = self.clipping_threshold
         return [rule] if threshold is None else [rule, optax.clip_by_block_rms(threshold)]
@@ -272,7 +261,7 @@ class Adafactor(Factored):
     def build(self, parts: Parts) -> list[Transformation]:
         import optax
 
-        scale = [parts.by_parameter_rms(self.epsilon2)] if self.multiply_by_parameter_scale else []
+        scale = [parts.by_parameter_rms(LEAST_SCALE)] if self.multiply_by_parameter_scale else []
         steps = [parts.per_layer(optax.chain(*self.factored(), *scale)), parts.rate]
         if self.momentum is not None:
             steps.append(optax.ema(self.momentum, debias=False, accumulator_dtype="float32"))
@@ -302,10 +291,9 @@ class AdamWRMS(AdamW):
     """AdamW whose steps are scaled by the parameter's root mean square (nanoT5, arXiv:2309.02373)."""
 
     name: str = "adamw_rms"
-    epsilon2: NonNegativeFloat = 1e-3  # smallest parameter scale
 
     def build(self, parts: Parts) -> list[Transformation]:
-        return [self.adam(), parts.per_layer(parts.by_parameter_rms(self.epsilon2)), *parts.decay_and_rate]
+        return [self.adam(), parts.per_layer(parts.by_parameter_rms(LEAST_SCALE)), *parts.decay_and_rate]
 
 
 @dataclass(frozen=True)
@@ -313,23 +301,19 @@ class Muon(Factored, AdamW):
     """Muon for the layers' matrices (`limba/training/updates/muon.py`), AdamW or Adafactor for all else."""
 
     name: str = "muon"
-    muon_others: str = "adamw"  # the rule of the other parameters; adafactor: without momentum, next to no state
+    # the rule of the other parameters; adafactor: without momentum, next to no state
+    muon_others: Annotated[str, choice("adamw", "adafactor")] = "adamw"
     muon_beta: Share = 0.95  # of the momentum (Nesterov's)
     muon_rms: PositiveFloat = 0.2  # RMS of a matrix's update, before the learning rate; Adam's is about as large
-    muon_steps: PositiveInt = 5  # Newton-Schulz iterations that make the momentum orthogonal
-    muon_dtype: str = "bfloat16"  # of these iterations; or float32
+    # of the Newton-Schulz iterations that make the momentum orthogonal
+    muon_dtype: Annotated[str, choice("bfloat16", "float32")] = "bfloat16"
     muon_by_parameter_scale: bool = False  # updates relative to the parameter's size, as with adamw_rms
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(self, "muon_dtype", ("bfloat16", "float32"))
-        one_of(self, "muon_others", ("adamw", "adafactor"))
 
     def build(self, parts: Parts) -> list[Transformation]:
         import optax
 
         others = self.adam() if self.muon_others == "adamw" else parts.per_layer(optax.chain(*self.factored()))
-        scale = [parts.per_layer(parts.by_parameter_rms(self.epsilon2))] if self.muon_by_parameter_scale else []
+        scale = [parts.per_layer(parts.by_parameter_rms(LEAST_SCALE))] if self.muon_by_parameter_scale else []
         return [parts.muon(self, others), *scale, *parts.decay_and_rate]
 
 
@@ -344,13 +328,12 @@ class AdEMAMix(AdamW):
     name: str = "ademamix"
     ademamix_alpha: NonNegativeFloat = 5.0  # weight of the slow average after the warm-up
     beta3: OpenShare = 0.9999  # of the slow average
-    ademamix_warmup_steps: PositiveInt | None = None  # over which alpha and beta3 rise; None: the whole run
 
     def build(self, parts: Parts) -> list[Transformation]:
         import jax.numpy as jnp
         import optax
 
-        over = self.ademamix_warmup_steps or parts.planned_steps
+        over = parts.planned_steps
         first, last = math.log(self.beta1 or 1e-8), math.log(self.beta3)
 
         def beta3(count: ArrayLike) -> Array:

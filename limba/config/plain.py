@@ -7,13 +7,12 @@ that began with it reads it here, and writes it as format 2 when it resumes.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from limba.config.errors import InputError, reason_of
+from limba.config.errors import InputError, nearest, reason_of
 from limba.config.kinds import fits, in_words
 from limba.config.model import ModelConfig
 from limba.config.optimizer import OptimizerConfig, fields_of, foreign_fields
@@ -22,7 +21,18 @@ from limba.config.secrets import without_credentials
 
 FILE = "config.json"
 FORMAT = 2
-GONE = {"DataConfig.segments": "vocabulary"}  # a field of format 1 -> its value in the runs that go on as they began
+RESUME = "which this version of Limba cannot do; resume the run with version 0.2"
+# A field of format 1 -> its value in the runs that go on as they began, and what is said of another value.
+GONE: dict[str, tuple[object, str]] = {
+    "DataConfig.segments": ("vocabulary", RESUME),
+    "GenerationConfig.banned_ids": ([], "which no search takes any more; remove it"),
+    "MeshConfig.memory_gib": (None, "which is a part of MeshConfig.auto now; remove it, and give the number there"),
+    "OptimizerConfig.ademamix_warmup_steps": (None, RESUME),
+    "OptimizerConfig.epsilon1": (1e-30, RESUME),
+    "OptimizerConfig.epsilon2": (1e-3, RESUME),
+    "OptimizerConfig.muon_steps": (5, RESUME),
+    "ScheduleConfig.min_learning_rate": (1e-8, "which is ScheduleConfig.final_learning_rate now; rename it"),
+}
 KINDS = {"run": RunConfig, "model": ModelConfig}
 
 
@@ -35,7 +45,7 @@ def to_text(config: RunConfig | ModelConfig) -> str:
     ['{', ' "format": 2,', ' "model": {', '  "vocab_size": 256,']
     """
     (kind,) = (kind for kind, owner in KINDS.items() if isinstance(config, owner))
-    return json.dumps({"format": FORMAT, kind: _plain(config)}, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
+    return json.dumps({"format": FORMAT, kind: as_data(config)}, indent=1, ensure_ascii=False, default=os.fspath) + "\n"
 
 
 def from_text(text: str, place: str) -> RunConfig | ModelConfig:
@@ -60,11 +70,11 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
     return _built(_upgraded(values, owner, place) if document["format"] < FORMAT else values, owner, place)
 
 
-def _upgraded(values: Any, owner: Any, place: str) -> Any:
+def _upgraded(values: object, owner: Any, place: str) -> object:
     """Returns the fields of a dataclass in format 1, which listed, and ignored, those of all optimizers, as today's."""
     if not isinstance(values, dict):
         return values
-    hints, kept = fields_of(owner), dict[str, Any]()
+    hints, kept = fields_of(owner), dict[str, object]()
     ignored = foreign_fields(values.get("name", owner.name), values) if owner is OptimizerConfig else ()
     for name, value in values.items():
         if name not in ignored and not is_gone(f"{owner.__name__}.{name}", value, place):
@@ -73,16 +83,15 @@ def _upgraded(values: Any, owner: Any, place: str) -> Any:
     return kept
 
 
-def is_gone(field: str, value: Any, place: str) -> bool:
+def is_gone(field: str, value: object, place: str) -> bool:
     """Returns whether version 0.2 had this field and the run goes on without it; InputError for another value.
 
     >>> is_gone("DataConfig.segments", "vocabulary", "config.json"), is_gone("DataConfig.seed", 1, "config.json")
     (True, False)
     """
-    if field in GONE and value != GONE[field]:
-        raise InputError(
-            f"{place}: {field} is {value!r}, which this version of Limba cannot do; resume the run with version 0.2."
-        )
+    kept, sentence = GONE.get(field, (None, ""))
+    if field in GONE and (list(value) if isinstance(value, tuple) else value) != kept:
+        raise InputError(f"{place}: {field} is {value!r}, {sentence}.")
     return field in GONE
 
 
@@ -103,28 +112,29 @@ def moved(run: RunConfig, directory: str) -> RunConfig:
     return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
-def _plain(value: Any) -> Any:
+def as_data(value: object) -> object:
+    """Returns a configuration, or a value of one, as JSON gives it back; addresses are without their credentials."""
     if dataclasses.is_dataclass(value):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+        return {entry.name: as_data(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: as_data(item) for key, item in value.items()}
     if isinstance(value, str):
         return without_credentials(value)
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return [as_data(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> object:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _built(values: Any, owner: Any, place: str) -> Any:
+def _built(values: object, owner: Any, place: str) -> Any:
     """Returns the dataclass `owner` with these fields."""
     name, hints = owner.__name__, fields_of(owner)
     if not isinstance(values, dict):
         raise InputError(f"{place}: {name} is {values!r}; give its fields.")
     for unknown in sorted(set(values) - set(hints)):
-        near = difflib.get_close_matches(unknown, hints, n=1)
-        advice = f"did you mean {near[0]}?" if near else "remove it."
+        near = nearest(unknown, hints)
+        advice = f"did you mean {near}?" if near else "remove it."
         raise InputError(f"{place}: {name} has no field {unknown!r}; {advice}")
     for entry in dataclasses.fields(owner):
         has_default = (entry.default, entry.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)

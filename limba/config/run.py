@@ -9,22 +9,19 @@ import dataclasses
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from limba.config import kinds
 from limba.config.data import OBJECTIVES, DataConfig
-from limba.config.errors import largest_divisor, one_of, positive, require
+from limba.config.errors import largest_divisor, require
 from limba.config.generation import GenerationConfig
-from limba.config.kinds import NonNegativeInt, OpenShare, PositiveFloat, PositiveInt
+from limba.config.kinds import Limit, NonNegativeInt, OpenShare, PositiveFloat, PositiveInt, choice
 from limba.config.model import ModelConfig
 from limba.config.optimizer import LossConfig, OptimizerConfig
 
-VERIFIED = ("checksums", "sizes")
-GUARD_ACTIONS = ("off", "warn", "skip", "rewind")
 REPORTS = ("tensorboard", "wandb")
-REDUCTIONS = ("auto", "float32", "bfloat16")
-HUB_STRATEGIES = ("end", "every_save")
-RANDOM_BITS = ("threefry2x32", "rbg", "unsafe_rbg")
+GROUPS = "a whole number above 0, or -1 for all devices that the other axes leave"
+Groups = Annotated[int, Limit(lambda groups: groups == -1 or groups > 0, GROUPS)]
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 NAME_ON_HUB = re.compile(r"[\w.+-]+(/[\w.-]+)?")
 
@@ -37,12 +34,13 @@ class MeshConfig:
     (4, 2, 1)
     """
 
-    data: int = -1  # groups of devices with their own rows; -1: all that are left
+    data: Groups = -1  # groups of devices with their own rows; -1: all that are left
     fsdp: PositiveInt = 1  # devices that share parameters, and have their own rows
     model: PositiveInt = 1  # devices that share each matrix product
     shard_update: bool = True  # pure data parallelism: shard optimizer state and update across devices (ZeRO-style)
-    auto: bool = False  # the smallest fsdp, then model, whose compiled step fits the devices' memory
-    memory_gib: float | None = None  # memory per device, for auto; None: 95 % of the limit that the devices report
+    # True: the smallest fsdp, then model, whose compiled step fits in 95 % of the memory that the devices report; a
+    # number: in so many GiB per device
+    auto: bool | PositiveFloat = False
 
     def __post_init__(self) -> None:
         kinds.check(self)
@@ -53,16 +51,11 @@ class MeshConfig:
             f" {self.model}; remove these, or set MeshConfig.auto to False.",
             ("MeshConfig.auto", False),
         )
-        require(
-            self.memory_gib is None or (self.auto and self.memory_gib > 0),
-            "MeshConfig.memory_gib",
-            f"is {self.memory_gib!r}; give a number above 0, and set MeshConfig.auto, which it is for.",
-        )
-        require(
-            self.data == -1 or self.data > 0,
-            "MeshConfig.data",
-            f"is {self.data!r}; give a whole number above 0, or -1 for all devices that the other axes leave.",
-        )
+
+    @property
+    def memory_gib(self) -> float | None:
+        """The memory per device that `auto` names; None: what the devices report."""
+        return None if isinstance(self.auto, bool) else self.auto
 
     def sizes(self, num_devices: int) -> tuple[int, int, int]:
         """Returns (data, fsdp, model) for this number of devices; ConfigError if they do not divide."""
@@ -81,24 +74,20 @@ class MeshConfig:
 class CheckpointConfig:
     """When the state and the data position are saved, and how many are kept."""
 
-    every_steps: int | Literal["epoch"] = 10_000  # or at the end of each epoch
+    every_steps: PositiveInt | Literal["epoch"] = 10_000  # or at the end of each epoch
     keep: PositiveInt | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
-    best_mode: str = "max"  # or min
+    best_mode: Annotated[str, choice("max", "min")] = "max"
     # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
     # names and sizes, which finds files that are missing or cut, and not a changed byte.
-    verify: str = "checksums"  # or sizes
+    verify: Annotated[str, choice("checksums", "sizes")] = "checksums"
     fallback_dir: str | None = None  # where a checkpoint is saved if model_dir cannot be written any more
     save_timeout_seconds: PositiveFloat = 1800.0  # of one save, with all its attempts; also of one restore
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        if self.every_steps != "epoch":
-            positive(self, "every_steps")
-        one_of(self, "verify", VERIFIED)
         if self.fallback_dir is not None:
             kinds.check_address(self.fallback_dir, "CheckpointConfig.fallback_dir", kinds.WRITABLE)
-        one_of(self, "best_mode", ("max", "min"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +97,7 @@ class EvaluationConfig:
     Tasks with metrics can also evaluate generated text; language models can generate samples.
     """
 
-    every_steps: int | Literal["epoch"] = 1_000  # or at the end of each epoch
+    every_steps: PositiveInt | Literal["epoch"] = 1_000  # or at the end of each epoch
     num_batches: PositiveInt | None = 20  # maximum number of validation batches; None: the whole split
     batch_size: PositiveInt | None = None  # rows of a validation batch; None: DataConfig.batch_size
     num_examples: NonNegativeInt = 0  # validation examples to generate text for, for the task's metrics; 0: none
@@ -126,8 +115,6 @@ class EvaluationConfig:
         object.__setattr__(self, "prompts", (self.prompts,) if isinstance(self.prompts, str) else self.prompts)
         kinds.check(self)
         object.__setattr__(self, "prompts", tuple(self.prompts))
-        if self.every_steps != "epoch":
-            positive(self, "every_steps")
 
 
 @dataclass(frozen=True)
@@ -139,14 +126,13 @@ class GuardConfig:
     finite ends the run. What is dropped or passed over is written to model_dir/skipped_batches.jsonl.
     """
 
-    action: str = "warn"  # one of GUARD_ACTIONS
+    action: Annotated[str, choice("off", "warn", "skip", "rewind")] = "warn"
     window: PositiveInt = 200  # recent steps that a step is compared with
     threshold: PositiveFloat = 8.0  # of the robust z-score: distance from the median, in 1.4826 x its MAD
     batches_around: NonNegativeInt = 1  # 'rewind' also passes over this many batches before and after
 
     def __post_init__(self) -> None:
         kinds.check(self)
-        one_of(self, "action", GUARD_ACTIONS)
 
 
 @dataclass(frozen=True)
@@ -211,13 +197,15 @@ class RunConfig:
     card: CardConfig = field(default_factory=CardConfig)  # of every folder that is exported
     hub_model_id: str | None = None  # model of the hub, user/name, that gets the model too; needs a token
     hub_private: bool = False  # of a model that the hub does not have yet
-    hub_strategy: str = "end"  # when: at the run's end, or also every_save
+    hub_strategy: Annotated[str, choice("end", "every_save")] = "end"  # when: at the run's end, or also every_save
     reset_step: bool = False  # start at step 0 with a new optimizer state; read only the parameters
     num_microbatches: PositiveInt = 1  # parts of a batch, computed one after the other to save memory
-    gradient_reduce_dtype: str = "auto"  # or float32, bfloat16: in which devices sum gradients; see training/step.py
+    # in which devices sum gradients; see training/step.py
+    gradient_reduce_dtype: Annotated[str, choice("auto", "float32", "bfloat16")] = "auto"
     log_every_steps: PositiveInt = 100  # steps between two lines of the log
     random_seed: int = 0  # of initial values and dropout
-    random_bits: str = "threefry2x32"  # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
+    # dropout's generator; rbg and unsafe_rbg are faster on a TPU, with other numbers
+    random_bits: Annotated[str, choice("threefry2x32", "rbg", "unsafe_rbg")] = "threefry2x32"
     step_timeout_seconds: PositiveFloat | None = 3600.0  # a step that takes longer ends the process; None: no limit
     host_timeout_seconds: PositiveFloat = 30.0  # after which a process that gives no sign of life counts as dead
     report_to: str = "tensorboard"  # who else gets metrics.jsonl's figures: tensorboard, wandb, both with a comma, none
@@ -225,9 +213,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         kinds.check(self, of_64_bits=("random_seed",))
-        one_of(self, "random_bits", RANDOM_BITS)
-        one_of(self, "hub_strategy", HUB_STRATEGIES)
-        one_of(self, "gradient_reduce_dtype", REDUCTIONS)
         kinds.check_address(self.model_dir, "RunConfig.model_dir", kinds.WRITABLE)
         if "://" not in self.model_dir:
             object.__setattr__(self, "model_dir", os.path.abspath(os.path.expanduser(self.model_dir)))

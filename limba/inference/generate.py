@@ -157,7 +157,7 @@ class Writer:
         check_rows(self.mesh, self.num_rows)
         self._continues, self._eos_id = self.network.config.is_decoder_only, int(self.vocabulary.eos_id or EOS)
         self._sharding = batch_sharding(self.mesh)
-        banned = [*self.config.banned_ids, *([START] if self._continues else [])]
+        banned = [START] if self._continues else []
         if self.config.ban_sentinels:
             banned += sentinel_ids(self.vocabulary, num_sentinels(self.vocabulary))
             banned += [] if self._continues else sorted(getattr(self.vocabulary, "special_ids", ()))

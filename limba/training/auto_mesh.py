@@ -38,7 +38,7 @@ def choose(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]]) -> 
 
     The choice is saved in model_dir/mesh.json, and reused while the devices and the step are the same.
     `feature_shapes` are those of a global batch. Raises InputError if no mesh fits, or if the devices report no
-    memory limit and `MeshConfig.memory_gib` is not set.
+    memory limit and `MeshConfig.auto` names none.
     """
     limit = _limit(config.mesh)
     about = _about(config, feature_shapes, limit)
@@ -161,8 +161,8 @@ def _limit(mesh: MeshConfig) -> int:
     if not limit:
         raise InputError(
             f"MeshConfig.auto needs the devices' memory, and a {jax.devices()[0].device_kind} reports no limit; set"
-            " MeshConfig.memory_gib.",
-            fix=("MeshConfig.memory_gib", Open("the memory of a device")),
+            " MeshConfig.auto to the GiB of one.",
+            fix=("MeshConfig.auto", Open("the GiB of a device")),
         )
     return limit
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from limba.config import ScheduleConfig
+from limba.config.optimizer import LEAST_RATE
 
 
 def make_schedule(config: ScheduleConfig, train_steps: int | None) -> optax.Schedule:
@@ -82,4 +83,4 @@ def _factors(config: ScheduleConfig, step: jax.Array) -> jax.Array:
     rate = jnp.float32(1.0)
     for name in config.factor_names:
         rate = rate * values[name]()
-    return jnp.maximum(rate, config.min_learning_rate).astype(jnp.float32)
+    return jnp.maximum(rate, config.final_learning_rate or LEAST_RATE).astype(jnp.float32)

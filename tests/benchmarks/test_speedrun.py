@@ -50,7 +50,7 @@ def test_the_dial_gives_two_sizes(depth: int, least: float, most: float) -> None
         ("--recipe=adafactor --corpus=/nope --set=beta=1", "--set=beta=1 names no field; did you mean beta"),
         ("--recipe=adafactor --corpus=/nope --set=warmup=x", "--set=warmup=x gives no number"),
         ("--recipe=muon_wsd --corpus=/nope --set=decay=0.99", "give shares of the steps, together at most 1"),
-        ("--recipe=muon_wsd --corpus=/nope --set=muon_steps=0", "OptimizerConfig.muon_steps is 0"),
+        ("--recipe=muon_wsd --corpus=/nope --set=muon_rms=0", "OptimizerConfig.muon_rms is 0"),
         ("search --recipe=adafactor --corpus=/nope --budget=0", "--budget is 0"),
         ("search --recipe=muon_wsd,adamw_wsd --corpus=/nope --set=beta2=0.9", "and --recipe names 2"),
         ("serch", "serch is none of search, table, corpus; did you mean search?"),

@@ -65,10 +65,7 @@ ARGUMENTS = {
         [*PRETRAIN, "--gin.config.MeshConfig.auto=True", "--gin.config.MeshConfig.fsdp=4"],
         ["MeshConfig.auto", "fsdp 4", "remove these"],
     ),
-    "memory without auto": (
-        [*PRETRAIN, "--gin.config.MeshConfig.memory_gib=16"],
-        ["MeshConfig.memory_gib", "MeshConfig.auto"],
-    ),
+    "memory of no device": ([*PRETRAIN, "--gin.config.MeshConfig.auto=-1"], ["MeshConfig.auto", "above 0"]),
     "unknown random bits": (
         [*PRETRAIN, "--gin.config.RunConfig.random_bits=mersenne"],
         ["RunConfig.random_bits", "unsafe_rbg"],

@@ -91,15 +91,12 @@ def test_a_name_without_a_rule_is_refused(name: Any) -> None:
         ("adafactor", {"momentum": 1.0}, "momentum is 1.0; give a number from 0 to below 1, or None."),
         ("adafactor", {"step_offset": -1}, "step_offset is -1; give 0 or more."),
         ("adafactor", {"min_dim_size_to_factor": 0.5}, "min_dim_size_to_factor is 0.5; give a whole number."),
-        ("adamw_rms", {"epsilon2": -1.0}, "epsilon2 is -1.0; give 0 or more."),
         ("adamw", {"beta2": 1}, "beta2 is 1; give a number from 0 to below 1."),
         ("adamw", {"beta1": None}, "beta1 is None; give a number."),
         ("adamw", {"epsilon": -1.0}, "epsilon is -1.0; give 0 or more."),
-        ("muon", {"muon_steps": 0}, "muon_steps is 0; give a whole number above 0."),
         ("muon", {"muon_rms": 0}, "muon_rms is 0; give a number above 0."),
         ("muon", {"muon_others": "adam"}, "muon_others is 'adam'; choose one of adamw, adafactor."),
         ("ademamix", {"beta3": 1.0}, "beta3 is 1.0; give a number above 0 and below 1."),
-        ("ademamix", {"ademamix_warmup_steps": 0}, "ademamix_warmup_steps is 0; give a whole number above 0, or None."),
         ("adamw", {"weight_decay": -0.1}, "weight_decay is -0.1; give 0 or more."),
         ("adamw", {"clip_global_norm": 0}, "clip_global_norm is 0; give a number above 0, or None."),
     ],
@@ -151,8 +148,8 @@ def test_the_name_decides_which_fields_of_config_json_count(change: dict[str, st
 def test_config_gin_of_an_earlier_run_means_what_it_meant() -> None:
     text = (EARLIER / "config.gin").read_text()
     assert "muon_beta = 0.5" in text
-    assert read_own(text, "/runs/old/config.gin", (), ()).optimizer == earlier_optimizer()
-    changed = read_own(text, "/runs/old/config.gin", ["config.OptimizerConfig.name=muon"], ()).optimizer
+    assert read_own(text, "/runs/old/config.gin", (), ()).config.optimizer == earlier_optimizer()
+    changed = read_own(text, "/runs/old/config.gin", ["config.OptimizerConfig.name=muon"], ()).config.optimizer
     assert changed == dataclasses.replace(OptimizerConfig("muon"), **{
         "schedule": earlier_optimizer().schedule, "weight_decay": 0.1, "muon_beta": 0.5, "beta2": 0.98, "epsilon": 1e-9,
     })  # fmt: skip

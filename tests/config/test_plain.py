@@ -34,7 +34,7 @@ CONFIGS = {
         ),
         evaluation=EvaluationConfig(num_batches=None, patience=2),
         checkpoint=CheckpointConfig(keep=None, best_metric="loss", best_mode="min"),
-        generation=GenerationConfig(num_beams=4, num_samples=2, early_stopping="never", banned_ids=(5, 6)),
+        generation=GenerationConfig(num_beams=4, num_samples=2, early_stopping="never"),
     ),
     "language model": RunConfig(
         model=tiny.language_model(biases=("attention", "mlp")),
@@ -42,7 +42,7 @@ CONFIGS = {
         model_dir="gs://bucket/run",
         train_steps=10,
         evaluation=EvaluationConfig(prompts="Once", sampling=GenerationConfig(sample=True, top_k=5, top_p=0.9)),
-        mesh=MeshConfig(auto=True, memory_gib=15.75),
+        mesh=MeshConfig(auto=15.75),
     ),
     "model": tiny.MODEL,
     "columns": RunConfig(

@@ -280,10 +280,10 @@ def test_draws_follow_the_probabilities_and_the_input_alone():
         ({"sample": True, "top_p": 1.5}, "top_p"),
         ({"early_stopping": "always"}, "early_stopping"),
         ({"sample": True, "temperature": -1}, "temperature"),
-        ({"temperature": math.nan}, "give a number above 0, or 0 for greedy"),
+        ({"temperature": -1.0}, "give a number above 0, or 0 for greedy"),
+        ({"temperature": math.nan}, "give a finite number"),
         ({"temperature": 0, "num_samples": 3}, "more than GenerationConfig.num_beams 1; raise that, or sample"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"banned_ids": (-1,)}, "banned_ids"),
     ],
 )
 def test_choices_that_cannot_work_are_named(choices, word):

@@ -47,7 +47,7 @@ def test_several_devices_exchange_and_a_mesh_is_chosen_in_two_compilations() -> 
     assert sum(alone["collective_bytes"].values()) > 0 and alone["mesh"] == [2, 1, 1]
     # The state of pure data parallelism fits half of what the step needs, so it is compiled, and passed over.
     gib = 0.9 * alone["live_bytes"] / 2**30
-    auto = dataclasses.replace(config, mesh=MeshConfig(auto=True, memory_gib=gib))
+    auto = dataclasses.replace(config, mesh=MeshConfig(auto=gib))
     section = compiler.compiled(auto, "cpu-2")
     assert section.data["num_compiled"] == 2 and section.data["mesh"] == [1, 2, 1]
     assert "was passed over" in section.lines[1].text
@@ -175,7 +175,7 @@ def test_a_tpu_s_mesh_is_chosen_by_the_memory_that_its_compiler_counts() -> None
     alone = compiler.compiled(config, "v4-8").data
     assert alone["reported_bytes"] <= alone["step_bytes"] < 0.9 * alone["live_bytes"]
     gib = (alone["step_bytes"] + alone["live_bytes"]) / 2 / 2**30
-    auto = dataclasses.replace(config, mesh=MeshConfig(auto=True, memory_gib=gib))
+    auto = dataclasses.replace(config, mesh=MeshConfig(auto=gib))
     chosen = compiler.compiled(auto, "v4-8").data
     assert chosen["mesh"] == [4, 1, 1] and chosen["num_compiled"] == 1
 

@@ -13,6 +13,7 @@ import tasks.demo  # registers the task
 import tasks.ro  # noqa: F401
 from limba.cli.gin import read_gin
 from limba.config import DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, plain
+from limba.config.optimizer import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
 from limba.tools.preflight import page
@@ -68,10 +69,11 @@ def test_a_schedule_that_does_not_fit_the_run(config: RunConfig, schedule: Sched
 
 
 def test_the_factors_of_the_linear_rate_end_where_it_says(config: RunConfig) -> None:
-    schedule = ScheduleConfig(factors="linear_decay", warmup_steps=10, decay_factor=0.01, min_learning_rate=0.0)
+    schedule = ScheduleConfig(factors="linear_decay", warmup_steps=10, decay_factor=0.01)
     run = dataclasses.replace(config, optimizer=OptimizerConfig(schedule=schedule))
     rates = PlannedRun(run).learning_rates([0, 10, 60, 109, 111])
-    assert rates[0] == 0 and rates[1] == 1 and rates[3] > 0 and rates[4] <= 0
+    least = float(np.float32(LEAST_RATE))
+    assert rates[0] == rates[4] == least and rates[1] == 1 and rates[3] > least
 
 
 def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> None:

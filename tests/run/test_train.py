@@ -145,7 +145,7 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_saved(
     mesh = make_mesh(MeshConfig(fsdp=2))
     state = abstract_state(Network(network, mesh), make_optimizer(config.optimizer, 1), mesh)
     halves = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    config = changed(config, mesh=MeshConfig(auto=True, shard_update=False, memory_gib=(halves + 1024) / 2**30))
+    config = changed(config, mesh=MeshConfig(auto=(halves + 1024) / 2**30, shard_update=False))
 
     with monkeypatch.context() as patch:
         patch.delattr(limba.run, "jit_train_step")  # what was compiled to find out is what runs
@@ -168,8 +168,8 @@ def test_the_smallest_sharding_that_fits_is_chosen_compiled_once_and_saved(
 
 def test_a_mesh_that_cannot_be_chosen_ends_with_a_sentence(config: RunConfig) -> None:
     with pytest.raises(InputError, match=r"No mesh of 8 devices fits .* ModelConfig.remat"):
-        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True, memory_gib=1e-6)), {})
-    with pytest.raises(InputError, match=r"reports no limit; set MeshConfig.memory_gib"):
+        auto_mesh.choose(changed(config, mesh=MeshConfig(auto=1e-6)), {})
+    with pytest.raises(InputError, match=r"reports no limit; set MeshConfig.auto to the GiB"):
         auto_mesh.choose(changed(config, mesh=MeshConfig(auto=True)), {})
     with pytest.raises(InputError, match="gradient_reduce_dtype is 'bfloat16'.* MeshConfig.fsdp is 2"):
         train(changed(config, gradient_reduce_dtype="bfloat16"))

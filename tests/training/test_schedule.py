@@ -34,7 +34,7 @@ def test_rates_of_thirty_steps_are_those_of_the_formula(factors: str, offset: in
     least = 1e-3
     config = ScheduleConfig(
         "factors", BASE, factors, WARMUP, decay_factor=DECAY, steps_per_decay=EVERY, steps_per_cycle=CYCLE,
-        step_offset=offset, min_learning_rate=least,
+        step_offset=offset, final_learning_rate=least,
     )  # fmt: skip
     steps = np.arange(30)
     moved = np.maximum(0.0, steps - offset)

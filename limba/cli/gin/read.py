@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+import pprint
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from limba.cli.gin.resolve import MODEL, RUN, Node, Tree
 from limba.cli.gin.statements import (
@@ -26,10 +27,13 @@ from limba.cli.gin.statements import (
     read_text,
     read_with_includes,
 )
-from limba.cli.gin.text import text_of
 from limba.config import InputError, ModelConfig, RunConfig
 from limba.config.errors import named
 from limba.data import task_modules
+
+HEADER = ("from __gin__ import dynamic_registration", "from limba import config")
+WIDTH, INDENT = 80, 4
+LINE = "# " + "=" * (WIDTH - 2)
 
 
 class GinRun(NamedTuple):
@@ -56,10 +60,7 @@ def read_run(
     are imported, and another one is an UntrustedModuleError. Raises InputError, one sentence in the user's names, for
     invalid input.
     """
-    source = read(files, overrides, search_paths)
-    if allowed is not None:
-        _check_imports(source, " and ".join(files), allowed)
-    return _checked_run(source, "--gin.", written_as)
+    return _checked_run(read(files, overrides, search_paths), " and ".join(files), allowed, written_as)
 
 
 def read_translated(
@@ -74,31 +75,22 @@ def read_translated(
     read_with_includes(source, text, place)
     for override in overrides:
         read_override(source, override, "--gin.")
-    if allowed is not None:
-        _check_imports(source, place, allowed)
-    return _checked_run(source, "--gin.", written_as)
+    return _checked_run(source, place, allowed, written_as)
 
 
-def read_own(text: str, file: str, overrides: Sequence[str], allowed: Sequence[str]) -> RunConfig:
-    """Returns the run that MODEL_DIR/config.gin describes, `file` with this text, with `NAME=VALUE` overrides.
-
-    The text is data: it includes no files, and imports only the modules of `allowed`, of Limba and of tasks/. Raises
-    UntrustedModuleError for others, and InputError as `read_run`.
-    """
-    return read_changed(text, file, overrides, allowed).config
-
-
-def read_changed(
+def read_own(
     text: str,
     file: str,
     overrides: Sequence[str],
     allowed: Sequence[str],
-    before: Mapping[str, Any] | None = None,
-    after: Mapping[str, Any] | None = None,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
 ) -> GinRun:
-    """As `read_own`, with fields that are set `before` the overrides, and `after` them; these cannot be overridden.
+    """Returns the run that MODEL_DIR/config.gin describes, `file` with this text, with `NAME=VALUE` overrides.
 
-    They are the fields of the run and of its schedule, by their names: "ScheduleConfig.decay_steps".
+    Fields of the run and of its schedule, by their names ("ScheduleConfig.decay_steps"), are set `before` the
+    overrides, and `after` them; these cannot be overridden. The text is data: it includes no files, and imports only
+    the modules of `allowed`, of Limba and of tasks/; UntrustedModuleError for others, InputError as `read_run`.
     """
     source = Source()
     read_text(source, text, file)
@@ -106,14 +98,14 @@ def read_changed(
     for override in overrides:
         read_override(source, override, "--gin.")
     _set_fields(source, after or {})
-    _check_imports(source, file, allowed, os.path.dirname(file))
+    directory = os.path.dirname(file)
+    _check_imports(source, file, allowed, directory)
     for module, place in source.modules:
         task_modules.check(module, f"{place} imports")
-    _check_imports(source, file, allowed, os.path.dirname(file))  # again: the folders of tasks/ are known now
-    return _checked_run(source, "--gin.")
+    return _checked_run(source, file, allowed, directory=directory)  # looks again: the folders of tasks/ are known now
 
 
-def _set_fields(source: Source, values: Mapping[str, Any]) -> None:
+def _set_fields(source: Source, values: Mapping[str, object]) -> None:
     """Adds bindings of fields of the run and of its schedule, in the scopes in which the run's objects are made."""
     if not values:
         return
@@ -133,7 +125,7 @@ def _set_fields(source: Source, values: Mapping[str, Any]) -> None:
         source.bindings.append(Binding(scopes[owner], owner, field, value, "a branch", ""))
 
 
-def read_gin(file: str | os.PathLike[str], **overrides: Any) -> RunConfig:
+def read_gin(file: str | os.PathLike[str], **overrides: object) -> RunConfig:
     """Returns the run that a gin file describes, with some of its names set to other values.
 
     A field without a macro is set by its full name: `**{"config.ModelConfig.emb_dim": 64}`. Imports the task modules
@@ -144,7 +136,7 @@ def read_gin(file: str | os.PathLike[str], **overrides: Any) -> RunConfig:
     (100, 32, 128)
     """
     values = [f"{name}={value!r}" for name, value in overrides.items()]
-    return _checked_run(read([os.fspath(file)], values, flag=""), "").config
+    return _checked_run(read([os.fspath(file)], values, flag=""), flag="").config
 
 
 def read_model(file: str, overrides: Sequence[str] = ()) -> ModelConfig:
@@ -167,7 +159,16 @@ def _check_imports(source: Source, place: str, allowed: Sequence[str], directory
     check_imports([module for module, _ in source.modules], place, allowed, directory)
 
 
-def _checked_run(source: Source, flag: str, written_as: Mapping[str, str] | None = None) -> GinRun:
+def _checked_run(
+    source: Source,
+    file: str = "",
+    allowed: Sequence[str] | None = None,
+    written_as: Mapping[str, str] | None = None,
+    directory: str | None = None,
+    flag: str = "--gin.",
+) -> GinRun:
+    if allowed is not None:
+        _check_imports(source, file, allowed, directory)
     for module, place in source.modules:
         task_modules.check(module, f"{place} imports")
     run = run_of(source, flag, written_as)
@@ -198,3 +199,37 @@ def model_of(source: Source) -> ModelConfig:
     tree.check(is_whole=False)
     with named(tree.names()):
         return tree.top.make()
+
+
+def text_of(tree: Tree, modules: Sequence[str]) -> str:
+    """Returns every value that the run uses, defaults included, in the form of gin's operative config.
+
+    Macros stay macros, so that `--gin.TRAIN_STEPS=…` also overrides this text. `modules` are imported. A
+    default that is an object, such as EvaluationConfig.sampling, is left out.
+    """
+    names = [module.rpartition(".") for module in modules]
+    imports = [f"from {package} import {name}" if package else f"import {name}" for package, _, name in names]
+    lines = [*HEADER, *dict.fromkeys(imports), "", "# Macros:", LINE]
+    lines += [_bound(name, tree.macros[name].value) for name in sorted(tree.macros, key=str.lower)]
+    for node in sorted(tree.nodes.values(), key=lambda node: (node.owner.lower(), node.scope.lower().split("/")[::-1])):
+        lines += ["", f"# Parameters for {_name(node)}:", LINE, *_parameters(node)]
+    return "\n".join(lines) + "\n"
+
+
+def _name(node: Node) -> str:
+    return f"{node.scope}{'/' if node.scope else ''}{node.owner}"
+
+
+def _parameters(node: Node) -> Iterator[str]:
+    for entry in sorted(dataclasses.fields(node.make()), key=lambda entry: entry.name):
+        if entry.name in node.bindings:
+            yield _bound(f"{_name(node)}.{entry.name}", node.bindings[entry.name].value)
+        elif entry.default is not dataclasses.MISSING:
+            yield _bound(f"{_name(node)}.{entry.name}", entry.default)
+
+
+def _bound(name: str, value: object) -> str:
+    text = pprint.pformat(value, width=WIDTH - INDENT)
+    if "\n" not in text and len(name + text) <= WIDTH:
+        return f"{name} = {text}"
+    return f"{name} = \\\n" + "\n".join(" " * INDENT + line for line in text.split("\n"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from limba import config, toolbox
 from limba.cli.gin.statements import REQUIRED, Binding, Macro, Reference, Source, leaves
-from limba.config import InputError, plain
+from limba.config import InputError, kinds
 from limba.config.errors import Open, did_you_mean, nearest
 from limba.config.optimizer import fields_of, foreign_fields
 
@@ -29,7 +29,7 @@ class Node:
     scope: str
     owner: str
     bindings: dict[str, Binding]  # field -> the binding that counts
-    values: dict[str, Any] = field(default_factory=dict)  # field -> its value; a Node for an object
+    values: dict[str, object] = field(default_factory=dict)  # field -> its value; a Node for an object
     places: dict[str, str] = field(default_factory=dict)  # field -> where the value is set
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Node:
         return CLASSES[self.owner](**{name: _made(value) for name, value in self.values.items()})
 
 
-def _made(value: Any) -> Any:
+def _made(value: object) -> object:
     if isinstance(value, Node):
         return value.make()
     if isinstance(value, Mapping):
@@ -91,7 +91,9 @@ class Tree:
             if node.bindings[name].is_own or not foreign_fields([default, *named][-1], [name]):
                 del node.bindings[name], node.values[name], node.places[name]
 
-    def _resolved(self, scope: str, value: Any, binding: Binding, inside: tuple[str, ...] = ()) -> tuple[Any, str]:
+    def _resolved(
+        self, scope: str, value: object, binding: Binding, inside: tuple[str, ...] = ()
+    ) -> tuple[object, str]:
         """Returns the value, and the place that sets it. `inside`: the macros on the way here."""
         if isinstance(value, Reference):
             return self._node(value.scope or scope, value.name), binding.place
@@ -102,7 +104,7 @@ class Tree:
             return {part(key): part(item) for key, item in value.items()}, binding.place
         return (type(value)(map(part, value)) if isinstance(value, list | tuple) else value), binding.place
 
-    def _value_of_macro(self, name: str, binding: Binding, inside: tuple[str, ...]) -> tuple[Any, str]:
+    def _value_of_macro(self, name: str, binding: Binding, inside: tuple[str, ...]) -> tuple[object, str]:
         if name in inside:
             raise InputError(f"{binding.place} defines {name} by itself; give it a value instead.")
         if name not in self.all_macros:
@@ -167,14 +169,14 @@ class Tree:
                 )
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: Any) -> bool:
     if dataclasses.is_dataclass(hint):
         return isinstance(value, Node) and CLASSES[value.owner] is hint
-    return plain.fits(value, hint)
+    return kinds.fits(value, hint)
 
 
 def _in_words(hint: Any) -> str:
-    return next((f"@{name}()" for name, value in CLASSES.items() if value is hint), None) or plain.in_words(hint)
+    return next((f"@{name}()" for name, value in CLASSES.items() if value is hint), None) or kinds.in_words(hint)
 
 
 def _check_class(name: str, place: str, field: str = "") -> None:

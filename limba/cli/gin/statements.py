@@ -12,7 +12,7 @@ import functools
 import io
 import os
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class Binding:
     scope: str
     owner: str
     field: str
-    value: Any
+    value: object
     place: str  # file and line, or flag
     comment: str  # its comment
     is_own: bool = False  # from a run's own config.gin
@@ -114,7 +114,7 @@ class _Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[object]:
     """Yields the values inside dictionaries, lists and tuples."""
     if isinstance(value, Mapping):
         for pair in value.items():
@@ -164,7 +164,7 @@ def _read_file(source: Source, name: str, search_paths: Sequence[Path], asked_by
     read_text(source, text, name, include)
 
 
-def read_text(source: Source, text: str, name: str, include: Any = None) -> None:
+def read_text(source: Source, text: str, name: str, include: Callable[..., None] | None = None) -> None:
     """Adds the statements of a gin file's text; `include(name, asked_by=place)` adds those of an included file."""
     source.size.add(text, name)
     for statement in _parsed(text + "\n", name):

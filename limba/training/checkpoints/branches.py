@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, InputError, RunConfig, ScheduleConfig, StorageError, plain
+from limba.config.optimizer import LEAST_RATE
 from limba.config.secrets import without_credentials
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
@@ -138,7 +139,7 @@ def schedule_of(original: RunConfig, branch: Branch) -> ScheduleConfig:
     unbranched = dataclasses.replace(before, branch_step=None, branch_steps=None)
     planned = before.planned_steps if is_branch else known_end(original)
     schedule = dataclasses.replace(unbranched, planned_steps=planned)
-    if not float(np.asarray(make_schedule(schedule, planned)(branch.step))) > before.min_learning_rate:
+    if not float(np.asarray(make_schedule(schedule, planned)(branch.step))) > LEAST_RATE:
         raise InputError(
             f"The learning rate of {branch.run} has already reached its end at step {branch.step}; branch from an"
             " earlier step."

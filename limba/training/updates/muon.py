@@ -22,6 +22,7 @@ from limba.config.optimizer import Muon
 from limba.sharding.mesh import named_leaves
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration (Jordan et al.)
+STEPS = 5  # iterations (Jordan et al.)
 EPSILON = 1e-20  # added to a matrix's norm: an update does not depend on the gradient's size, and 0 stays 0
 MOST_BYTES = 1 << 29  # of the matrices that a device makes orthogonal at one time
 
@@ -36,7 +37,7 @@ def matrices_by_muon(
     """
 
     def orthogonal(updates: PyTree, _: PyTree) -> PyTree:
-        found = orthogonalized_by_shares(named_leaves(updates), config.muon_steps, config.muon_dtype, shardings)
+        found = orthogonalized_by_shares(named_leaves(updates), STEPS, config.muon_dtype, shardings)
         return jax.tree.structure(updates).unflatten([sized(x, config.muon_rms) for x in found.values()])
 
     matrices = optax.chain(optax.trace(config.muon_beta, nesterov=True), optax.stateless(orthogonal))

@@ -20,7 +20,7 @@ import contextlib, io, json, logging, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from etils import epath
-from limba.cli import verify
+from limba.cli.status import verify
 from limba.training.checkpoints.directory import Checkpoints
 from tests.training.checkpoints import states
 run = epath.Path("gs://bucket/run")
@@ -32,7 +32,7 @@ logging.getLogger("limba").addHandler(Keeping())
 logging.getLogger("limba").propagate = False
 def verified():
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = verify.run([str(run)])
+        status = verify([str(run)])
     return [status, out.getvalue().splitlines()]
 def names(folder):
     return [name for child in folder.iterdir() for name in (names(child) if child.is_dir() else [child])]

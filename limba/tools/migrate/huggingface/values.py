@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from limba.config import InputError, plain
+from limba.config import InputError, kinds
 from limba.config.errors import did_you_mean, reason_of
 from limba.tools.migrate.huggingface.keys import (
     ABOVE_ZERO,
@@ -101,7 +101,7 @@ def checked(place: str, key: str, value: Any) -> Any:
     """
     kind = KINDS[key]
     value = _spelled(kind, value)
-    if not (isinstance(value, kind) if kind is list else plain.fits(value, kind)):
+    if not (isinstance(value, kind) if kind is list else kinds.fits(value, kind)):
         raise InputError(f"{place} gives {key} {value!r}; give {WORDS[kind]}.")
     if key in ABOVE_ZERO and value < 1:
         raise InputError(f"{place} gives {key} {value!r}; give a whole number above 0.")

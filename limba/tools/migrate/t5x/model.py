@@ -168,13 +168,15 @@ def translate_optimizer(t: Translation) -> None:
 
 def _adafactor(t: Translation) -> None:
     owner = "Adafactor"
-    fields = ("decay_rate", "clipping_threshold", "min_dim_size_to_factor", "epsilon1", "epsilon2")
+    fields = ("decay_rate", "clipping_threshold", "min_dim_size_to_factor")
     t.copy(owner, {name: _OPTIMIZER + name for name in fields}, {})
     if (threshold := t.settings.find(owner, "clipping_threshold", default=1.0)).value is None:
         t.bindings[f"{_OPTIMIZER}clipping_threshold"] = (None, threshold.origin)
     t.copy(owner, {"beta1": f"{_OPTIMIZER}momentum", "global_norm_clip_threshold": f"{_OPTIMIZER}clip_global_norm"}, {})
     t.copy(owner, {"weight_decay_rate": f"{_OPTIMIZER}weight_decay"}, {})
     t.copy(owner, {"step_offset": f"{_OPTIMIZER}step_offset"}, {"step_offset": 0})
+    t.must_be(owner, "epsilon1", [1e-30], "Limba's Adafactor has 1e-30, as all recipes; leave it out")
+    t.must_be(owner, "epsilon2", [1e-3], "Limba's Adafactor has 1e-3, as all recipes; leave it out")
     if not t.settings.find(owner, "factored", default=True).value:
         t.set(f"{_OPTIMIZER}min_dim_size_to_factor", t.settings.find(owner, "factored"), NO_FACTORING)
     scale = t.settings.find(owner, "multiply_by_parameter_scale", default=True)
@@ -193,6 +195,7 @@ def _adafactor(t: Translation) -> None:
 def _factors(t: Translation) -> None:
     """T5X's product of factors, which our schedule 'factors' is."""
     macros = {"factors": "LEARNING_RATE_FACTORS", "base_learning_rate": "LEARNING_RATE", "warmup_steps": "WARMUP_STEPS"}
+    macros["min_learning_rate"] = f"{_SCHEDULE}final_learning_rate"
     names = {name: macros.get(name, _SCHEDULE + name) for name in tables.SCHEDULE}
     rate = t.settings.find("Trainer", "learning_rate_fn")
     if rate.value is not None and class_of(rate.value) != "create_learning_rate_scheduler":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from limba.api import PlannedRun, RunData
 from limba.config import ConfigError, InputError, MeshConfig, RunConfig
@@ -15,7 +14,7 @@ from limba.tools.preflight.checks.verdict import Line
 from limba.tools.preflight.compiled import speed
 from limba.tools.preflight.compiled.memory import device_bytes, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import Topology
+from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 Shapes = Callable[[RunConfig], dict[str, tuple[int, int]]]
 MOST_MICROBATCHES = 64
@@ -35,7 +34,7 @@ class Change:
 
 def widest_data(mesh: MeshConfig) -> MeshConfig:
     """Returns pure data parallelism over all devices, for a mesh that does not divide them."""
-    return dataclasses.replace(mesh, data=-1, fsdp=1, model=1, auto=False, memory_gib=None)
+    return dataclasses.replace(mesh, data=-1, fsdp=1, model=1, auto=False)
 
 
 def tried(
@@ -43,9 +42,9 @@ def tried(
     wanted: Topology,
     shapes: Shapes,
     limit: float,
-    fits: Callable[[Mapping[str, Any]], bool],
+    fits: Callable[[Figures], bool],
     minutes: float | None,
-) -> tuple[list[Line], dict[str, Any]]:
+) -> tuple[list[Line], dict[str, object]]:
     """Returns the lines of what was compiled and what was not, and the same as figures.
 
     If the run does not fit, changes are added to each other until one fits. If it fits, each is compared with it alone.
@@ -53,9 +52,9 @@ def tried(
     """
     began, longest = time.monotonic(), 0.0
     lines: list[Line] = []
-    records: list[dict[str, Any]] = []
+    records: list[Figures] = []
 
-    def compile_one(change: Change) -> Mapping[str, Any] | None:
+    def compile_one(change: Change) -> Figures | None:
         nonlocal longest
         started = time.monotonic()
         if minutes is not None and started - began + longest > 60 * minutes:
@@ -74,7 +73,7 @@ def tried(
     for change in savings(config) if it_fits else ladder(config, own, wanted, limit):
         done = not it_fits and any(record.get("fits") for record in records)
         found = None if done else compile_one(change)
-        record: dict[str, Any] = {"fix": change.fixes, "name": change.name, "tried": found is not None}
+        record: dict[str, object] = {"fix": change.fixes, "name": change.name, "tried": found is not None}
         if found is not None and "failed" not in found:
             record |= {"fits": fits(found), "live_bytes": device_bytes(found), "seconds": found["seconds"]}
             record["time"] = (
@@ -93,7 +92,7 @@ def tried(
     return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "changes": records}
 
 
-def _line(change: Change, record: Mapping[str, Any], own: Mapping[str, Any], limit: float, run_fits: bool) -> Line:
+def _line(change: Change, record: Figures, own: Figures, limit: float, run_fits: bool) -> Line:
     size = f"{size_in_words(record['live_bytes'])} a device of {size_in_words(limit)}"
     before = f"{size_in_words(device_bytes(own))} before"
     verdict = "fits" if record["fits"] else "does not fit"
@@ -111,9 +110,7 @@ def _line(change: Change, record: Mapping[str, Any], own: Mapping[str, Any], lim
     return Line(level, f"{text}.", list(change.fixes) if helps else None)
 
 
-def _time_beside(
-    changed: RunConfig, config: RunConfig, found: Mapping[str, Any], own: Mapping[str, Any], wanted: Topology
-) -> float | None:
+def _time_beside(changed: RunConfig, config: RunConfig, found: Figures, own: Figures, wanted: Topology) -> float | None:
     """Returns the changed step's estimated time beside the run's; None on cards, whose compiler gives no time."""
     if wanted.platform == "gpu":
         return None
@@ -126,13 +123,13 @@ def _time_beside(
     return both[0] / both[1] if both[1] else None
 
 
-def ladder(config: RunConfig, own: Mapping[str, Any], wanted: Topology, limit: float) -> Iterator[Change]:
+def ladder(config: RunConfig, own: Figures, wanted: Topology, limit: float) -> Iterator[Change]:
     """Yields changes for a step that does not fit, each with those before it, from what costs least speed.
 
     Those that cannot suffice by the sizes of the state and of the step are left out.
     """
     state, live = own["state_bytes"], device_bytes(own)
-    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False, memory_gib=None))
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, auto=False))
     lines: tuple[Fix, ...] = ()
     for change in _exact_lengths(config):
         config, lines = change.config, change.fixes
