@@ -371,8 +371,6 @@ MANY_ARGUMENTS = {
     "limba/inference/load.py:write_folder": 9,
     "limba/tools/corpus/preparation/prepare.py:prepare": 9,
     "limba/tools/corpus/preparation/slurm.py:submit": 10,
-    "limba/tools/corpus/sizes.py:_reasons": 8,
-    "limba/tools/pages/page/charts.py:_both": 8,
 }
 MOST_ARGUMENTS = 7
 
@@ -416,7 +414,7 @@ def test_the_loop_is_short() -> None:
     assert len(flags) <= 4, flags
 
 
-MOST_ANY = 645  # lines of the product; the goal is 250
+MOST_ANY = 498  # lines of the product; the goal is 250
 
 
 def test_any_is_rare() -> None:
@@ -425,7 +423,7 @@ def test_any_is_rare() -> None:
     assert found <= MOST_ANY, f"{found} of at most {MOST_ANY}: give the types"
 
 
-MOST_FIELDS = 175  # of all configurations together, each rule's own once; the goal is 150
+MOST_FIELDS = 167  # of all configurations together, each rule's own once; the goal is 150
 CONFIGURATIONS = ("data", "model", "optimizer", "generation", "run")
 
 

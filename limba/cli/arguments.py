@@ -63,14 +63,16 @@ class Parser(argparse.ArgumentParser):
             add_help=add_help,
         )
         self._object = ""
-        self._takes_several = False
+        self._takes_several = self._needs_run = False
 
-    def add_object(self, name: str, metavar: str, about: str, takes_several: bool = False) -> None:
+    def add_object(
+        self, name: str, metavar: str, about: str, takes_several: bool = False, is_run: bool = False
+    ) -> None:
         """Adds the object of the command: its argument without a flag, or `--name=`. It is None if not given.
 
-        With `takes_several` it is a list.
+        With `takes_several` it is a list. With `is_run` it is a run, and has to be given.
         """
-        self._object, self._takes_several = name, takes_several
+        self._object, self._takes_several, self._needs_run = name, takes_several, is_run
         help_text = f"{about}; --{name}={metavar} means the same"
         self.add_argument("objects", nargs="*" if takes_several else "?", metavar=metavar, help=help_text)
         self.add_argument(f"--{name}", action="append", metavar=metavar, help=argparse.SUPPRESS)
@@ -97,6 +99,8 @@ class Parser(argparse.ArgumentParser):
             self._refuse(unknown[0])
         if self._object:
             self._take_object(given)
+        if self._needs_run and not getattr(given, self._object):
+            raise InputError(f"No run is given; write {self.prog} MODEL_DIR.")
         given.gin = gin
         return given
 

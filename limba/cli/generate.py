@@ -35,21 +35,26 @@ SCORE = """Computes the natural log likelihood of each target given its input, i
 A language model's input is a prompt; it may be empty, or left out of --fields."""
 STANDARD = ("-", "stdin")
 BATCHES_PER_WINDOW = 32  # lines of a window are sorted by length together, and lost if the command is stopped
-Judge = Callable[[list[dict[str, Any]], int], Iterator[tuple[int, dict[str, Any], str]]]
-# field of GenerationConfig -> its flag
+Record = dict[str, Any]  # of a line of input or output
+Judge = Callable[[list[Record], int], Iterator[tuple[int, Record, str]]]
+# field of GenerationConfig -> the type of its flag, and its help
 FLAGS = {
-    "max_tokens": "--max_tokens",
-    "num_beams": "--num_beams",
-    "length_penalty": "--length_penalty",
-    "temperature": "--temperature",
-    "top_k": "--top_k",
-    "top_p": "--top_p",
-    "num_samples": "--num",
-    "no_repeat_ngram_size": "--no_repeat_ngram_size",
-    "seed": "--seed",
-    "long_inputs": "--long_inputs",
+    "num_samples": (int, "number of texts for each input"),
+    "max_tokens": (int, "maximum number of tokens in each text; default: 128"),
+    "num_beams": (int, "number of beams; above 1: beam search, which draws nothing"),
+    "length_penalty": (float, "exponent p of a beam's score: log probability / length^p"),
+    "temperature": (float, "sampling temperature; 0: greedy"),
+    "top_k": (int, "sample from the k most likely tokens; 0: from all"),
+    "top_p": (float, "sample from the most likely tokens up to this probability"),
+    "no_repeat_ngram_size": (int, "generate no n-gram of this size twice; 0: no limit"),
+    "seed": (int, "sampling seed: the same seed gives the same texts"),
+    "long_inputs": (
+        str,
+        "inputs that are longer than a T5 reads: generate them in segments, cut at line and sentence ends, and join"
+        " these; cut them, with a warning; or refuse them. Default: what the task says, mostly cut",
+    ),
 }
-NAMES = {f"GenerationConfig.{field}": flag for field, flag in FLAGS.items()}
+NAMES = {f"GenerationConfig.{field}": f"--{field}" for field in FLAGS} | {"GenerationConfig.num_samples": "--num"}
 SAMPLED = GenerationConfig(sample=True, temperature=0.6, top_k=20, top_p=1.0)  # a language model's text
 
 
@@ -59,20 +64,9 @@ def _parser() -> Parser:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="a text, instead of --input; may be repeated")
     add_line_flags(parser, "`prediction`, `score`, and of a T5 `input_tokens`, `cut_tokens`, `segments`")
     parser.add_argument("--field", default="inputs", help="field of a .jsonl input that holds the text")
-    parser.add_argument("--num", type=int, dest="num_samples", help="number of texts for each input")
-    parser.add_argument("--max_tokens", type=int, help="maximum number of tokens in each text; default: 128")
-    parser.add_argument("--num_beams", type=int, help="number of beams; above 1: beam search, which draws nothing")
-    parser.add_argument("--length_penalty", type=float, help="exponent p of a beam's score: log probability / length^p")
-    parser.add_argument("--temperature", type=float, help="sampling temperature; 0: greedy")
-    parser.add_argument("--top_k", type=int, help="sample from the k most likely tokens; 0: from all")
-    parser.add_argument("--top_p", type=float, help="sample from the most likely tokens up to this probability")
-    parser.add_argument("--no_repeat_ngram_size", type=int, help="generate no n-gram of this size twice; 0: no limit")
-    parser.add_argument("--seed", type=int, help="sampling seed: the same seed gives the same texts")
-    parser.add_argument(
-        "--long_inputs", choices=LONG_INPUTS,
-        help="inputs that are longer than a T5 reads: generate them in segments, cut at line and sentence ends, and"
-        " join these; cut them, with a warning; or refuse them. Default: what the task says, mostly cut",
-    )  # fmt: skip
+    for name, (kind, about) in FLAGS.items():
+        choices = LONG_INPUTS if name == "long_inputs" else None
+        parser.add_argument(NAMES[f"GenerationConfig.{name}"], type=kind, dest=name, choices=choices, help=about)
     parser.add_argument("--keep_sentinels", action="store_true", help="allow <extra_id_0>, … in the text")
     return parser
 
@@ -102,7 +96,7 @@ def _check_together(given: argparse.Namespace) -> None:
     draws = [name for name in ("temperature", "top_k", "top_p") if getattr(given, name)]
     draws = [name for name in draws if (name, getattr(given, name)) != ("top_p", 1.0)]
     if draws and given.temperature != 0 and (given.num_beams or 1) > 1:
-        raise InputError(f"Both {FLAGS[draws[0]]} and --num_beams are given, and beams are not sampled; give one.")
+        raise InputError(f"Both --{draws[0]} and --num_beams are given, and beams are not sampled; give one.")
 
 
 @named(NAMES)
@@ -160,7 +154,7 @@ def _write_lines(given: argparse.Namespace, trained: TrainedModel, config: Gener
     if writer.choice == "refuse" and source not in STANDARD:
         check_all(writer, (record[given.field] for record in line_files.records(source, [given.field])), place)
 
-    def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
+    def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
         texts = [record[given.field] for record in records]
         for number, result in writer.results(texts, first, place, skips_blank=True):
             samples = result.samples
@@ -199,7 +193,7 @@ def score(argv: Sequence[str]) -> None:
             f"--fields is {given.fields}, and the model reads inputs too; give two names, such as inputs,targets."
         )
 
-    def judge(records: list[dict[str, Any]], first: int) -> Iterator[tuple[int, dict[str, Any], str]]:
+    def judge(records: list[Record], first: int) -> Iterator[tuple[int, Record, str]]:
         del first
         pairs = [(record[fields[0]] if len(fields) > 1 else "", record[fields[-1]]) for record in records]
         for place, found in enumerate(trained.score(pairs, num_rows)):
@@ -243,7 +237,7 @@ def process(
     given: argparse.Namespace,
     trained: TrainedModel,
     fields: Sequence[str],
-    more_about: Mapping[str, Any],
+    more_about: Mapping[str, object],
     num_rows: int,
     judge: Judge,
 ) -> None:

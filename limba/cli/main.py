@@ -25,7 +25,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "report": ("limba.tools.pages.report", "summarize runs, and show them on a page"),
     "skipped": ("limba.cli.skipped", "find the documents in the batches that a run has dropped"),
     "merge": ("limba.cli.merge", "average the checkpoints of a run"),
-    "verify": ("limba.cli.verify", "check the files of a run's checkpoints"),
+    "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from limba.cli import model
 from limba.cli.arguments import Parser
 from limba.config import InputError, environment
 from limba.config.errors import named
+
+if TYPE_CHECKING:
+    from etils import epath
 
 ABOUT = """Averages the parameters of the last checkpoints of a run, and writes the result as a new run directory that
 limba evaluate, convert and generate read, and INITIAL_CHECKPOINT_PATH too. Averaging checkpoints of a stable learning
@@ -32,7 +35,8 @@ FIELD = re.compile(r"^config\.RunConfig\.model_dir = (?!%).*(?:\n {4}.*)*$", re.
 def run(argv: Sequence[str]) -> None:
     """Merges the checkpoints that the flags name, and prints where the result is; raises InputError."""
     parser = Parser("merge", ABOUT)
-    parser.add_object("model", "MODEL_DIR", "a run directory, a path or gs://…; several: one checkpoint of each", True)
+    about = "a run directory, a path or gs://…; several: one checkpoint of each"
+    parser.add_object("model", "MODEL_DIR", about, takes_several=True, is_run=True)
     parser.add_argument("--last", type=int, metavar="K", help="how many of the newest checkpoints; default: all kept")
     parser.add_argument("--steps", help="the steps to average, such as 1000,2000, instead of --last")
     parser.add_argument("--weights", choices=("uniform", "ema", "wsm"), default="uniform", help="default: uniform")
@@ -47,8 +51,6 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("--output", metavar="DIR", help="a new run directory; default: MODEL_DIR-merge-STEP-WEIGHTS-K")
     model.add_import_flag(parser)
     given = parser.parse(argv)
-    if not given.model:
-        raise InputError("No run is given; write limba merge MODEL_DIR.")
     if given.steps is not None and not re.fullmatch(r"\d+(,\d+)*", given.steps):
         raise InputError(f"--steps is {given.steps}; give numbers with commas, such as 1000,2000.")
     with environment.quiet_imports(), named(NAMES):
@@ -64,7 +66,7 @@ def run(argv: Sequence[str]) -> None:
         print(merging.merge(parts, weighting, out, _text_in(parts[-1].source.directory, out)))
 
 
-def _text_in(directory: Any, out: str) -> dict[str, str]:
+def _text_in(directory: epath.Path, out: str) -> dict[str, str]:
     """Returns {"config.gin": the text of a run's, with `out` as its MODEL_DIR}; {} if the run has none."""
     from limba.cli.gin.statements import OWN_FILE
     from limba.storage.files import read_text, resolved

@@ -14,6 +14,8 @@ from limba.config import InputError, RunConfig, environment
 from limba.config.errors import named, reason_of
 
 if TYPE_CHECKING:
+    from etils import epath
+
     from limba.data.stream.stages import Stage
     from limba.inference.source import Source
 
@@ -22,20 +24,19 @@ as MODEL_DIR/skipped_batches.jsonl lists them. Reads the run's text again from i
 MODEL_DIR/skipped_documents.jsonl with their whole text, and prints a table: source, unit, row, beginning of the text.
 
     limba skipped MODEL_DIR"""
+Record = Mapping[str, Any]  # of a line of the two files
 SHOWN = 80  # characters of a document in the table
 
 
 def run(argv: Iterable[str]) -> None:
     """Writes and prints the documents of the run that the flags name; raises InputError."""
     parser = Parser("skipped", ABOUT)
-    parser.add_object("model", "MODEL_DIR", "a run directory")
+    parser.add_object("model", "MODEL_DIR", "a run directory", is_run=True)
     parser.add_argument(
         "--all_rows", action="store_true", help="the documents of all rows, not only of those that stood out"
     )
     add_import_flag(parser)
     given = parser.parse(list(argv))
-    if given.model is None:
-        raise InputError("No run is given; write limba skipped MODEL_DIR.")
     with environment.quiet_imports():
         from limba.inference import source
         from limba.storage.files import read_text, resolved, write_whole
@@ -58,7 +59,7 @@ def run(argv: Iterable[str]) -> None:
     print(f"{len(found)} document(s), with their whole text: {directory / DOCUMENTS}")
 
 
-def _documents(run_of: Source, entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[dict[str, Any]]:
+def _documents(run_of: Source, entries: Iterable[Record], all_rows: bool) -> Iterator[Record]:
     """Yields the lines of the file; the rows of a shard in a batch are found together, since each search reads it."""
     from limba.data.provenance import documents_of
 
@@ -132,7 +133,7 @@ def _check_ended(position: bytes, shard: int, stage: Stage) -> None:
             )
 
 
-def _last_positions(directory: Any) -> tuple[int, dict[int, bytes]]:
+def _last_positions(directory: epath.Path) -> tuple[int, dict[int, bytes]]:
     """Returns the newest checkpoint's step and data positions, by which a changed corpus is noticed."""
     from limba.formats import limba_checkpoint
 
@@ -150,7 +151,7 @@ def _last_positions(directory: Any) -> tuple[int, dict[int, bytes]]:
         ) from error
 
 
-def _table(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _table(documents: Iterable[Record]) -> Iterator[str]:
     """Yields a Markdown table; a document of several rows has one line."""
     yield from ("| batch | source | unit | row | text |", "| --- | --- | --- | --- | --- |")
     seen = set()
@@ -161,7 +162,7 @@ def _table(documents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield f"| {each['batch']} | {each['source']} | {each['unit']} | {each['document']} | {beginning} |"
 
 
-def _without_rows(entries: Iterable[Mapping[str, Any]], all_rows: bool) -> Iterator[str]:
+def _without_rows(entries: Iterable[Record], all_rows: bool) -> Iterator[str]:
     batches = [str(entry["batch"]) for entry in entries if not entry["rows"]]
     if batches and not all_rows:
         yield f"No row stood out in the batches {', '.join(batches)}; --all_rows finds the documents of all their rows."

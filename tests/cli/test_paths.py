@@ -48,7 +48,6 @@ FLAGS: dict[str, object] = {
     "tools/migrate/t5x/translate.py --gin_search_paths": ["convert-gin", "a.gin", "--gin_search_paths=gs://bucket/gin"],
     "tools/migrate/t5x/translate.py THEIRS.gin": ["convert-gin", "gs://bucket/a.gin"],
     "cli/skipped.py MODEL_DIR": BUCKET,
-    "cli/verify.py MODEL_DIR": BUCKET,
     "cli/branch.py --output": BUCKET,
     "cli/branch.py MODEL_DIR": BUCKET,
     "cli/convert.py --model": BUCKET,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import os
@@ -9,12 +10,16 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from limba.api import Parser
 from limba.config import InputError, environment, kinds
 from limba.config.errors import named
 from limba.tools.corpus import task_flags
+
+if TYPE_CHECKING:
+    from limba.api import UnitSource
+    from limba.tools.corpus.preparation.prepare import Prepared, Recipe, Settings
 
 ABOUT = """Writes the documents of a task, as text or ids, in shards of equal size that can be read in any order.
 
@@ -64,12 +69,12 @@ def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     _rename(arguments)
     _check_executor(arguments)
+    if arguments.scratch:
+        kinds.check_local(arguments.scratch, "--scratch")
+    data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
     if arguments.tfds and not (arguments.task or arguments.files):
         with environment.quiet_imports():
             from limba.tools.corpus.preparation.tfds import prepare_tfds
-        if arguments.scratch:
-            kinds.check_local(arguments.scratch, "--scratch")
-        data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         print(prepare_tfds(arguments.tfds, data_dir, arguments.scratch))
         return
     if arguments.tfds:
@@ -79,10 +84,7 @@ def run(argv: Sequence[str]) -> None:
             )
         with environment.quiet_imports():
             from limba.tools.corpus.preparation.tfds import describe, folder_of
-        data_dir = arguments.data_dir or os.environ.get("TFDS_DATA_DIR")
         arguments.output = folder_of(arguments.tfds, data_dir)
-    if arguments.scratch:
-        kinds.check_local(arguments.scratch, "--scratch")
     if arguments.scratch and os.path.exists(arguments.scratch) and not os.path.isdir(arguments.scratch):
         raise InputError(f"--scratch is {arguments.scratch}, which is not a folder; give a folder on a local disk.")
     if not arguments.output:
@@ -95,7 +97,6 @@ def run(argv: Sequence[str]) -> None:
     settings = prepare.Settings(
         arguments.split, arguments.num_shards, arguments.format, arguments.tokenize, arguments.seed
     )
-
     source = prepare.source_of(recipe)
     if arguments.tfds and prepare.columns_of(source, settings) != ("text",):
         raise InputError(
@@ -115,7 +116,7 @@ def run(argv: Sequence[str]) -> None:
     )
 
 
-def summary(output: str, found: Any) -> str:
+def summary(output: str, found: Prepared) -> str:
     """Returns what the folder holds: documents, tokens or bytes, shards."""
     size = f"{found.bytes:,} bytes of {' and '.join(found.columns)}"
     if tuple(found.columns) == ("tokens",):
@@ -123,12 +124,12 @@ def summary(output: str, found: Any) -> str:
     return f"{output}: {found.documents:,} documents, {size}, in {found.shards} shards"
 
 
-def print_summary(output: str, found: Any) -> None:
+def print_summary(output: str, found: Prepared) -> None:
     """Prints what the folder holds, as the last job of Slurm does."""
     print(f"{summary(output, found)}; finished", flush=True)
 
 
-def _check_executor(arguments: Any) -> None:
+def _check_executor(arguments: argparse.Namespace) -> None:
     """Raises InputError for flags of executors that do not go together."""
     executor = arguments.executor
     if executor not in (None, "local", "slurm"):
@@ -143,7 +144,7 @@ def _check_executor(arguments: Any) -> None:
         raise InputError("--tfds is made by this machine alone; leave out --executor, or give --output instead.")
 
 
-def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
+def _prepared(arguments: argparse.Namespace, recipe: Recipe, settings: Settings) -> Prepared | None:
     """Returns the summary; None if the work was only submitted to Slurm, and printed."""
     from limba.api import Progress
     from limba.tools.corpus.preparation import prepare
@@ -173,7 +174,7 @@ def _prepared(arguments: Any, recipe: Any, settings: Any) -> Any:
         )
         return None
 
-    def bar(what: str, total: int) -> Any:
+    def bar(what: str, total: int) -> Progress:
         return Progress(total, 0, unit={"reading": "part", "writing": "shard"}[what], what=what)
 
     return prepare.prepare(
@@ -202,7 +203,7 @@ def _sbatch_options(text: str) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _rename(arguments: Any) -> None:
+def _rename(arguments: argparse.Namespace) -> None:
     """Replaces a name of TFDS' community builder by what makes the same text today, and says so; or InputError.
 
     It ran the data set's script from the hub, which the library `datasets` does no longer.
@@ -224,7 +225,7 @@ def _rename(arguments: Any) -> None:
     )
 
 
-def _reading(arguments: Any, source: Any, settings: Any) -> str:
+def _reading(arguments: argparse.Namespace, source: UnitSource, settings: Settings) -> str:
     """Returns the flags of a run that reads the folder, and the command for the other split if that is missing."""
     from limba.tools.corpus.preparation import prepare
 
@@ -243,7 +244,7 @@ def _reading(arguments: Any, source: Any, settings: Any) -> str:
     return f"{flags}\nNext, prepare the {other} split: {command}"
 
 
-def _command(arguments: Any, **changes: object) -> str:
+def _command(arguments: argparse.Namespace, **changes: object) -> str:
     """Returns this command with these arguments, some of them changed."""
     given = {**vars(arguments), **changes}
     files = [_quoted(files)] if (files := given.pop("files")) else []

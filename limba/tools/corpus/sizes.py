@@ -154,7 +154,7 @@ def plan(found: Survey, machine: Hardware, days: float, size: str | None = None)
     shards = 1 << int(math.log2(max(1.0, min(most, found.documents / 8))))
     return Plan(
         name, parameters, ids, rows, inputs, batch, parts, math.gcd(shards, batch), steps, tokens, tokens / unique,
-        tokens / speed / 3600, _reasons(found, machine, days, bool(enough), parameters, tokens, unique, speed),
+        tokens / speed / 3600, _reasons(found, machine, days, bool(enough), parameters, tokens, speed),
     )  # fmt: skip
 
 
@@ -168,10 +168,9 @@ def _parts(rows: int, most: int) -> int:
 
 
 def _reasons(
-    found: Survey, machine: Hardware, days: float, is_enough: bool, parameters: int, tokens: float, unique: float,
-    speed: float,
-) -> tuple[str, ...]:  # fmt: skip
-    hours = tokens / speed / 3600
+    found: Survey, machine: Hardware, days: float, is_enough: bool, parameters: int, tokens: float, speed: float
+) -> tuple[str, ...]:
+    hours, (_, unique) = tokens / speed / 3600, num_tokens(found)
     lines = [
         f"Text: about {short(unique)} tokens, estimated from {found.letters:,} letters; 4 epochs of it are"
         f" {short(MOST_EPOCHS * unique)} (more is worth little: Muennighoff et al. 2023, arXiv:2305.16264).",

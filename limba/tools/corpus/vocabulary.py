@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from limba.api import Parser
 from limba.config import InputError, environment, launchers
 from limba.config.errors import named
 from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
+
+if TYPE_CHECKING:
+    import seqio
+
+    from limba.api import NewVocabulary
 
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
@@ -22,7 +28,7 @@ On several hosts (PROCESS_ID set, or started by srun or mpirun) host 0 trains, a
 SENTINELS = 100  # ids of T5's layout, among those of --size
 
 
-def _arguments(argv: Sequence[str]) -> Any:
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("vocabulary", ABOUT)
     task_flags.add_to(parser, vocabulary=False)
     group = parser.add_argument_group("the vocabulary")
@@ -60,7 +66,9 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     return update, lambda: bars[0].close() if bars else None
 
 
-def _sample(new: Any, arguments: Any, task: Any) -> tuple[Sequence[bytes], Sequence[bytes]]:
+def _sample(
+    new: NewVocabulary, arguments: argparse.Namespace, task: seqio.Task
+) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Returns documents to train on, and others for the report."""
     update, close = _progress()
     try:

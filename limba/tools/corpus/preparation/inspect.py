@@ -51,7 +51,8 @@ class Inspection:
         """Returns the inspection's figures as text by name."""
         counted, width = self.fertility, len(self.columns)
         tokens = self.document_tokens.reshape(-1, width)
-        commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in _commonest(counted))
+        letters = counted.letters_without_piece.most_common(10)
+        commonest = ", ".join(f"{_letter_name(letter)} {count:,}" for letter, count in letters)
         return {
             "sample": f"{len(tokens):,} documents, {counted.bytes:,} bytes, {counted.tokens:,} tokens",
             **{
@@ -180,10 +181,6 @@ def _spread(tokens: np.ndarray) -> str:
     return f"median {np.median(tokens):,.0f}, mean {tokens.mean():,.1f}, longest {tokens.max():,}"
 
 
-def _commonest(counted: Fertility) -> list[tuple[str, int]]:
-    return counted.letters_without_piece.most_common(10)
-
-
 def _letter_name(letter: str) -> str:
     shown = letter if letter.isprintable() and not unicodedata.combining(letter) else ""
     return f"{shown} U+{ord(letter):04X}".strip()
@@ -193,10 +190,8 @@ class _Painter:
     """Returns ids as coloured text: pieces in alternating colours; sentinels, unknown and single bytes in their own."""
 
     def __init__(self, vocabulary: seqio.Vocabulary, separator: str):
-        self._vocabulary, self._separator = (
-            vocabulary,
-            separator,
-        )  # between pieces, where colours do not show their ends
+        # The separator stands between pieces, where colours do not show their ends.
+        self._vocabulary, self._separator = vocabulary, separator
         pieces = PieceTable(vocabulary)
         self._first_sentinel, self._byte_ids = vocabulary.vocab_size - pieces.num_sentinels, pieces.is_byte
 

@@ -49,7 +49,7 @@ def random_spans_helper(
 
 def single_example_select_random_chunk(
     features: Example,
-    seed: Any,
+    seed: tf.Tensor | int,
     output_features: Features,
     max_length: int | None = None,
     feature_key: str = "targets",
@@ -68,7 +68,7 @@ def single_example_select_random_chunk(
         raise ValueError("select_random_chunk has neither max_length nor sequence_length; give one.")
     first, second = tf.unstack(tf.random.experimental.stateless_split(seed))
     count = tf.size(features[feature_key])
-    length: Any = max_length
+    length: tf.Tensor | int = max_length
     if min_length is not None:
         length = tf.random.stateless_uniform([], first, min_length, max_length, tf.int32)
     if uniform_random_start:
@@ -96,7 +96,7 @@ def _room(name: str, lengths: Mapping[str, int], features: Features) -> int:
     return lengths[name] - bool(features[name].add_eos)
 
 
-def _num_parts(count: tf.Tensor, length: Any) -> tf.Tensor:
+def _num_parts(count: tf.Tensor, length: tf.Tensor | int) -> tf.Tensor:
     return tf.cast(tf.math.ceil(tf.cast(count, tf.float32) / tf.cast(length, tf.float32)), tf.int32)
 
 
@@ -120,7 +120,7 @@ def select_random_chunk(
     sequence_length: Mapping[str, int] | None = None,
     uniform_random_start: bool = False,
     min_length: int | None = None,
-    **unused_kwargs: Any,
+    **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Applies `single_example_select_random_chunk` to each example that has tokens."""
     choices = (max_length, feature_key, additional_feature_keys, passthrough_feature_keys, sequence_length)
@@ -135,7 +135,7 @@ def select_random_chunk(
 
 
 def reduce_concat_tokens(
-    dataset: tf.data.Dataset, feature_key: str = "targets", batch_size: int = 128, **unused_kwargs: Any
+    dataset: tf.data.Dataset, feature_key: str = "targets", batch_size: int = 128, **unused_kwargs: object
 ) -> tf.data.Dataset:
     """Joins the tokens of `batch_size` documents in a row, without the id 0."""
 
@@ -153,7 +153,7 @@ def split_tokens(
     feature_key: str = "targets",
     additional_feature_keys: Sequence[str] | None = None,
     passthrough_feature_keys: Sequence[str] | None = None,
-    **unused_kwargs: Any,
+    **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Cuts each example into segments of `max_tokens_per_segment`, of which only the last may be shorter.
 
@@ -216,7 +216,7 @@ def concatenate_and_split_to_fixed_length(
     sequence_length: Mapping[str, int],
     output_features: Features,
     feature_key: str = "targets",
-    **unused_kwargs: Any,
+    **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Joins all examples' tokens and cuts them into pieces of the feature's length, less the end of sequence."""
     length = _room(feature_key, sequence_length, output_features)
@@ -227,7 +227,7 @@ def trim_tokens_at_front(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
     keys_to_trim: Sequence[str] | None = None,
-    **unused_kwargs: Any,
+    **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Keeps the last tokens of each feature: its length, less the end of sequence."""
     names = keys_to_trim or tuple(sequence_length)

@@ -18,17 +18,17 @@ import tensorflow as tf
 
 from limba.config import InputError
 
-Seeds = Sequence[Any]
+Seeds = Sequence[tf.Tensor]
 Example = Mapping[str, tf.Tensor]
 
 
-def iid_noise_mask(length: Any, noise_density: float, seeds: Seeds) -> tf.Tensor:
+def iid_noise_mask(length: tf.Tensor | int, noise_density: float, seeds: Seeds) -> tf.Tensor:
     """Returns a mask whose tokens are noise independently of each other."""
     return tf.random.stateless_uniform([length], seed=seeds[0]) < noise_density
 
 
 def regular_noise_mask(
-    length: Any, noise_density: float, seeds: Seeds, min_span_length: int = 1, max_span_length: int = 5
+    length: tf.Tensor | int, noise_density: float, seeds: Seeds, min_span_length: int = 1, max_span_length: int = 5
 ) -> tf.Tensor:
     """Returns a mask of spans of one random length, at equal distances from a random place on."""
     span = tf.random.stateless_uniform([], seeds[0], min_span_length, max_span_length + 1, tf.int32)
@@ -37,7 +37,7 @@ def regular_noise_mask(
     return (tf.range(length, dtype=tf.int32) + offset) % period < span
 
 
-def random_prefix_noise_mask(length: Any, noise_density: float, seeds: Seeds) -> tf.Tensor:
+def random_prefix_noise_mask(length: tf.Tensor | int, noise_density: float, seeds: Seeds) -> tf.Tensor:
     """Returns a mask of a prefix, whose length is random up to length - 1; for a density of 0.5 from 1 on."""
     if noise_density > 0.5:
         raise InputError(f"random_prefix_noise_mask has density {noise_density}; give 0.5 or less.")
@@ -49,7 +49,7 @@ def random_prefix_noise_mask(length: Any, noise_density: float, seeds: Seeds) ->
 
 
 def random_spans_noise_mask(
-    length: Any,
+    length: tf.Tensor | int,
     noise_density: float,
     seeds: Seeds,
     mean_noise_span_length: float = 3.0,
@@ -75,7 +75,7 @@ def random_spans_noise_mask(
     return tf.roll(is_noise, tf.random.stateless_uniform([1], seed, 0, padded, tf.int32)[0], axis=0)
 
 
-def _segments(items: tf.Tensor, count: tf.Tensor, seed: Any) -> tf.Tensor:
+def _segments(items: tf.Tensor, count: tf.Tensor, seed: tf.Tensor | int) -> tf.Tensor:
     """Returns `count` lengths above 0 that add up to `items`."""
     begins = tf.cast(tf.range(items - 1) < count - 1, tf.int32)
     number = tf.cumsum(tf.pad(seqio.stateless_shuffle(begins, seed), [[1, 0]]))
@@ -93,28 +93,28 @@ def _follows(mask: tf.Tensor) -> tf.Tensor:
 
 
 def noise_token_to_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Any
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
     """Replaces each noise token by the first sentinel."""
     return tf.where(noise_mask, tf.cast(sentinel_id(vocabulary), tokens.dtype), tokens)
 
 
 def noise_span_to_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Any
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
     """Replaces each span of noise by the first sentinel."""
     return noise_token_to_sentinel(tokens, noise_mask, vocabulary, seeds)[tf.logical_not(_follows(noise_mask))]
 
 
 def nonnoise_span_to_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Any
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
     """Replaces each span of text by the first sentinel."""
     return noise_span_to_sentinel(tokens, tf.logical_not(noise_mask), vocabulary, seeds)
 
 
 def noise_span_to_unique_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Any
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
     """Replaces each span of noise by a sentinel of its own, counted down from the vocabulary's last id."""
     follows = _follows(noise_mask)
@@ -124,18 +124,22 @@ def noise_span_to_unique_sentinel(
 
 
 def nonnoise_span_to_unique_sentinel(
-    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Any
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
 ) -> tf.Tensor:
     """Replaces each span of text by a sentinel of its own."""
     return noise_span_to_unique_sentinel(tokens, tf.logical_not(noise_mask), vocabulary, seeds)
 
 
-def drop_noise_tokens(tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: Any, seeds: Any) -> tf.Tensor:
+def drop_noise_tokens(
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
+) -> tf.Tensor:
     """Returns the text."""
     return tokens[tf.logical_not(noise_mask)]
 
 
-def drop_nonnoise_tokens(tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: Any, seeds: Any) -> tf.Tensor:
+def drop_nonnoise_tokens(
+    tokens: tf.Tensor, noise_mask: tf.Tensor, vocabulary: seqio.Vocabulary, seeds: Seeds
+) -> tf.Tensor:
     """Returns the noise."""
     return tokens[noise_mask]
 
@@ -167,7 +171,7 @@ def noise_token_to_random_token_or_sentinel(
 
 def single_example_denoise(
     features: Example,
-    seed: Any,
+    seed: tf.Tensor | int,
     *,
     output_features: Mapping[str, seqio.Feature],
     noise_density: float,
@@ -196,7 +200,7 @@ def single_example_denoise(
     return {input_feature_key: inputs, "targets": targets, **{name: features[name] for name in passed}}
 
 
-def _as_seed(seed: Any) -> Any:
+def _as_seed(seed: tf.Tensor | int) -> tf.Tensor:
     seed = tf.convert_to_tensor(seed)
     return seed if seed.dtype in (tf.int32, tf.int64) else tf.cast(seed, tf.int64)
 
@@ -210,7 +214,7 @@ def denoise(
     targets_fn: Callable[..., tf.Tensor] | None = None,
     passthrough_feature_keys: Sequence[str] | None = None,
     input_feature_key: str = "inputs",
-    **unused_kwargs: Any,
+    **unused_kwargs: object,
 ) -> tf.data.Dataset:
     """Applies `single_example_denoise` to each example, with a seed of its own."""
 

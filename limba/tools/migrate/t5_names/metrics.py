@@ -16,7 +16,7 @@ import numpy as np
 Figures = dict[str, float]
 
 
-def bleu(targets: Sequence[Any], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
+def bleu(targets: Sequence[object], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
     """Corpus BLEU; `targets` are texts, or lists of references as sacrebleu takes them."""
     import sacrebleu
 
@@ -52,7 +52,7 @@ def rouge(
     return rouge_mean(targets, predictions, score_keys, **kwargs)
 
 
-def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> Figures:
+def accuracy(targets: Sequence[object], predictions: Sequence[object]) -> Figures:
     """Share of predictions that equal their target.
 
     >>> accuracy([1, 2], [1, 3])
@@ -66,7 +66,7 @@ def sequence_accuracy(targets: Sequence[str], predictions: Sequence[str]) -> Fig
     return {"sequence_accuracy": _share_of_equals(targets, predictions)}
 
 
-def _share_of_equals(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
+def _share_of_equals(targets: Sequence[object], predictions: Sequence[object]) -> float:
     return 100 * float(np.mean([target == text for target, text in zip(targets, predictions, strict=True)]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def string_to_float(string: str, default: float = -1.0, **unused_kwargs: Any) -> float:
+def string_to_float(string: str, default: float = -1.0, **unused_kwargs: object) -> float:
     """Returns the number that a text is, else the default.
 
     >>> string_to_float("2.5"), string_to_float("many")
@@ -18,13 +18,13 @@ def string_to_float(string: str, default: float = -1.0, **unused_kwargs: Any) ->
         return default
 
 
-def lower_text(string: str, **unused_kwargs: Any) -> str:
+def lower_text(string: str, **unused_kwargs: object) -> str:
     """Returns the text in lower case."""
     return string.lower()
 
 
 def string_label_to_class_id(
-    string_label: str, label_classes: Sequence[str], default: int = -1, **unused_kwargs: Any
+    string_label: str, label_classes: Sequence[str], default: int = -1, **unused_kwargs: object
 ) -> int:
     """Returns the place of a label among its classes, else the default.
 

@@ -150,7 +150,11 @@ def _spaced(text: tf.Tensor) -> tf.Tensor:
 
 
 def filter_by_string_length(
-    dataset: tf.data.Dataset, feature_key: str = "targets", min_length: int = 1, max_length: int = 1_000_000, **_: Any
+    dataset: tf.data.Dataset,
+    feature_key: str = "targets",
+    min_length: int = 1,
+    max_length: int = 1_000_000,
+    **_: object,
 ) -> tf.data.Dataset:
     """Keeps the examples whose text has between `min_length` and `max_length` bytes."""
 

@@ -100,9 +100,9 @@ FIGURES = (
 def charts_of(runs: Sequence[Run], most: int) -> list[Chart]:
     """Returns the charts of these runs that have something to show; a line has at most `most` points."""
     found = [
-        _both(runs, most, "loss", "Loss", "Loss", "nats per target token", "loss"),
+        _both(runs, most, "loss", "Loss", "Loss", "nats per target token"),
         _timeline(runs),
-        _both(runs, most, "accuracy", "Validation", "Token accuracy", "% of the target tokens", "accuracy", 100),
+        _both(runs, most, "accuracy", "Validation", "Token accuracy", "% of the target tokens", 100),
         *(chart for figures in FIGURES for chart in _charts_of_figures(runs, most, figures)),
         _from_totals(runs, most),
         _padding(runs, most),
@@ -122,17 +122,15 @@ def _named(runs: Sequence[Run], run: Run, label: str) -> str:
     return f"{run.name}: {label}" if len(runs) > 1 else label
 
 
-def _both(
-    runs: Sequence[Run], most: int, name: str, section: str, title: str, unit: str, column: str, factor: float = 1.0
-) -> Chart:
-    """Returns the chart of a figure of both training and validation."""
+def _both(runs: Sequence[Run], most: int, name: str, section: str, title: str, unit: str, factor: float = 1.0) -> Chart:
+    """Returns the chart of the figure `name` of both training and validation."""
     lines = []
     for number, run in enumerate(runs):
         for kind, label in (("train", "training"), ("validation", "validation")):
-            if column in (table := run.history.tables[kind]):
+            if name in (table := run.history.tables[kind]):
                 is_marked = kind == "validation"
                 style = number if len(runs) > 1 else int(is_marked)
-                values = table[column] * factor
+                values = table[name] * factor
                 lines.append(_line(run, kind, _named(runs, run, label), style, values, most, is_marked))
     return Chart(name, section, title, unit, lines)
 
@@ -230,7 +228,7 @@ def flop_unit(runs: Sequence[Run]) -> tuple[float, str]:
     return next(((size, name) for size, name in FLOP_UNITS if most >= size), (1.0, "FLOP"))
 
 
-def data_of(chart: Chart, unit: float) -> list[dict[str, Any]]:
+def data_of(chart: Chart, unit: float) -> list[dict[str, object]]:
     """Returns each line as the page's script reads it: its columns but FLOPs, and `flop`, those of a step in `unit`."""
     return [
         {

@@ -36,7 +36,7 @@ def script() -> str:
     return text
 
 
-def item(chart: Chart) -> dict[str, Any]:
+def item(chart: Chart) -> dict[str, object]:
     """Returns what bokeh's script makes a chart of. Its sources are called by the chart's name and a line's number.
 
     Colours are left to the page, which knows whether it is dark; `tags` say which line of the palette each has.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,25 +27,21 @@ class Run:
     def __init__(self, name: str, found: RunDirectory, config: RunConfig):
         self.name, self.found, self.directory, self.config = name, found, found.path, config
         self.history = found.history
-        self._evaluated: dict[str, list[dict[str, Any]]] = {}
+        self._evaluated: dict[str, list[dict[str, str]]] = {}
         self.holder, self.problems = "", list[str]()
 
     def update(self) -> bool:
         """Reads what is new; returns whether there is anything. InputError if the directory cannot be read."""
+        place = f"{self.directory}/metrics.jsonl"
         try:
             has_changed = self.history.update()
-        except Exception as error:  # a bucket's client has errors of its own
-            raise InputError(
-                f"{self.directory}/metrics.jsonl cannot be read ({reason_of(error)}); check the path, your rights and"
-                " the network."
-            ) from error
-        try:
+            place = str(self.directory)
             self.holder = self.found.holder()
             if has_changed:
                 self.problems = list(self._problems())
         except Exception as error:  # a bucket's client has errors of its own
             raise InputError(
-                f"{self.directory} cannot be read ({reason_of(error)}); check the path, your rights and the network."
+                f"{place} cannot be read ({reason_of(error)}); check the path, your rights and the network."
             ) from error
         return has_changed
 
@@ -109,32 +106,25 @@ class Run:
         tokens = self.train["tokens_per_second"] * self.train["seconds_per_step"]
         return np.clip(1 - tokens / (self.config.data.batch_size * sum(lengths)), 0.0, 1.0).round(6)
 
-    def evaluations(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    def evaluations(self) -> dict[str, dict[int, list[dict[str, str]]]]:
         """Returns task -> step -> examples {"input", "target", "prediction"}, of some steps from first to last."""
         folder = self.directory / "evaluations"
         by_task: dict[str, dict[int, epath.Path]] = {}
         for path in sorted(folder.iterdir(), key=str) if folder.is_dir() else ():
             if match := EVALUATED.fullmatch(path.name):
                 by_task.setdefault(match["task"], {})[int(match["step"])] = path
-        found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        found: dict[str, dict[int, list[dict[str, str]]]] = {}
         for task, paths in by_task.items():
             steps = sorted(paths)
             for place in evenly(len(steps), MOST_EVALUATED):
                 found.setdefault(task, {})[steps[place]] = self._examples(paths[steps[place]])
         return found
 
-    def _examples(self, path: epath.Path) -> list[dict[str, Any]]:
+    def _examples(self, path: epath.Path) -> list[dict[str, str]]:
         if path.name not in self._evaluated:  # it is written once
-            examples = []
-            for line in path.read_bytes().splitlines():
-                try:
-                    each = json.loads(line)
-                    examples.append({name: str(each[name]) for name in ("input", "target", "prediction")})
-                except (ValueError, KeyError, TypeError):
-                    continue  # the line of figures, or one that was cut
-                if len(examples) == MOST_EXAMPLES:
-                    break
-            self._evaluated[path.name] = examples
+            names = ("input", "target", "prediction")  # which the line of figures has not
+            found = ({name: str(each[name]) for name in names} for each in _records(path, *names))
+            self._evaluated[path.name] = list(itertools.islice(found, MOST_EXAMPLES))
         return self._evaluated[path.name]
 
     def _problems(self) -> Sequence[str]:
@@ -156,25 +146,23 @@ class Run:
 
     def skipped(self) -> list[dict[str, Any]]:
         """Returns the batches that the run has dropped or passed over, as its ledger has them."""
-        path, found = self.directory / "skipped_batches.jsonl", []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                entry = json.loads(line)
-                found.append({**entry, "batch": int(entry["batch"])})
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
+        return list(_records(self.directory / "skipped_batches.jsonl", "batch"))
 
     def skipped_documents(self) -> dict[int, list[str]]:
         """Returns batch -> the places of its documents (source, unit, row), where somebody has looked for them."""
-        path, found = self.directory / "skipped_documents.jsonl", dict[int, list[str]]()
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                each = json.loads(line)
-                place = f"{each['source']}, {each['unit']}, row {int(each['document']):,}"
-                of_batch = found.setdefault(int(each["batch"]), [])
-            except (ValueError, KeyError, TypeError):
-                continue
-            if place not in of_batch:
-                of_batch.append(place)
-        return found
+        found: dict[int, dict[str, None]] = {}  # each place once
+        for each in _records(self.directory / "skipped_documents.jsonl", "batch", "document", "source", "unit"):
+            place = f"{each['source']}, {each['unit']}, row {each['document']:,}"
+            found.setdefault(each["batch"], {})[place] = None
+        return {batch: list(places) for batch, places in found.items()}
+
+
+def _records(path: epath.Path, *names: str) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a JSON-lines file that have these fields, numbers in whole ones; none without the file."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            each = json.loads(line)
+            numbers = {name: int(each[name]) for name in ("batch", "document") if name in names}
+            yield {**{name: each[name] for name in names}, **each, **numbers}
+        except (ValueError, KeyError, TypeError):
+            continue  # it was cut, or is another one

@@ -192,19 +192,10 @@ def _defaults(kind: type, of: Any, prefix: str = "") -> Iterator[tuple[str, Any]
         if dataclasses.is_dataclass(value):
             if field.default_factory is not dataclasses.MISSING:
                 # The default of a part may differ from the defaults of its kind.
-                yield from _flat(_plain(field.default_factory()), f"{name}.")
+                yield from _flat(plain.as_data(field.default_factory()), f"{name}.")
             else:
                 yield from _defaults(type(value), value, f"{name}.")
         elif field.default is not dataclasses.MISSING:
-            yield name, _plain(field.default)
+            yield name, plain.as_data(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            yield name, _plain(field.default_factory())
-
-
-def _plain(value: Any) -> Any:
-    """Returns what JSON would give back."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+            yield name, plain.as_data(field.default_factory())

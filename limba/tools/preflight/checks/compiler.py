@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from limba.api import PlannedRun, RunData, RunDirectory
 from limba.config import ConfigError, InputError, RunConfig
@@ -14,7 +13,7 @@ from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import changes, speed
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import Topology, topologies, topology
+from limba.tools.preflight.compiled.topologies import Figures, Topology, topologies, topology
 
 __all__ = ["Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies"]
 
@@ -64,7 +63,7 @@ def limit_bytes(wanted: Topology) -> float:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / wanted.devices
 
 
-def fits(found: Mapping[str, Any], wanted: Topology) -> bool:
+def fits(found: Figures, wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
     return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
 
@@ -90,7 +89,7 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
     if "failed" in found:
         return Section(TITLE, [_not_compiled(f"The step was not compiled for {wanted.name}: {found['failed']}.")])
     lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
-    data: dict[str, Any] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
+    data: dict[str, object] = {"topology": wanted.name, "limit_bytes": limit_bytes(wanted), **found}
     if fits(found, wanted):
         more, figures = _speed_lines(config, found, wanted, measured)
         lines += more
@@ -143,7 +142,7 @@ def _not_compiled(sentence: str, fix: Fix | None = None) -> Line:
     return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", fix)
 
 
-def _memory_line(config: RunConfig, found: Mapping[str, Any], wanted: Topology) -> Line:
+def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
     limit, live = limit_bytes(wanted), device_bytes(found)
     data, fsdp, model = found["mesh"]
     what = f"The step {'needs' if found['fits'] is not False else 'does not fit: it needs'} {size_in_words(live)}"
@@ -171,7 +170,7 @@ def _first_fix(config: RunConfig) -> Fix:
     return "RunConfig.num_microbatches", 2 * config.num_microbatches
 
 
-def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
+def _details(found: Figures, wanted: Topology) -> list[Line]:
     lines = []
     for tried in found["tried"]:
         data, fsdp, model = tried["mesh"]
@@ -196,7 +195,7 @@ def _details(found: Mapping[str, Any], wanted: Topology) -> list[Line]:
     return lines
 
 
-def _process_line(found: Mapping[str, Any], memory: float) -> Line:
+def _process_line(found: Figures, memory: float) -> Line:
     """Returns the line of what the whole process takes on a CPU, beside this machine's memory."""
     size = found["process_bytes"]
     text = f"The process grows by about {size_in_words(size)}, with what compiling leaves in it"
@@ -206,8 +205,8 @@ def _process_line(found: Mapping[str, Any], memory: float) -> Line:
 
 
 def _speed_lines(
-    config: RunConfig, found: Mapping[str, Any], wanted: Topology, measured: speed.Estimate | None
-) -> tuple[Sequence[Line], dict[str, Any]]:
+    config: RunConfig, found: Figures, wanted: Topology, measured: speed.Estimate | None
+) -> tuple[Sequence[Line], dict[str, object]]:
     lengths = PlannedRun(config).row_lengths
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []

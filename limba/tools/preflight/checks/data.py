@@ -17,7 +17,7 @@ from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
@@ -77,7 +77,7 @@ def _sources(run: RunData) -> Iterator[Line]:
 def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     """Returns the check of a later stage's task, files and rows, which must be like the first one's."""
 
-    def stage(data: dict[str, Any]) -> Iterator[Line]:
+    def stage(data: Data) -> Iterator[Line]:
         name = run.check_stage(begins, lengths).name
         yield Line("ok", f"From step {begins:,} on the text is that of {name}, with rows like those before.")
 
@@ -88,29 +88,29 @@ def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
     """Returns the checks of a task's text, which share one sample."""
     kept: list[Any] = []  # of the corpus tool
 
-    def named(data: dict[str, Any], lines: Iterator[Line]) -> Iterator[Line]:
+    def named(data: Data, lines: Iterator[Line]) -> Iterator[Line]:
         for line in lines:
             yield dataclasses.replace(line, text=name + line.text)
 
-    def documents(data: dict[str, Any]) -> Iterator[Line]:
+    def documents(data: Data) -> Iterator[Line]:
         if (found := sample.sampled(config, part)) is None:
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
         return named(data, sample.of_documents(found, data))
 
-    def others(data: dict[str, Any]) -> Iterator[Line]:
+    def others(data: Data) -> Iterator[Line]:
         for found in kept:  # none if it cannot be read
             yield from named(data, sample.of_pieces(found, data))
             yield from named(data, sample.of_example(config, part, found, data))
 
-    def size(data: dict[str, Any]) -> Iterator[Line]:
+    def size(data: Data) -> Iterator[Line]:
         for found in kept:
             yield from named(data, _size(config, part, found, data))
 
     return [documents, others, size, lambda data: named(data, _validation(config, part, data)) if kept else ()]
 
 
-def _size(config: RunConfig, part: Any, found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def _size(config: RunConfig, part: Any, found: Any, data: Data) -> Iterator[Line]:
     """Yields the tokens of the corpus, counted or estimated."""
     if not isinstance(part.source, UnitSource):
         return
@@ -144,7 +144,7 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
     return text / size if size else None
 
 
-def _validation(config: RunConfig, part: Any, data: dict[str, Any]) -> Iterator[Line]:
+def _validation(config: RunConfig, part: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
     split, source = config.data.validation_split, part.source
     if not isinstance(source, UnitSource):
@@ -183,7 +183,7 @@ def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
 
 
 def _rows(
-    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: dict[str, Any]
+    config: RunConfig, run: RunData, lengths: Mapping[str, int], chips: Topology | None, data: Data
 ) -> Iterator[Line]:
     """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
     rows, filled, seconds, cpu_seconds = _timed(run, lengths)
@@ -257,7 +257,7 @@ def _timed(run: RunData, lengths: Mapping[str, int]) -> tuple[int, dict[str, int
 
 def _padding(
     config: RunConfig, run: RunData, lengths: Mapping[str, int], shares: Mapping[str, float],
-    real: Mapping[str, float], data: dict[str, Any],
+    real: Mapping[str, float], data: Data,
 ) -> Iterator[Line]:  # fmt: skip
     said = ", ".join(f"{share:.1%} of the {name}" for name, share in shares.items())
     inputs, targets = lengths.get("inputs", 0), lengths.get("targets", 0)
@@ -274,7 +274,7 @@ def _padding(
     yield Line("warning", f"{text}.", fix)
 
 
-def _totals(config: RunConfig, tokens: float, data: dict[str, Any]) -> Iterator[Line]:
+def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
     """Yields the tokens of a step and of the run, and its epochs over the corpus where that is known."""
     per_step = tokens * config.data.batch_size
     data["tokens_per_step"] = per_step
@@ -313,7 +313,7 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: dict[str, Any]) -> Iterator[Line]:
+def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data) -> Iterator[Line]:
     """Yields how the units of the corpus meet data shards and hosts."""
     shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
@@ -349,7 +349,7 @@ def _shared_evenly(batch_size: int, shards: int, hosts: int) -> list[Fix]:
     return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
 
 
-def _resume(run: RunData, data: dict[str, Any]) -> Iterator[Line]:
+def _resume(run: RunData, data: Data) -> Iterator[Line]:
     others = [part.name for part in run.parts if not isinstance(part.source, UnitSource)]
     data["resume_is_exact"] = not others
     if not others:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from limba.api import RunDirectory
 from limba.config import InputError, RunConfig, plain
-from limba.tools.preflight.checks.verdict import Line
+from limba.tools.preflight.checks.verdict import Data, Line
 
 # Fields by which a resumed run does not learn anything else; all of the classes in the second line are such.
 FREE = {
@@ -77,7 +77,7 @@ def _compared(owner: Any, now: dict[str, Any], before: dict[str, Any]) -> Iterat
             yield Difference(f"{type(owner).__name__}.{name}", before[name], now[name])
 
 
-def with_saved_run(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+def with_saved_run(config: RunConfig, data: Data) -> Iterator[Line]:
     """Yields what the configuration changes of the run in model_dir; nothing if that has no checkpoint."""
     try:
         saved = saved_run(config.model_dir)

@@ -19,13 +19,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 from limba.config import RunConfig, compile_cache
 from limba.config import environment as machine
 from limba.config.errors import reason_of
 from limba.tools.preflight.checks import processes
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 SETUP = "bash launch/setup.sh"
 LOCKS = Path(__file__).resolve().parents[4] / "requirements"
@@ -50,7 +49,7 @@ def environment(config: RunConfig | None = None) -> Section:
 
     It may ask the hub for the time of day, with a limit of HUB_SECONDS.
     """
-    data: dict[str, Any] = {}
+    data: Data = {}
     lines = [
         *_versions(data),
         *_devices(data),
@@ -68,12 +67,12 @@ def wrong_for_a_start(own: int | None = None) -> list[Line]:
 
     `own` is the process of a run that trains here, which may well hold the devices.
     """
-    data: dict[str, Any] = {}
+    data: Data = {}
     lines = [*_versions(data), *_devices(data), *_holders(own), *_room(data)]
     return [line for line in lines if line.level != "ok"]
 
 
-def _versions(data: dict[str, Any]) -> Iterator[Line]:
+def _versions(data: Data) -> Iterator[Line]:
     versions = installed()
     lock = chip_of(versions)
     python = platform.python_version()
@@ -143,7 +142,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:DIFFERENCES_SHOWN]) + more
 
 
-def _devices(data: dict[str, Any]) -> Iterator[Line]:
+def _devices(data: Data) -> Iterator[Line]:
     tpu, gpus = machine.is_tpu_vm(), machine.num_gpus()
     data |= {"tpu": tpu, "gpus": gpus, "cores": os.cpu_count()}
     found = "a Cloud TPU" if tpu else f"{gpus} GPU(s)" if gpus else "no TPU and no GPU"
@@ -199,7 +198,7 @@ def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:,.1f} GiB"
 
 
-def _room(data: dict[str, Any]) -> Iterator[Line]:
+def _room(data: Data) -> Iterator[Line]:
     compiled, temporary = os.environ.get(compile_cache.OF_JAX, ""), tempfile.gettempdir()
     if not compiled:  # off, or a folder that is not safe: one line at the start has said why
         yield Line("ok", "Compiled programs are not kept: each start compiles again.")
@@ -210,9 +209,7 @@ def _room(data: dict[str, Any]) -> Iterator[Line]:
     yield from room(places, data)
 
 
-def room(
-    places: Mapping[str, tuple[str, int, str]], data: dict[str, Any], unwritable: str = "warning"
-) -> Iterator[Line]:
+def room(places: Mapping[str, tuple[str, int, str]], data: Data, unwritable: str = "warning") -> Iterator[Line]:
     """Yields the free space of local places: name -> (path, the least bytes, what to do if it has fewer)."""
     free, wrong = {}, list[Line]()
     for name, (place, least, fix) in places.items():
@@ -238,7 +235,7 @@ def _other_cache(place: str) -> str:
     return f"export {compile_cache.VARIABLE if is_own else compile_cache.OF_JAX}=DIRECTORY"
 
 
-def _tokens(config: RunConfig | None, data: dict[str, Any]) -> Iterator[Line]:
+def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
     """Yields which tokens are there; their values are never shown."""
     from limba.api import hub_token
 
@@ -319,7 +316,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
         )
 
 
-def _clock(data: dict[str, Any]) -> Iterator[Line]:
+def _clock(data: Data) -> Iterator[Line]:
     if any(os.environ.get(name, "").upper() in TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         yield Line("ok", "The clock is not compared: HF_HUB_OFFLINE is set.")
         return

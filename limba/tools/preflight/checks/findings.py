@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from limba.config.errors import ELSEWHERE, Open, SentenceError, reason_of
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
-Check = Callable[[dict[str, Any]], Iterable[Line]]  # may add figures to the section's data
+Check = Callable[[Data], Iterable[Line]]  # may add figures to the section's data
 
 
 def gathered(title: str, *checks: Check) -> Section:
@@ -19,7 +18,7 @@ def gathered(title: str, *checks: Check) -> Section:
 
     A check that ends with an InputError, a StorageError or an OSError gives an error line; the next ones still run.
     """
-    lines, data = list[Line](), dict[str, Any]()
+    lines, data = list[Line](), Data()
     with logged() as said:
         for check in checks:
             try:

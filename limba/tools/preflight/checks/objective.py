@@ -11,7 +11,7 @@ import numpy as np
 from limba.api import PlannedRun, RunData, flops_per_sequence, text_curve
 from limba.config import InputError, RunConfig, ScheduleConfig
 from limba.tools.preflight.checks.findings import gathered, logged
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Objective and schedule"
 WASTE = 0.05  # share of the FLOPs from which on it is called wasteful
@@ -25,7 +25,7 @@ EARLY = 0.05  # share of the run that is trained after the rate has come to its 
 def objective_and_schedule(config: RunConfig, task: Any) -> Section:
     """Returns the section about lengths, padding and the learning rate; without a task about the rate alone."""
 
-    def lengths(data: dict[str, Any]) -> Iterator[Line]:
+    def lengths(data: Data) -> Iterator[Line]:
         if task is None:
             yield Line("ok", "Lengths are not checked: the task is not known.")
         else:
@@ -34,7 +34,7 @@ def objective_and_schedule(config: RunConfig, task: Any) -> Section:
     return gathered(TITLE, lengths, lambda data: rate_over_steps(config, data), lambda _: schedule_warnings(config))
 
 
-def lengths_of(config: RunConfig, task: Any, data: dict[str, Any]) -> Iterator[Line]:
+def lengths_of(config: RunConfig, task: Any, data: Data) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
     given, run = config.data.task_feature_lengths, RunData(config.data, task)
     with logged():  # what it says of padding is said better below
@@ -85,7 +85,7 @@ def wasted_share(config: RunConfig, inputs: int, needed: float, targets: int, fi
     return 1 - flops_per_sequence(config.model, inputs if filled is None else round(filled), round(needed)) / whole
 
 
-def rate_over_steps(config: RunConfig, data: dict[str, Any]) -> Iterator[Line]:
+def rate_over_steps(config: RunConfig, data: Data) -> Iterator[Line]:
     """Yields the learning rate as a small drawing, and its values at the first, the highest and the last step."""
     steps = config.train_steps
     if steps is None:

@@ -13,7 +13,7 @@ import seqio
 from limba.api import PieceTable, RunData, find_tool
 from limba.config import RunConfig
 from limba.config.errors import Open
-from limba.tools.preflight.checks.verdict import Line
+from limba.tools.preflight.checks.verdict import Data, Line
 
 SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
@@ -40,7 +40,7 @@ def sampled(config: RunConfig, part: Any) -> Any:
     )
 
 
-def of_documents(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def of_documents(found: Any, data: Data) -> Iterator[Line]:
     """Yields what the sample's documents are: their number, sizes, encoding and repetitions."""
     said = found.figures()
     sizes = np.array([len(text) for text in found.documents])
@@ -66,7 +66,7 @@ def of_documents(found: Any, data: dict[str, Any]) -> Iterator[Line]:
         yield Line("ok", f"Repeated documents in the sample: {repeated:.2%}.")
 
 
-def _encoding(documents: Sequence[bytes], data: dict[str, Any]) -> Iterator[Line]:
+def _encoding(documents: Sequence[bytes], data: Data) -> Iterator[Line]:
     texts = [document.decode() for document in documents]
     replaced = sum("\ufffd" in text for text in texts) / len(texts)
     double = sum(len(DOUBLE_ENCODED.findall(text)) * 100 > len(text) for text in texts) / len(texts)
@@ -91,7 +91,7 @@ def repeated_share(documents: Sequence[bytes]) -> float:
     return 1 - len(seen) / len(documents)
 
 
-def of_pieces(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def of_pieces(found: Any, data: Data) -> Iterator[Line]:
     """Yields what the vocabulary loses of the sample's text, and changes in it."""
     counted = found.fertility
     letters = sum(counted.letters_without_piece.values())
@@ -117,7 +117,7 @@ def of_pieces(found: Any, data: dict[str, Any]) -> Iterator[Line]:
     yield from _round_trip(found, data)
 
 
-def _round_trip(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def _round_trip(found: Any, data: Data) -> Iterator[Line]:
     """Yields how many documents come back changed, and shows the first change."""
     encode, changed, example = PieceTable(found.vocabulary).encode, 0, ""
     texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
@@ -139,7 +139,7 @@ def _difference(text: str, back: str) -> str:
     return f"{text[max(place - 8, 0) : place + 8]!r} as {back[max(place - 8, 0) : place + 8]!r}"
 
 
-def of_example(config: RunConfig, part: Any, found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def of_example(config: RunConfig, part: Any, found: Any, data: Data) -> Iterator[Line]:
     """Yields one example as the model reads it, and joined again."""
     if not found.examples:
         yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text")

@@ -8,14 +8,13 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from limba.api import PlannedRun, RunDirectory, size_text
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.environment import is_tpu_vm
 from limba.config.errors import Fix, Open, reason_of
 from limba.tools.preflight.checks.findings import gathered, reached_by
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
@@ -75,7 +74,7 @@ def _held(model_dir: str) -> Iterator[Line]:
         yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
 
 
-def _checkpoints(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
+def _checkpoints(run: PlannedRun, data: Data) -> Iterator[Line]:
     """Yields whether the newest checkpoint is that of this run, and which parameters differ if not."""
     found = RunDirectory(run.config.model_dir).checkpoints()
     data["checkpoints"] = list(found)
@@ -100,7 +99,7 @@ def _checkpoints(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
     yield Line("ok", f"The checkpoint at step {step:,} has this run's parameters and optimizer state.")
 
 
-def _initial(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
+def _initial(run: PlannedRun, data: Data) -> Iterator[Line]:
     """Yields whether there is a checkpoint where a new run begins from one; a model of the hub is not downloaded."""
     path = run.config.initial_checkpoint_path
     if path is None or data["checkpoints"]:
@@ -122,7 +121,7 @@ def _saved_fields(config: RunConfig, owner: str) -> list[Fix]:
     return [(each.field, each.before) for each in found if each.field.startswith(owner) and not each.is_free]
 
 
-def _room(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
+def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
     """Yields the size of a checkpoint, times those kept, against the free space."""
     config, directory = run.config, RunDirectory(run.config.model_dir)
     size, keep = run.num_bytes, config.checkpoint.keep
@@ -147,7 +146,7 @@ def _room(run: PlannedRun, data: dict[str, Any]) -> Iterator[Line]:
         yield Line("ok", f"{text}.")
 
 
-def _place(model_dir: str, data: dict[str, Any]) -> Iterator[Line]:
+def _place(model_dir: str, data: Data) -> Iterator[Line]:
     """Yields the region of the bucket and the zone of this machine, side by side."""
     if not model_dir.startswith("gs://"):
         return

@@ -9,6 +9,8 @@ from typing import Any
 from limba.config import errors
 from limba.config.errors import Fix
 
+Data = dict[str, Any]  # the figures of a section, as JSON has them
+
 
 @dataclasses.dataclass(frozen=True)
 class Line:

@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 from limba.api import PieceTable, RunData, flops_per_sequence
 from limba.config import ConfigError, InputError, RunConfig
 from limba.tools.preflight.checks.findings import gathered
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Vocabulary"
 UNUSED = 0.02  # share of a step's FLOPs for rows that no piece has, from which on it is called wasteful
@@ -28,11 +28,11 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
     pieces = PieceTable(found := task.output_features["targets"].vocabulary)
     fills = run.fills_gaps and not config.model.is_decoder_only
 
-    def layout(data: dict[str, Any]) -> Iterator[Line]:
+    def layout(data: Data) -> Iterator[Line]:
         pieces.check(config.model.vocab_size)
         return _ids(found, data)
 
-    def build(_: dict[str, Any]) -> Iterator[Line]:
+    def build(_: Data) -> Iterator[Line]:
         if lengths:
             run.build(lengths)
         yield from ()
@@ -47,7 +47,7 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
     )
 
 
-def _ids(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def _ids(found: Any, data: Data) -> Iterator[Line]:
     ids = {"pad": found.pad_id, "eos": found.eos_id, "unk": found.unk_id}
     data |= {"ids": found.vocab_size, "special_ids": ids}
     said = ", ".join(f"{name} {number}" for name, number in ids.items())
@@ -58,9 +58,7 @@ def _where(found: Any) -> str:
     return str(getattr(found, "sentencepiece_model_file", getattr(found, "path", "bytes")))
 
 
-def _rows(
-    config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None, data: dict[str, Any]
-) -> Iterator[Line]:
+def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None, data: Data) -> Iterator[Line]:
     """Yields how many of the model's rows have a piece, and what the others cost."""
     found, rows, fitting = pieces.vocabulary, config.model.vocab_size, pieces.fitting_rows
     data["rows"] = rows
@@ -86,7 +84,7 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
     return 1 - needed / flops_per_sequence(config.model, *sides)
 
 
-def _sentinels(pieces: PieceTable, data: dict[str, Any]) -> Iterator[Line]:
+def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
     found, count = pieces.vocabulary, pieces.num_sentinels
     data["sentinels"] = count
     if count:
@@ -109,7 +107,7 @@ def _sentinels(pieces: PieceTable, data: dict[str, Any]) -> Iterator[Line]:
     )
 
 
-def _normalization(found: Any, data: dict[str, Any]) -> Iterator[Line]:
+def _normalization(found: Any, data: Data) -> Iterator[Line]:
     if isinstance(found, seqio.SentencePieceVocabulary):
         model = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
         rules, spec = model.normalizer_spec.name or "of its own", model.normalizer_spec

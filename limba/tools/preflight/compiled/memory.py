@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from limba.tools.preflight.compiled.topologies import Figures
 
 LIVE = re.compile(r"^    ([\w.\-]+)\{(\d*)[\d, ]*\}: (\d+) bytes")
 REPORTED = re.compile(r"^Memory Space: default \(color=0\)\nTotal bytes: (\d+)", re.MULTILINE)
@@ -16,7 +17,7 @@ WRAPPERS = re.compile(r"(?:transpose|jvp|vmap|checkpoint|rematted_computation|re
 NUMBER_SHOWN = 8
 
 
-def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[dict[str, Any]]:
+def largest(dump: str, text: str, number: int = NUMBER_SHOWN) -> list[Figures]:
     """Returns the largest arrays that are live when a device's memory is at its peak, the largest first.
 
     Each has "bytes", "shape", "where" (the part of the network, as parameters are named) and "of" ('argument' or
@@ -71,7 +72,7 @@ def reported_bytes(dump: str) -> int:
     return max(totals)
 
 
-def device_bytes(found: Mapping[str, Any]) -> int:
+def device_bytes(found: Figures) -> int:
     """Returns the bytes of a device's memory that a compiled step takes, as its compiler counts them.
 
     jax's analysis counts more for a TPU: by it XL on a v5e-16 takes 18.72 of 15.75 GiB, and the compiler takes it.
@@ -128,7 +129,7 @@ def size_in_words(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def in_words(arrays: Sequence[dict[str, Any]]) -> list[str]:
+def in_words(arrays: Sequence[Figures]) -> list[str]:
     """Returns one short text for each kind of array: how many, the size of each, shape, where.
 
     >>> one = {"bytes": 2**29, "shape": "bf16[12,16,512,1024]", "where": "encoder/mlp", "of": "temporary", "name": "x"}

@@ -10,10 +10,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from limba.config import InputError, RunConfig, environment, plain
-from limba.tools.preflight.compiled.topologies import check_installed
+from limba.tools.preflight.compiled.topologies import Figures, check_installed
 from limba.tools.preflight.compiled.topologies import topology as find_topology
 
 # A description of other chips needs no chip; what would look for one, or wait for one, is off.
@@ -28,7 +27,7 @@ WITHOUT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_COMPILATION_CACHE_DIR", "COORDI
 DUMP_FLAGS = "--xla_dump_to={} --xla_dump_hlo_as_text=true --xla_dump_hlo_module_re=jit_(train_step|dropping|step).*"
 
 
-def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Mapping[str, Any]:
+def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], topology: str) -> Figures:
     """Returns the figures of the run's step for a topology; see `figures` in step.py.
 
     Takes a process of its own for the seconds or minutes of one compilation; what this process has asked for before is
@@ -43,7 +42,7 @@ def compiled_step(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int
 
 
 @functools.lru_cache(maxsize=64)
-def _answer(config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str) -> Mapping[str, Any]:
+def _answer(config: str, feature_shapes: tuple[tuple[str, tuple[int, int]], ...], topology: str) -> Figures:
     """Returns the answer of a new process; the advice begins with the step that the verdict has compiled."""
     with tempfile.TemporaryDirectory(prefix="limba-preflight-") as folder:
         place = Path(folder)

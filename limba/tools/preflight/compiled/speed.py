@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from limba.api import PlannedRun, RunDirectory, flops_per_sequence
 from limba.config import ConfigError, RunConfig
-from limba.tools.preflight.compiled.topologies import Topology
+from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
 SLOWEST = 2.0  # times the compiler's cycles, which know nothing of waiting for memory or of the host
@@ -27,7 +26,7 @@ class Estimate:
     slowest: float
     made: str
 
-    def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, Any]:
+    def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, object]:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
         flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size
@@ -41,7 +40,7 @@ class Estimate:
         }
 
 
-def estimate(config: RunConfig, found: Mapping[str, Any], lengths: tuple[int, int], topology: Topology) -> Estimate:
+def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topology: Topology) -> Estimate:
     """Returns the range of a step's time from the figures of its compiled program."""
     flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
     exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)

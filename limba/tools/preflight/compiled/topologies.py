@@ -17,6 +17,8 @@ from typing import Any
 from limba.config import InputError, environment
 from limba.tools.preflight.compiled import nvidia
 
+Figures = Mapping[str, Any]  # of a compiled step, as `figures` in step.py gives them
+
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
@@ -31,7 +33,7 @@ class Topology:
     clock_ghz: float = 0.0
     link_gb_per_second: float = 0.0  # between chips, of one device
     of_compiler: str = ""  # the compiler's name for the topology
-    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the compiler's further choices
+    choices: Mapping[str, object] = dataclasses.field(default_factory=dict)  # the compiler's further choices
 
     @property
     def chips(self) -> int:
@@ -49,7 +51,7 @@ class _Kind:
     link_gb_per_second: float
     shapes: Mapping[int, str]  # number in the name: chips along each axis
     cores_in_name: int  # how often a device counts in the name
-    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    choices: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 _MEGACORE = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1), "num_slices": 1}
