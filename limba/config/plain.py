@@ -112,7 +112,7 @@ def moved(run: RunConfig, directory: str) -> RunConfig:
     return dataclasses.replace(run, model_dir=directory, data=dataclasses.replace(run.data, vocabulary=vocabulary))
 
 
-def as_data(value: object) -> object:
+def as_data(value: object) -> Any:
     """Returns a configuration, or a value of one, as JSON gives it back; addresses are without their credentials."""
     if dataclasses.is_dataclass(value):
         return {entry.name: as_data(getattr(value, entry.name)) for entry in dataclasses.fields(value)}

@@ -18,17 +18,18 @@ import tensorflow as tf
 
 from limba.config import InputError
 
-Seeds = Sequence[tf.Tensor]
+Length, Seed = Any, Any  # numbers, or tensors of them
+Seeds = Sequence[Seed]
 Example = Mapping[str, tf.Tensor]
 
 
-def iid_noise_mask(length: tf.Tensor | int, noise_density: float, seeds: Seeds) -> tf.Tensor:
+def iid_noise_mask(length: Length, noise_density: float, seeds: Seeds) -> tf.Tensor:
     """Returns a mask whose tokens are noise independently of each other."""
     return tf.random.stateless_uniform([length], seed=seeds[0]) < noise_density
 
 
 def regular_noise_mask(
-    length: tf.Tensor | int, noise_density: float, seeds: Seeds, min_span_length: int = 1, max_span_length: int = 5
+    length: Length, noise_density: float, seeds: Seeds, min_span_length: int = 1, max_span_length: int = 5
 ) -> tf.Tensor:
     """Returns a mask of spans of one random length, at equal distances from a random place on."""
     span = tf.random.stateless_uniform([], seeds[0], min_span_length, max_span_length + 1, tf.int32)
@@ -37,7 +38,7 @@ def regular_noise_mask(
     return (tf.range(length, dtype=tf.int32) + offset) % period < span
 
 
-def random_prefix_noise_mask(length: tf.Tensor | int, noise_density: float, seeds: Seeds) -> tf.Tensor:
+def random_prefix_noise_mask(length: Length, noise_density: float, seeds: Seeds) -> tf.Tensor:
     """Returns a mask of a prefix, whose length is random up to length - 1; for a density of 0.5 from 1 on."""
     if noise_density > 0.5:
         raise InputError(f"random_prefix_noise_mask has density {noise_density}; give 0.5 or less.")
@@ -49,7 +50,7 @@ def random_prefix_noise_mask(length: tf.Tensor | int, noise_density: float, seed
 
 
 def random_spans_noise_mask(
-    length: tf.Tensor | int,
+    length: Length,
     noise_density: float,
     seeds: Seeds,
     mean_noise_span_length: float = 3.0,
@@ -75,7 +76,7 @@ def random_spans_noise_mask(
     return tf.roll(is_noise, tf.random.stateless_uniform([1], seed, 0, padded, tf.int32)[0], axis=0)
 
 
-def _segments(items: tf.Tensor, count: tf.Tensor, seed: tf.Tensor | int) -> tf.Tensor:
+def _segments(items: tf.Tensor, count: tf.Tensor, seed: Seed) -> tf.Tensor:
     """Returns `count` lengths above 0 that add up to `items`."""
     begins = tf.cast(tf.range(items - 1) < count - 1, tf.int32)
     number = tf.cumsum(tf.pad(seqio.stateless_shuffle(begins, seed), [[1, 0]]))
@@ -171,7 +172,7 @@ def noise_token_to_random_token_or_sentinel(
 
 def single_example_denoise(
     features: Example,
-    seed: tf.Tensor | int,
+    seed: Seed,
     *,
     output_features: Mapping[str, seqio.Feature],
     noise_density: float,
@@ -200,7 +201,7 @@ def single_example_denoise(
     return {input_feature_key: inputs, "targets": targets, **{name: features[name] for name in passed}}
 
 
-def _as_seed(seed: tf.Tensor | int) -> tf.Tensor:
+def _as_seed(seed: Seed) -> tf.Tensor:
     seed = tf.convert_to_tensor(seed)
     return seed if seed.dtype in (tf.int32, tf.int64) else tf.cast(seed, tf.int64)
 

@@ -16,7 +16,7 @@ import numpy as np
 Figures = dict[str, float]
 
 
-def bleu(targets: Sequence[object], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
+def bleu(targets: Sequence[Any], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
     """Corpus BLEU; `targets` are texts, or lists of references as sacrebleu takes them."""
     import sacrebleu
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from limba.api import PlannedRun, RunDirectory, flops_per_sequence
 from limba.config import ConfigError, RunConfig
@@ -26,7 +27,7 @@ class Estimate:
     slowest: float
     made: str
 
-    def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, object]:
+    def figures(self, config: RunConfig, lengths: tuple[int, int], topology: Topology) -> dict[str, Any]:
         """Returns tokens a second, MFU and days as (lowest, highest); the last two None where they are not known."""
         tokens = config.data.batch_size * sum(lengths)
         flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size
