@@ -1,6 +1,7 @@
 """Configurations as plain data: every one comes back the same, and a text that is none ends with a sentence."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
-from limba.config.plain import from_text, moved, to_text
+from limba.config.plain import GONE, from_text, moved, to_text
 from tests import tiny
 
 CONFIGS = {
@@ -137,6 +138,27 @@ def test_a_run_of_version_0_2_is_read() -> None:
     assert from_text(json.dumps({"format": 1, "model": json.loads(to_text(tiny.MODEL))["model"]}), "a") == tiny.MODEL
     document["run"]["data"]["segments"] = "bytes"
     with pytest.raises(InputError, match=r"config.json: DataConfig.segments is 'bytes', .* with version 0\.2\."):
+        from_text(json.dumps(document), "config.json")
+
+
+PLACES = {
+    "DataConfig": ["data"],
+    "GenerationConfig": ["generation"],
+    "MeshConfig": ["mesh"],
+    "OptimizerConfig": ["optimizer"],
+    "ScheduleConfig": ["optimizer", "schedule"],
+}
+
+
+@pytest.mark.parametrize("field", GONE)
+def test_a_field_that_is_gone_is_left_out_or_said(field: str) -> None:
+    document = json.loads(to_text(CONFIGS["T5"])) | {"format": 1}
+    owner, _, name = field.partition(".")
+    fields = functools.reduce(dict.__getitem__, PLACES[owner], document["run"])
+    fields[name] = GONE[field][0]
+    assert from_text(json.dumps(document), "config.json") == CONFIGS["T5"]
+    fields[name] = 7
+    with pytest.raises(InputError, match=rf"^config.json: {field} is 7, which .*; (resume|remove|rename)"):
         from_text(json.dumps(document), "config.json")
 
 
