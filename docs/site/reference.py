@@ -80,7 +80,7 @@ def config_page() -> str:
     ]
     lines += ["on the command line as `--gin.config.CLASS.field=VALUE`, and by the gin name where one is given."]
     lines += ["`Positive` numbers are above 0, `NonNegative` ones 0 or more. A `Share` is from 0 to below 1, a"]
-    lines += ["`ClosedShare` from 0 to 1, an `OpenShare` above 0 and below 1."]
+    lines += ["`ClosedShare` from 0 to 1, an `OpenShare` above 0 and below 1; a `choice` is one of the names in it."]
     for path in sorted((ROOT / CONFIG).glob("*.py")):
         comments = comments_of(path)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -92,9 +92,10 @@ def config_page() -> str:
                 continue
             lines += ["", f"## {node.name}", "", ast.get_docstring(node) or "", ""]
             if of_rule:  # an optimizer, which gin files call OptimizerConfig
-                lines += [f"Beside these fields it has those of {' and '.join(of_rule)}.", ""]
                 fields = [part for part in fields if ast.unparse(part.target) != "name"]
-            lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
+                lines += [f"{'Beside these it has' if fields else 'It has'} the fields of {' and '.join(of_rule)}.", ""]
+            if fields:
+                lines += ["| field | type | default | meaning | gin name |", "| --- | --- | --- | --- | --- |"]
             before = node.lineno
             for part in fields:
                 name = ast.unparse(part.target)

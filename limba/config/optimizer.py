@@ -71,6 +71,7 @@ Rate = Annotated[
 class ScheduleConfig:
     """The learning rate over steps; `factors` is T5X's product of named factors."""
 
+    # how the rate goes over the steps
     name: Annotated[str, choice("factors", "linear", "cosine", "warmup_stable_decay")] = "factors"
     base_learning_rate: Rate = 1.0  # the factor 'constant', or the highest rate
     factors: str = "constant * rsqrt_decay"  # product of T5X's factors

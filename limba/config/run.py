@@ -77,7 +77,7 @@ class CheckpointConfig:
     every_steps: PositiveInt | Literal["epoch"] = 10_000  # or at the end of each epoch
     keep: PositiveInt | None = 5  # number of newest checkpoints to keep; None: all
     best_metric: str | None = None  # 'loss', 'chrf', …: the step with the best value is saved in model_dir/best
-    best_mode: Annotated[str, choice("max", "min")] = "max"
+    best_mode: Annotated[str, choice("max", "min")] = "max"  # which value of it is the best
     # What is compared with a checkpoint's manifest before it is used: the checksum of every byte, or only the files'
     # names and sizes, which finds files that are missing or cut, and not a changed byte.
     verify: Annotated[str, choice("checksums", "sizes")] = "checksums"
@@ -126,7 +126,7 @@ class GuardConfig:
     finite ends the run. What is dropped or passed over is written to model_dir/skipped_batches.jsonl.
     """
 
-    action: Annotated[str, choice("off", "warn", "skip", "rewind")] = "warn"
+    action: Annotated[str, choice("off", "warn", "skip", "rewind")] = "warn"  # see above
     window: PositiveInt = 200  # recent steps that a step is compared with
     threshold: PositiveFloat = 8.0  # of the robust z-score: distance from the median, in 1.4826 x its MAD
     batches_around: NonNegativeInt = 1  # 'rewind' also passes over this many batches before and after

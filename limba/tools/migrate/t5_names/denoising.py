@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from limba.config import InputError
 
-Length, Seed = Any, Any  # numbers, or tensors of them
+Length = Any  # a number, or a tensor of one
+Seed = Any  # two numbers, or a tensor of them
 Seeds = Sequence[Seed]
 Example = Mapping[str, tf.Tensor]
 

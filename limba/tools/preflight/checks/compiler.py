@@ -206,7 +206,7 @@ def _process_line(found: Figures, memory: float) -> Line:
 
 def _speed_lines(
     config: RunConfig, found: Figures, wanted: Topology, measured: speed.Estimate | None
-) -> tuple[Sequence[Line], dict[str, object]]:
+) -> tuple[Sequence[Line], Figures]:
     lengths = PlannedRun(config).row_lengths
     estimate = measured or speed.estimate(config, found, lengths, wanted)
     lines: list[Line] = []
