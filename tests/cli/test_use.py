@@ -108,7 +108,7 @@ def test_a_gin_file_and_a_run_give_the_same(place: Path, capsys: pytest.CaptureF
     assert main.main(["generate", "run", *sampled, "--keep_sentinels"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("== A <extra_id_0> gap.\n1. ") and "\n2. " in printed
-    assert "--temperature is nan; give a number above 0, or 0 for greedy" in error_of(
+    assert "--temperature is nan; give a finite number" in error_of(
         capsys, "generate", "run", "--prompt=a", "--temperature=nan"
     )
     assert "more than --num_beams 1; raise that, or sample with --temperature above 0" in error_of(
