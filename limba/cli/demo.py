@@ -167,7 +167,7 @@ def run(argv: Sequence[str]) -> None:
     with environment.quiet_imports():
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.data.demo_corpus import pydoc_corpus
-        from limba.evaluation import summary
+        from limba.evaluation import history
         from limba.run import train
         from limba.sharding import clusters
     if (place := clusters.find()) is not None and place.count > 1:
@@ -186,7 +186,7 @@ def run(argv: Sequence[str]) -> None:
         result = train(config, text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    print("\n" + summary.summary(config))
-    print(f"picture             {summary.plot_loss(config)}\n")
+    print("\n" + history.summary(config))
+    print(f"picture             {history.plot_loss(config)}\n")
     _convert(config.model_dir, result["step"], *_show_fills(config))
     print("\n" + _next(config.model_dir, result["step"], given))
