@@ -7,6 +7,7 @@ memory included, ends the run. A failed export is repeated, then said; the run's
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -15,11 +16,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from etils import epath
 
@@ -28,6 +29,7 @@ from limba.config.errors import reason_of
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
 from limba.export.card import HubDestination
 from limba.formats import limba_checkpoint
+from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
 from limba.storage import manifest
 from limba.training.checks import check_writable
@@ -111,7 +113,7 @@ def check(config: RunConfig) -> None:
     """Raises InputError for a network that transformers lacks, and for a destination that cannot be written."""
     places = destinations(config)
     if places:
-        from limba.formats.huggingface_files import config_json
+        from limba.formats.architectures import config_json
 
         try:
             config_json(config.model)
@@ -122,7 +124,7 @@ def check(config: RunConfig) -> None:
         place.check()
 
 
-def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str], None] = print) -> dict[str, Any]:
+def deliver_all(config: RunConfig, result: Json, say: Callable[[str], None] = print) -> Json:
     """Returns the result of a run with `exports`, the places that got its model, and `failed_exports`, sentences.
 
     A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
@@ -143,7 +145,8 @@ def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say:
         out, reason = _staging(config, places, stack), ""
         folder, reason = _repeated(lambda: written(config, step, out), say)
         for place in places:
-            found, why = (None, reason) if folder is None else _repeated(_delivery(place, folder, step), say)
+            deliver = functools.partial(place.deliver, folder, step)
+            found, why = (None, reason) if folder is None else _repeated(deliver, say)
             if found is not None:
                 say(f"step {step:,}: the model is in {found}")
                 done.append(str(found))
@@ -154,10 +157,6 @@ def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say:
                 )
                 say(failed[-1])
     return {"exports": done, "failed_exports": failed}
-
-
-def _delivery(place: Destination, folder: Path, step: int) -> Callable[[], str]:
-    return lambda: place.deliver(folder, step)
 
 
 def _staging(config: RunConfig, places: Sequence[Destination], stack: ExitStack) -> Path:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import huggingface_hub
 from etils import epath
 from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-from limba.config import CardConfig, ConfigError, InputError, RunConfig
+from limba.config import CardConfig, ConfigError, InputError, ModelConfig
 from limba.config.errors import reason_of
 from limba.data.sources.hub_data import hub_name
-from limba.evaluation.summary import plot_loss
-from limba.formats import byt5, decoder_only
+from limba.evaluation.history import plot_loss
+from limba.formats import architectures, byt5
 from limba.formats.huggingface import head_scale
+from limba.formats.names import Json
+from limba.inference.load import Form
 from limba.inference.source import Source
 from limba.storage import servers
 from limba.training.metrics.logging import read_metrics
@@ -52,70 +53,53 @@ BYTE_SENTINELS = (
 )
 
 
-class Form(NamedTuple):
-    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
-
-    formats: Sequence[str]
-    dtype: str = "float32"
-    transformers: int = 5
-
-
 def write_card(
-    directory: Path,
-    source: Source,
-    step: int,
-    form: Form,
-    findings: Sequence[str],
-    about: CardConfig,
+    directory: Path, source: Source, step: int, form: Form, findings: Sequence[str], about: CardConfig
 ) -> None:
     """Writes README.md and, where the run has metrics, loss.png beside it."""
-    has_picture = source.run is not None and _picture(directory, source.run)
+    records = [] if source.run is None else read_metrics(str(source.directory))
+    has_picture = source.run is not None and any(record["kind"] == "train" for record in records)
+    if source.run is not None and has_picture:
+        plot_loss(source.run, directory)
+    records = [record for record in records if record["step"] <= step]
     sections = [
-        _front_matter(source, step, about),
+        f"---\n{_front_matter(source, about, _results(records)).to_yaml()}\n---",
         f"# {source.directory.name}, step {step:,}",
         f"Pretrained with {source.kind}, converted by Limba.",
-        _architecture(source),
-        _training(source, step, about.hardware),
+        "No licence has been chosen yet: `license` above says `other`." if about.licence is None else "",
+        _table("Architecture", _architecture(source.model)),
+        _table("Training", _training(source, step, about.hardware, records)),
         "![loss](loss.png)" if has_picture else "",
         "## Conversion\n\n" + "\n".join(f"* {line}" for line in findings),
-        _usage(source, form),
+        _usage(source.model, form),
         BYTE_SENTINELS if byt5.extra_ids_in(epath.Path(directory)) == 0 else "",
         f"## Acknowledgement\n\n{TPU_RESEARCH_CLOUD}" if about.thank_trc else "",
     ]
-    if about.licence is None:
-        sections.insert(3, "No licence has been chosen yet: `license` above says `other`.")
     (directory / "README.md").write_text("\n\n".join(part for part in sections if part) + "\n", encoding="utf-8")
 
 
-def _front_matter(source: Source, step: int, about: CardConfig) -> str:
-    """Returns the card's YAML, by which the hub lists the model: language, data sets, licence, results."""
-    lines = ["---", f"license: {about.licence or 'other'}", "library_name: transformers"]
-    if source.model.is_decoder_only:  # transformers 5 has no pipeline for encoder-decoders
-        lines.append("pipeline_tag: text-generation")
-    for name, values in (("tags", [_kind(source)]), ("language", about.language), ("datasets", about.datasets)):
-        lines += [f"{name}:", *(f"- {value}" for value in values)] if values else []
-    results = _results(source, step)
-    if source.run is not None and results:
-        task = source.run.data.mixture_or_task_name
-        lines += ["model-index:", f"- name: {source.directory.name}", "  results:"]
-        lines += [
-            "  - task:",
-            "      type: text-generation",
-            "    dataset:",
-            f"      name: {task}",
-            f"      type: {task}",
+def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float]) -> huggingface_hub.ModelCardData:
+    """Returns that by which the hub lists the model: language, data sets, licence, results."""
+    task = "" if source.run is None else source.run.data.mixture_or_task_name
+    return huggingface_hub.ModelCardData(
+        license=about.licence or "other",
+        library_name="transformers",
+        # transformers 5 has no pipeline for encoder-decoders
+        pipeline_tag="text-generation" if source.model.is_decoder_only else None,
+        tags=[architectures.kind(source.model)],
+        language=[*about.language] if about.language else None,
+        datasets=[*about.datasets] if about.datasets else None,
+        model_name=source.directory.name if results else None,
+        eval_results=[
+            huggingface_hub.EvalResult("text-generation", task, task, name, round(value, 4))
+            for name, value in results.items()
         ]
-        lines += ["    metrics:"]
-        for name, value in results.items():
-            lines += [f"    - type: {name}", f"      value: {value:.4f}"]
-    return "\n".join([*lines, "---"])
+        or None,
+    )
 
 
-def _results(source: Source, step: int) -> dict[str, float]:
-    """Returns the last figures of the validation split up to a step: loss, bits per byte, metrics of text."""
-    if source.run is None:
-        return {}
-    records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
+def _results(records: Iterable[Json]) -> dict[str, float]:
+    """Returns the last figures of the validation split: loss, bits per byte, metrics of text."""
     found: dict[str, float] = {}
     for record in records:
         if record["kind"] == "validation":
@@ -130,67 +114,45 @@ def _table(heading: str, entries: Mapping[str, object]) -> str:
     return f"## {heading}\n\n| | |\n| --- | --- |\n{rows}"
 
 
-def _kind(source: Source) -> str:
-    if source.model.is_decoder_only:
-        return decoder_only.kind(source.model)
-    return "umt5" if source.model.relative_bias_per_layer else "t5"
+def _architecture(model: ModelConfig) -> dict[str, object]:
+    is_alone = model.is_decoder_only
+    layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
+    tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
+    return {
+        "decoder layers" if is_alone else "encoder and decoder layers": model.num_decoder_layers
+        if is_alone
+        else layers,
+        "width": model.emb_dim,
+        "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
+        "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
+        "rows of the embedding": f"{model.vocab_size:,}",
+        "output layer": tied if model.logits_via_embedding else "of its own",
+        "positions": model.positions if is_alone else None,
+        "relative position bias": None if is_alone else "one in every layer" if per_layer else "one per stack",
+    }
 
 
-def _architecture(source: Source) -> str:
-    model = source.model
-    if model.is_decoder_only:
-        return _table(
-            "Architecture",
-            {
-                "decoder layers": model.num_decoder_layers,
-                "width": model.emb_dim,
-                "heads": f"{model.num_heads} of width {model.head_dim}, {model.kv_heads} of keys and values",
-                "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
-                "rows of the embedding": f"{model.vocab_size:,}",
-                "output layer": "the embedding" if model.logits_via_embedding else "of its own",
-                "positions": model.positions,
-            },
-        )
-    return _table(
-        "Architecture",
-        {
-            "encoder and decoder layers": f"{model.num_encoder_layers} and {model.num_decoder_layers}",
-            "width": model.emb_dim,
-            "heads": f"{model.num_heads} of width {model.head_dim}",
-            "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
-            "rows of the embedding": f"{model.vocab_size:,}",
-            "output layer": "the embedding, scaled" if model.logits_via_embedding else "of its own",
-            "relative position bias": "one in every layer" if model.relative_bias_per_layer else "one per stack",
-        },
-    )
-
-
-def _training(source: Source, step: int, hardware: str | None) -> str:
-    run = source.run
+def _training(source: Source, step: int, hardware: str | None, records: Iterable[Json] = ()) -> dict[str, object]:
     entries: dict[str, object] = {"steps": f"{step:,}", "hardware": hardware}
-    if run is not None:
-        data, lengths = run.data, run.data.task_feature_lengths
-        average = run.evaluation.average if source.averages else None
-        records = [record for record in read_metrics(str(source.directory)) if record["step"] <= step]
-        validation = [record for record in records if record["kind"] == "validation"]
-        entries |= {
-            "task": ", ".join(
-                f"from step {begins:,} on `{name}`" if begins else f"`{name}`"
-                for begins, name in data.stages_before(step)
-            ),
-            "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
-            "objective": data.objective,
-            "lengths": ", ".join(f"{name} {length}" for name, length in data.task_feature_lengths.items()),
-            "examples per step": data.batch_size,
-            "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
-            "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
-            "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
-            "validation loss": f"{validation[-1]['loss']:.3f} at step {validation[-1]['step']:,}"
-            if validation
-            else None,
-            "bits per byte": f"{validation[-1]['bits_per_byte']:.3f} on validation text" if validation else None,
-        }
-    return _table("Training", entries)
+    run = source.run
+    if run is None:
+        return entries
+    data, lengths = run.data, run.data.task_feature_lengths
+    last = next((record for record in reversed([*records]) if record["kind"] == "validation"), None)
+    average = run.evaluation.average if source.averages else None
+    stages = data.stages_before(step)
+    return entries | {
+        "task": ", ".join(f"from step {begins:,} on `{name}`" if begins else f"`{name}`" for begins, name in stages),
+        "data": None if data.data_files is None else f"`{_names(data.data_files)}`",
+        "objective": data.objective,
+        "lengths": ", ".join(f"{name} {length}" for name, length in lengths.items()),
+        "examples per step": data.batch_size,
+        "input tokens at most": f"{step * data.batch_size * (data.sequence_length or lengths['inputs']):,}",
+        "optimizer": f"{run.optimizer.name}, {run.optimizer.schedule.name}",
+        "weights": None if average is None else f"their moving average, decay {average}, which is evaluated too",
+        "validation loss": last and f"{last['loss']:.3f} at step {last['step']:,}",
+        "bits per byte": last and f"{last['bits_per_byte']:.3f} on validation text",
+    }
 
 
 def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
@@ -199,55 +161,46 @@ def _names(files: str | Sequence[str] | Mapping[str, str]) -> str:
     return ", ".join(str(part) if hub_name(str(part)) else str(part).rpartition("/")[2] for part in parts)
 
 
-def _picture(directory: Path, run: RunConfig) -> bool:
-    if not any(record["kind"] == "train" for record in read_metrics(run.model_dir)):
-        return False
-    plot_loss(run, directory)
-    return True
+USAGE = """\
+## Use
+
+```python
+import torch
+from transformers import {auto}, AutoTokenizer
+
+name = "."  # this folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = {auto}.from_pretrained(name, dtype=torch.{dtype})
+{code}
+```
+
+"""
+GENERATE = """\
+inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"""
+CONTINUE = """\
+inputs = tokenizer("A text that", return_tensors="pt")
+tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
 
 
-def _usage(source: Source, form: Form) -> str:
+def _usage(model: ModelConfig, form: Form) -> str:
     formats, dtype, transformers = form
-    if source.model.is_decoder_only:
-        return _usage_of_language_model(dtype)
-    is_scaled = head_scale(source.model) != 1
-    lines = [
-        "import torch",
-        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
-        "",
-        'name = "."  # this folder, or its name on the hub',
-        "tokenizer = AutoTokenizer.from_pretrained(name)",
-        f"model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.{dtype})",
-        'inputs = tokenizer("A text with <extra_id_0> gap.", return_tensors="pt")',
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
-    ]
+    if model.is_decoder_only:
+        begins = f"A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
+        return USAGE.format(auto="AutoModelForCausalLM", dtype=dtype, code=CONTINUE) + begins
+    is_scaled = head_scale(model) != 1
     notes = [f"For transformers {'4.57 and 5' if not is_scaled else transformers}; weights are {dtype}."]
     if "flax" in formats:
         notes.append("`flax_model.msgpack` is for the Flax classes of transformers 4; version 5 has none.")
     if is_scaled:
         notes.append(UMT5[transformers])
-    if not source.model.logits_via_embedding:
+    if not model.logits_via_embedding:
         notes.append(OWN_LAYER_IN_5)
-    if source.model.num_decoder_layers > source.model.num_encoder_layers:
+    if model.num_decoder_layers > model.num_encoder_layers:
         notes.append(DEEP_DECODER_IN_4)
-    code = "```python\n" + "\n".join(lines) + "\n```\n\n" if "pytorch" in formats else ""
-    return "## Use\n\n" + code + " ".join(notes)
-
-
-def _usage_of_language_model(dtype: str) -> str:
-    lines = [
-        "import torch",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'name = "."  # this folder, or its name on the hub',
-        "tokenizer = AutoTokenizer.from_pretrained(name)",
-        f"model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.{dtype})",
-        'inputs = tokenizer("A text that", return_tensors="pt")',
-        "tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature=0.6, top_k=20)",
-        "print(tokenizer.decode(tokens[0], skip_special_tokens=True))",
-    ]
-    code = "```python\n" + "\n".join(lines) + "\n```\n\n"
-    return f"## Use\n\n{code}A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
+    code = USAGE.format(auto="AutoModelForSeq2SeqLM", dtype=dtype, code=GENERATE)
+    return (code if "pytorch" in formats else "## Use\n\n") + " ".join(notes)
 
 
 logger = logging.getLogger(__name__)
@@ -255,25 +208,30 @@ logger = logging.getLogger(__name__)
 REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
 
 
+def _check_access(otherwise: str) -> None:
+    """Raises InputError without a token, and for one that the hub refuses; OSError if the hub does not answer."""
+    if not servers.token():
+        raise InputError(f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}.")
+    try:
+        _hub().whoami()
+    except (HTTPError, OSError) as error:
+        if _status(error) in REFUSALS:
+            raise InputError(
+                f"The hub does not accept this upload (asked {servers.asked_as()}: HTTP {_status(error)}); set"
+                " HF_TOKEN to a token with write access."
+            ) from error
+        raise OSError(reason_of(error)) from error
+
+
 def check_target(target: str, dry_run: bool) -> None:
     """Raises InputError for an invalid hub id, and without a token that the hub accepts, before any work."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
         raise InputError(f"{target} is not a hub id; give user/name.")
-    if dry_run:
-        return
-    _check_token(", or only show what would be uploaded")
     try:
-        _hub().whoami()
-    except (HTTPError, OSError) as error:
-        raise InputError(
-            f"The hub does not accept HF_TOKEN ({reason_of(error)}); set it to a token with write access, or check the"
-            " network."
-        ) from error
-
-
-def _check_token(otherwise: str) -> None:
-    if not servers.token():
-        raise InputError(f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}.")
+        if not dry_run:
+            _check_access(", or only show what would be uploaded")
+    except OSError as error:
+        raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
 
 
 @dataclass(frozen=True)
@@ -298,19 +256,11 @@ class HubDestination:
         """
         if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", self.model_id):
             raise ConfigError("RunConfig.hub_model_id", f"is {self.model_id!r}; give user/name.")
-        _check_token(", or leave RunConfig.hub_model_id out")
         try:
-            _hub().whoami()
-        except (HTTPError, OSError) as error:
-            if _status(error) in REFUSALS:
-                raise InputError(
-                    f"The hub does not accept this upload (asked {servers.asked_as()}: HTTP {_status(error)}); set"
-                    " HF_TOKEN to a token with write access."
-                ) from error
+            _check_access(", or leave RunConfig.hub_model_id out")
+        except OSError as error:
             logger.warning(
-                "The hub cannot be reached now (%s); the model is uploaded to %s later.",
-                reason_of(error),
-                self.model_id,
+                "The hub cannot be reached now (%s); the model is uploaded to %s later.", error, self.model_id
             )
 
     def deliver(self, folder: Path, step: int) -> str:

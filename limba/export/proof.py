@@ -24,7 +24,7 @@ from jaxtyping import Float, PyTree
 
 from limba.config import ModelConfig
 from limba.data.vocabulary.load import Vocabulary
-from limba.formats.huggingface import T5xView, open_folder
+from limba.formats.huggingface import open_folder
 from limba.inference import gaps
 from limba.inference.generate import EOS, START, greedy
 from limba.inference.load import place_parameters
@@ -175,10 +175,7 @@ class Proof:
 
     def check_own(self, directory: Path, dtype: str, flax: bool) -> Figures:
         """Compares the written weights, read back by Limba, in Limba's network."""
-        if self._config.is_decoder_only:
-            arrays = open_folder(directory, self._config)
-        else:
-            arrays = T5xView(directory, self._config, flax=flax)
+        arrays = open_folder(directory, self._config, flax)
         logits, followed = self._run(place_parameters(arrays, self._network))
         file = "flax_model.msgpack" if flax else "model.safetensors"
         return self._figures(f"{file} in Limba's network", logits, self._greedy(followed), TOLERANCES[dtype])

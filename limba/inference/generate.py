@@ -120,15 +120,13 @@ class Written(NamedTuple):
     ids: np.ndarray
 
 
-def batches_of_like_lengths(
-    lengths: Sequence[int], num_rows: int, chosen: Iterable[int] | None = None
-) -> Iterator[list[int]]:
-    """Yields the indices of the (chosen) rows of each batch, the longest rows first.
+def batches_of_like_lengths(lengths: Sequence[int], num_rows: int) -> Iterator[list[int]]:
+    """Yields the indices of the rows of each batch, the longest rows first.
 
     >>> list(batches_of_like_lengths([3, 9, 4], 2))
     [[1, 2], [0]]
     """
-    order = sorted(range(len(lengths)) if chosen is None else chosen, key=lambda number: (-lengths[number], number))
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     for start in range(0, len(order), num_rows):
         yield order[start : start + num_rows]
 
@@ -165,9 +163,9 @@ class Writer:
         # The seed is in the keys: another one needs no other program.
         self._plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._eos_id, self.is_prefix)
 
-    def batches(self, inputs: Sequence[np.ndarray], chosen: Iterable[int] | None = None) -> Iterator[list[int]]:
-        """Yields the indices of the (chosen) inputs of each batch."""
-        return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows, chosen)
+    def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
+        """Yields the indices of the inputs of each batch."""
+        return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows)
 
     def check(self, inputs: Sequence[np.ndarray]) -> None:
         """Raises InputError if a language model has too few learned positions for one of the inputs."""
@@ -305,17 +303,7 @@ class Deadline:
             raise TimeIsOverError(self.seconds, num_tokens)
 
 
-LEAST = 4  # tokens of a part
-
-
-def part(num_written: int, seconds_per_token: float, left: float) -> int:
-    """Returns how many tokens the next part has: as many as were written, or those that the time left is enough for.
-
-    >>> part(0, 0.0, 60.0), part(16, 0.1, 60.0), part(64, 1.0, 10.0), part(64, 1.0, 1.0)
-    (4, 16, 10, 4)
-    """
-    in_time = num_written if seconds_per_token <= 0 else int(left / seconds_per_token)
-    return max(LEAST, min(num_written, in_time))
+PART = 16  # tokens between two looks at the clock
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
@@ -343,19 +331,14 @@ def _advance(
 def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
-    The clock is looked at between parts: a program that is being compiled, or a part that is longer than was expected
-    from the last one, is waited for.
+    The clock is looked at after each PART tokens; a program that is being compiled is waited for.
     """
     encoded, state = _begin(plan, params, given)
-    num_written, seconds_per_token, is_over = 0, 0.0, False
+    num_written, is_over = 0, False
     while not is_over:
-        jax.block_until_ready(state)
         deadline.check(num_written)
-        began, before = deadline.clock(), num_written
-        until = min(plan.config.max_tokens, before + part(before, seconds_per_token, deadline.left()))
-        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(until))
+        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + PART))
         is_over, num_written = bool(ended), int(state.position)
-        seconds_per_token = (deadline.clock() - began) / max(1, num_written - before)
     prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
     return search.result(state, prompt_length, plan.config)
 
@@ -404,9 +387,7 @@ def log_likelihoods(
     """
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)
-    for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
-        batch = place_batch(features, batch_sharding(mesh))
+    for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
         found[numbers] = fetched(_log_likelihoods(network, params, batch))[: len(numbers)]
     return found
 
@@ -416,12 +397,19 @@ def logits(
 ) -> list[Float[np.ndarray, "Q V"]]:
     """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
     found: list[np.ndarray] = [np.zeros(0)] * len(pairs)
+    for numbers, weights, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
+        for number, row, weight in zip(numbers, fetched(_logits(network, params, batch)), weights, strict=False):
+            found[number] = row[weight > 0]
+    return found
+
+
+def _batches(
+    network: Network, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool
+) -> Iterator[tuple[list[int], np.ndarray, dict[str, jax.Array]]]:
+    """Yields (the indices of a batch's pairs, the weights of their target tokens, the batch on the devices)."""
     for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
         features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
-        rows = fetched(_logits(network, params, place_batch(features, batch_sharding(mesh))))
-        for row, number in enumerate(numbers):
-            found[number] = rows[row][features["decoder_loss_weights"][row] > 0]
-    return found
+        yield numbers, features["decoder_loss_weights"], place_batch(features, batch_sharding(mesh))
 
 
 def features_of(

@@ -21,7 +21,7 @@ import limba
 from limba.cli import convert as command
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
-from limba.formats import decoder_only, huggingface
+from limba.formats import architectures, huggingface
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference.load import write_folder
@@ -64,7 +64,7 @@ def random_arrays(config) -> dict[str, np.ndarray]:
     if not config.is_decoder_only:
         return arrays_of(config)
     random = np.random.default_rng(0)
-    shapes = decoder_only.shapes(config)
+    shapes = architectures.shapes(config)
     drawn = {name: random.standard_normal(shape) * shape[0] ** -0.5 for name, shape in shapes.items()}
     return {name: np.float32(array + name.endswith("scale")) for name, array in drawn.items()}
 

@@ -22,7 +22,7 @@ from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
 from limba.formats import t5x
-from limba.formats.huggingface import T5xView
+from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import gaps
@@ -88,7 +88,7 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_pat
     is_deep = config.num_decoder_layers > config.num_encoder_layers
     assert ("use_cache=False" in (folder / "README.md").read_text()) == is_deep
     for flax in (False, True):
-        equal(T5xView(folder, config, flax=flax), arrays)
+        equal(open_folder(folder, config, flax=flax), arrays)
     if family == "byt5":
         tokens = transformers.AutoTokenizer.from_pretrained(folder)
         vocabulary = load_vocabulary("byte", 0)
@@ -129,7 +129,7 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
     for folder in (tmp_path / "out" / "step_3", tmp_path / "out2" / "step_3"):
         config = find(str(legacy)).model
         for flax in (False, True):
-            equal(T5xView(folder, config, flax=flax), arrays)
+            equal(open_folder(folder, config, flax=flax), arrays)
     import_folder(tmp_path / "out" / "step_3", tmp_path / "ours")
     equal(LimbaCheckpoint(tmp_path / "ours" / "checkpoints" / "0"), arrays)
 
@@ -176,12 +176,12 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     config = config_of("mt5")
     arrays = write_run(tmp_path / "run", config)[5]
     export(tmp_path / "run", tmp_path / "out", "--dtype=bfloat16")
-    half = T5xView(tmp_path / "out" / "step_5", config)
+    half = open_folder(tmp_path / "out" / "step_5", config)
     assert half["token_embedder/embedding"].dtype.name == "bfloat16"
     assert all((half[name] == arrays[name].astype(half[name].dtype)).all() for name in arrays)
     files.write_pytorch(tmp_path, arrays, config, file_bytes=100_000)
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
-    equal(T5xView(tmp_path, config), arrays)
+    equal(open_folder(tmp_path, config), arrays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK_BYTES", 1_000)
         files.write_flax(tmp_path / "out", arrays, config, chunk_bytes=6_000)
@@ -190,7 +190,7 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     read = msgpack_restore((tmp_path / "out" / "flax_model.msgpack").read_bytes())
     np.testing.assert_array_equal(read["shared"]["embedding"], arrays["token_embedder/embedding"])
     np.testing.assert_array_equal(read["lm_head"]["kernel"], arrays["decoder/logits_dense/kernel"])
-    equal(T5xView(tmp_path / "out", config, flax=True), arrays)
+    equal(open_folder(tmp_path / "out", config, flax=True), arrays)
 
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
@@ -434,6 +434,6 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     lines = [f"network.T5Config.{name} = {value!r}" for name, value in values.items()]
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
     export(tmp_path / "run", tmp_path / "out", "--no-check")
-    equal(T5xView(tmp_path / "out" / "step_4", config), arrays)
+    equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
     about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
     assert about["model_type"] == "umt5"
