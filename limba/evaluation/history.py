@@ -17,7 +17,6 @@ from etils import epath
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.formats.names import Json
-from limba.storage import files
 from limba.storage.files import write_whole
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, files_of, markdown_table
 
@@ -102,34 +101,19 @@ class History:
 
     def update(self) -> bool:
         """Reads what was added; returns whether there was anything. The storage's own errors if it cannot be read."""
-        size, before = self._size(), self._offset
+        paths, before = files_of(self._directory), self._offset
+        size = sum(path.stat().length for path in paths)
         if size < self._offset:  # another file, such as one copied there again
             self._begin()
-        for line in self._lines():
+        # An object of a bucket may have grown by its tail since, so the bytes of both are one text.
+        whole = b"".join(path.read_bytes() for path in paths) if size != self._offset else b""
+        for line in io.BytesIO(whole[self._offset :]):
             if not line.endswith(b"\n") and not _is_whole(line):
                 break  # it is being written
             self._offset += len(line)
             self._num_lines += 1
             self._take(line)
         return self._offset != before
-
-    def _size(self) -> int:
-        return sum(path.stat().length for path in files_of(self._directory))
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yields the lines behind the offset, each with its end."""
-        paths = files_of(self._directory)
-        if "://" not in str(self._directory) and [path.name for path in paths] == [METRICS]:
-            with open(paths[0], "rb") as file:
-                file.seek(self._offset)
-                yield from file
-            return
-        # An object of a bucket may have grown by its tail since, so the bytes of all are one text.
-        whole = b""
-        for path in paths:
-            joint = b"\n" if whole and not whole.endswith(b"\n") and not path.name.endswith(files.TAIL) else b""
-            whole += joint + path.read_bytes()
-        yield from whole[self._offset :].splitlines(keepends=True)
 
     def _take(self, line: bytes) -> None:
         if not line.strip():

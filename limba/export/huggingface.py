@@ -27,7 +27,7 @@ from limba.config.errors import reason_of
 from limba.config.waiting import waiting
 from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.export import card, proof
+from limba.export import proof
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
@@ -190,7 +190,7 @@ def _convert(
         write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
         passed, findings = prove(writing, weights, source.model, choices, vocabulary)
-    card.write_card(writing, source, step, form, findings, _about(source, choices, task))
+    proof.write_card(writing, source, step, form, findings, _about(source, choices, task))
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from limba.config import InputError, ModelConfig
-from limba.formats.names import Arrays, Json, Stored
+from limba.formats.names import Arrays, Json, Stored, check_names
 
 SINUSOID_SCALE = 10_000.0
 HEAD, STORED_HEAD = "decoder/logits_dense/kernel", "lm_head.weight"
@@ -196,13 +196,11 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -> None:
     """Raises InputError for the first array that is missing, unknown, or of another shape."""
     found, wanted = arrays.shapes, shapes(config)
-    for name in [*wanted, *found]:
-        if name not in found or name not in wanted:
-            what = "has no" if name not in found else "has, and its configuration does not have,"
-            raise InputError(f"{place} {what} {name}; {advice}.")
-        if found[name] != wanted[name]:
+    check_names([name for name in wanted if name not in found], [name for name in found if name not in wanted], place)
+    for name, shape in found.items():
+        if shape != wanted[name]:
             raise InputError(
-                f"{place} holds {name} as {found[name]}, and its configuration makes it {wanted[name]}; {advice}."
+                f"{place} holds {name} as {shape}, and its configuration makes it {wanted[name]}; {advice}."
             )
 
 

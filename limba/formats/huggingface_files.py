@@ -6,8 +6,10 @@ that only one array and some megabytes are in memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,17 +18,27 @@ from typing import BinaryIO
 
 import msgpack
 import numpy as np
+from etils import epath
 
-from limba.config import ModelConfig
+from limba.config import InputError, ModelConfig
+from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
-from limba.formats.byt5 import LAST_BYTE
 from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name
 from limba.formats.names import Json, Stored, unflatten
 from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
+from limba.storage.files import read_text
 
 BLOCK_BYTES = 1 << 26
 FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
-FLAX_CHUNK_BYTES = 1 << 30  # flax cuts larger arrays, whose length msgpack could not hold
+MOST_FLAX_BYTES = 2**32 - 1024  # of an array and what msgpack says of it
+# A ByT5's sentinels are the last bytes' own ids, from 258 down, or rows of their own above the bytes. The published
+# models have the first: T5X trains with seqio's ByteVocabulary without extra ids, whose last id is 258 (Xue et al.,
+# arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
+# tokenizers name each sentinel with its id.
+LAST_BYTE = 258  # the id of 0xFF
+NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}
 
 
@@ -131,21 +143,16 @@ def write_flax(
     config: ModelConfig,
     dtype: str = "float32",
     head_scale: float = 1.0,
-    chunk_bytes: int = FLAX_CHUNK_BYTES,
 ) -> None:
-    """Writes flax_model.msgpack as flax.serialization would; arrays over `chunk_bytes` are cut as it cuts them.
+    """Writes flax_model.msgpack as flax.serialization reads it; InputError for an array beyond msgpack's 4 GiB.
 
     All but the arrays' bytes is written first, since these come in another order than in the file.
     """
-    stored, packer = _written(arrays, config, dtype, head_scale, flax=True), msgpack.Packer()
-    gaps: dict[str, list[tuple[int, int]]] = {name: [] for name in stored}  # where an array's bytes stand, how many
-
-    def leave_gap(file: BinaryIO, name: str, shape: tuple[int, ...]) -> None:
-        length = math.prod(shape) * stored[name].dtype.itemsize
-        inner = b"\x93" + packer.pack(shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
-        file.write(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
-        gaps[name].append((file.tell(), length))
-        file.seek(length, 1)
+    stored, packer, places = _written(arrays, config, dtype, head_scale, flax=True), msgpack.Packer(), dict[str, int]()
+    if large := [name for name, each in stored.items() if _size(each) > MOST_FLAX_BYTES]:
+        raise InputError(
+            f"{large[0]} takes more than the 4 GiB that msgpack can hold; write the model for PyTorch alone."
+        )
 
     def walk(file: BinaryIO, node: Json, path: str) -> None:
         file.write(packer.pack_map_header(len(node)))
@@ -154,37 +161,20 @@ def write_flax(
             if isinstance(value, dict):
                 walk(file, value, f"{path}{key}/")
             else:
-                leaf(file, f"{path}{key}")
+                leave_gap(file, f"{path}{key}")
 
-    def leaf(file: BinaryIO, name: str) -> None:
-        shape = stored[name].shape
-        size, count = math.prod(shape), max(1, chunk_bytes // stored[name].dtype.itemsize)
-        if size <= count:
-            leave_gap(file, name, shape)
-            return
-        file.write(packer.pack_map_header(3) + packer.pack("__msgpack_chunked_array__") + packer.pack(True))
-        file.write(packer.pack("shape") + packer.pack({str(i): length for i, length in enumerate(shape)}))
-        pieces = [min(count, size - start) for start in range(0, size, count)]
-        file.write(packer.pack("chunks") + packer.pack_map_header(len(pieces)))
-        for i, piece in enumerate(pieces):
-            file.write(packer.pack(str(i)))
-            leave_gap(file, name, (piece,))
+    def leave_gap(file: BinaryIO, name: str) -> None:
+        length = _size(stored[name])
+        inner = b"\x93" + packer.pack(stored[name].shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
+        file.write(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
+        places[name] = file.tell()
+        file.seek(length, 1)
 
     with (directory / FLAX_FILE).open("wb") as file:
         walk(file, unflatten(dict.fromkeys(stored, np.zeros(0))), "")
         for name, each in stored.items():
-            _fill(file, gaps[name], _blocks(each))
-
-
-def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryview]) -> None:
-    """Writes the blocks one after the other into the gaps of a file."""
-    for block in blocks:
-        while len(block):
-            place, length = gaps[0]
-            file.seek(place)
-            written = file.write(block[:length])
-            block = block[written:]
-            gaps[:1] = [(place + written, length - written)] if written < length else []
+            file.seek(places[name])
+            file.writelines(_blocks(each))
 
 
 def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
@@ -239,3 +229,46 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def extra_ids_of(about: Mapping[str, object]) -> int:
+    """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
+
+    `about` is its tokenizer_config.json. As transformers writes them, with `<extra_id_0>` first, they are none.
+
+    >>> counted_down = {"260": {"content": "<extra_id_0>"}, "259": {"content": "<extra_id_1>"}}
+    >>> extra_ids_of({"added_tokens_decoder": counted_down}), extra_ids_of({"extra_ids": 125})
+    (2, 0)
+    """
+    added = about.get("added_tokens_decoder")
+    tokens = [(place, token.get("content")) for place, token in added.items()] if isinstance(added, dict) else []
+    ids = {int(match[1]): int(place) for place, name in tokens if (match := _SENTINEL.fullmatch(str(name)))}
+    return len(ids) if len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids) else 0
+
+
+def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
+    """Returns the extra ids that the ByT5 at a path has learned: `extra_ids` where nothing speaks against them.
+
+    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
+    """
+    found = t5x.checkpoints_of(root)
+    if limba_checkpoint.is_own(root) or not (found or t5x.is_t5x(root)):
+        in_folder = extra_ids_in(root)
+        return extra_ids if in_folder is None else in_folder
+    tree = t5x.open_checkpoint(found[max(found)] if found else root)
+    rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
+    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
+    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
+
+
+def extra_ids_in(folder: epath.Path) -> int | None:
+    """Returns the extra ids of a ByT5 in a folder for transformers; None for another model.
+
+    Raises InputError for a tokenizer_config.json that is no text.
+    """
+    about = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # whoever needs the file tells of it
+                about |= json.loads(read_text(folder / name))
+    return extra_ids_of(about) if str(about.get("tokenizer_class")).startswith("ByT5") else None

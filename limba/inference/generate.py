@@ -23,7 +23,7 @@ from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
-from limba.sharding.mesh import batch_sharding
+from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import cross_entropy
 
 START, EOS = 0, 1  # the decoder's start id; T5's end of sequence
@@ -137,8 +137,7 @@ class Writer:
 
     All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model reads a prompt
     as the inputs of its rows; its texts begin with the prompt unless `with_prompt` is False. With `gaps` a T5 leaves no
-    gap empty. `generates` computes the tokens, as `generate` does. Raises InputError if the mesh does not divide
-    `num_rows`.
+    gap empty. After the `deadline` TimeIsOverError is raised. Raises InputError if the mesh does not divide `num_rows`.
     """
 
     network: Network
@@ -149,7 +148,7 @@ class Writer:
     is_prefix: bool = False
     with_prompt: bool = True
     gaps: Gaps | None = None
-    generates: Callable[[Plan, PyTree, Given], search.Generated] = generate
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
@@ -184,7 +183,11 @@ class Writer:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = self.generates(self._plan, params, Given(placed, self._banned, keys, self.gaps))
+        given = Given(placed, self._banned, keys, self.gaps)
+        if self.deadline is None:
+            found = generate(self._plan, params, given)
+        else:
+            found = generate_in_parts(self._plan, params, given, self.deadline)
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
@@ -233,7 +236,7 @@ def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) ->
 
 def check_rows(mesh: Mesh, num_rows: int) -> None:
     """Raises InputError where so many rows do not divide over the mesh."""
-    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    groups = num_batch_groups(mesh)
     if num_rows % groups:
         raise InputError(
             f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."

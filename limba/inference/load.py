@@ -39,7 +39,7 @@ from limba.storage import lease, manifest
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
-    from limba.inference.generate import Deadline, Score, Writer, Written
+    from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
     from limba.model import Network
     from limba.model.trees import Parameters
@@ -272,18 +272,12 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
+        from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
 
-        writer = self.writer(config, num_rows, deadline)
-        return SegmentWriter(self, config, writer, **({"say": say} if say else {}))
-
-    def writer(self, config: GenerationConfig, num_rows: int, deadline: Deadline | None = None) -> Writer:
-        """Returns a `Writer`, which generates text in batches of `num_rows`, in parts if there is a `deadline`."""
-        from limba.inference.generate import Writer, generate, generate_in_parts
-
-        timed = generate if deadline is None else functools.partial(generate_in_parts, deadline=deadline)
-        is_prefix = self.reads_prefix
-        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, is_prefix, generates=timed)
+        network, is_prefix = self.network, self.reads_prefix
+        writer = Writer(network, self.mesh, self.vocabulary, config, num_rows, is_prefix, deadline=deadline)
+        return SegmentWriter(self, config, writer, say)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.

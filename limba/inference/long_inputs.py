@@ -99,9 +99,9 @@ class SegmentWriter:
         trained: TrainedModel,
         config: GenerationConfig,
         writer: Writer,
-        say: Callable[[str], None] = logger.warning,
+        say: Callable[[str], None] | None = None,
     ):
-        self._trained, self._config, self._say, self._writer = trained, config, say, writer
+        self._trained, self._config, self._say, self._writer = trained, config, say or logger.warning, writer
         self._continues = trained.network.config.is_decoder_only
         self.choice = choice_of(trained, config)
         self.limit = 0 if self._continues else self._longest()

@@ -21,7 +21,7 @@ from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleErro
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
 from limba.data import task_modules
-from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
+from limba.formats import hub_models, huggingface, huggingface_files, limba_checkpoint, t5x
 from limba.formats.architectures import check_arrays
 from limba.formats.names import Arrays, Json
 from limba.formats.t5x import network_of
@@ -224,7 +224,7 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
     if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", byt5.extra_ids_of(about), str(directory))
+        return VocabularyName("byte", huggingface_files.extra_ids_of(about), str(directory))
     return None
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from etils import epath
 
 from limba.config import ConfigError, ModelConfig
-from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
+from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
+from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
 from limba.formats.names import Arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
@@ -88,19 +89,19 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
 
 
 def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
-    own = byt5.extra_ids_at(root, extra_ids)
+    own = extra_ids_at(root, extra_ids)
     if own is None:
         logger.warning(
             "%s does not tell which sentinels it was trained with; those of this run count down from %d, and those of"
             " ByT5 as published from %d, which DataConfig.extra_ids 0 gives.",
-            path, byt5.LAST_BYTE + extra_ids, byt5.LAST_BYTE,
+            path, LAST_BYTE + extra_ids, LAST_BYTE,
         )  # fmt: skip
     elif own != extra_ids:
         raise ConfigError(
             "DataConfig.extra_ids",
-            f"is {extra_ids}, whose sentinels are the ids {byt5.LAST_BYTE + extra_ids},"
-            f" {byt5.LAST_BYTE + extra_ids - 1}, …, and {path} has learned {byt5.LAST_BYTE + own},"
-            f" {byt5.LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
+            f"is {extra_ids}, whose sentinels are the ids {LAST_BYTE + extra_ids},"
+            f" {LAST_BYTE + extra_ids - 1}, …, and {path} has learned {LAST_BYTE + own},"
+            f" {LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
         )
 
 
