@@ -176,6 +176,18 @@ def open_safetensors(directory: str | Path) -> Arrays:
     return Arrays({name: stored for file in files for name, stored in _entries(folder / file).items()})
 
 
+def _entry(name: str, about: Json) -> tuple[str, tuple[int, ...], int, int]:
+    """Returns (type, shape, first byte, byte after the last) of a safetensors header's entry, or ValueError."""
+    try:
+        letters, shape, (first, last) = about["dtype"], (*about["shape"],), about["data_offsets"]
+        is_right = isinstance(letters, str) and all(type(n) is int and n >= 0 for n in (*shape, first, last - first))
+    except (KeyError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ValueError(f"its entry of {name} is wrong")
+    return letters, shape, first, last
+
+
 def _entries(path: Path) -> dict[str, Stored]:
     """Returns the arrays that a safetensors file's header names."""
     try:
@@ -185,12 +197,8 @@ def _entries(path: Path) -> dict[str, Stored]:
             if length > size - 8:
                 raise ValueError("its header ends beyond it")
             header = json.loads(file.read(length))
-        about = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        found = {name: (entry["dtype"], (*entry["shape"],), *entry["data_offsets"]) for name, entry in about.items()}
-        for name, (letters, shape, first, last) in found.items():
-            if not isinstance(letters, str) or any(type(n) is not int or n < 0 for n in (*shape, first, last - first)):
-                raise ValueError(f"its entry of {name} is wrong")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        found = {name: _entry(name, about) for name, about in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({reason_of(error)}); copy it again.") from error
     entries = {}
     for name, (letters, shape, first, last) in found.items():

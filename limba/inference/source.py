@@ -212,6 +212,8 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
     file = directory / "tokenizer_config.json"
     try:
         about: Json = json.loads(read_text(file)) if file.exists() else {}
+        if not isinstance(about, dict):
+            raise ValueError("it is no JSON object")
         specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
         extra_ids = about.get("extra_ids", len(specials) if about else None)
         if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
