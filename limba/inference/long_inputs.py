@@ -13,11 +13,11 @@ import numpy as np
 
 from limba.config import ConfigError, GenerationConfig, InputError
 from limba.inference.generate import Written, ids_of
-from limba.inference.load import TrainedModel, whole_letters
 
 if TYPE_CHECKING:
     from limba.data.objectives.text_segments import Segment
     from limba.inference.generate import Writer
+    from limba.inference.load import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class SegmentWriter:
         """Returns what is read of a text; InputError, which names it, if it is longer and long inputs are refused."""
         from limba.data.objectives.text_segments import Segment, segments_of
 
-        text = whole_letters(text)
+        text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs, and UTF-8 cannot
         if self._continues:
             return Read([Segment(text)], len(self._trained.tokenize(text)))
         num_tokens = self._count(text)

@@ -24,7 +24,7 @@ from limba.export.huggingface import import_folder
 from limba.formats import architectures, huggingface
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
-from limba.inference.load import write_folder
+from limba.inference.load import Form, write_folder
 from limba.inference.source import VocabularyName, evaluated, find
 from limba.model import Network
 from tests.compat import families, overlay
@@ -81,7 +81,7 @@ def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) ->
             arrays = random_arrays(config)
             folder = directory / f"{family}-{head}"
             opened = load_vocabulary(name.path, name.extra_ids)
-            write_folder(folder, arrays, config, ("pytorch",), "float32", name, opened, (), version)
+            write_folder(folder, arrays, config, Form(("pytorch",), "float32", version), (name, opened))
             np.save(folder / "logits.npy", computed(unflatten(stack_layers(arrays)), config))
 
 
