@@ -112,7 +112,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
 
     from limba.config import GenerationConfig
     from limba.export.proof import quiet_libraries
-    from limba.formats.huggingface import T5xView, model_config
+    from limba.formats.huggingface import model_config, open_folder
     from limba.inference.generate import Given, Plan, generate
     from limba.inference.load import place_parameters
     from limba.inference.search import banned_mask
@@ -121,7 +121,7 @@ def compare(args: argparse.Namespace) -> dict[str, int]:
     quiet_libraries()
     config = model_config(args.folder, dtype="float32")
     model = Network(config)
-    params = place_parameters(T5xView(args.folder, config), model)
+    params = place_parameters(open_folder(args.folder, config), model)
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
     texts = _texts(args.texts, args.column, args.num)

@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.load import PieceTable as PieceTable
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
+    from limba.evaluation.history import evenly as evenly
+    from limba.evaluation.history import kept as kept
     from limba.evaluation.status import RunDirectory as RunDirectory
     from limba.evaluation.status import curve as text_curve  # noqa: F401
-    from limba.evaluation.thinning import evenly as evenly
-    from limba.evaluation.thinning import kept as kept
     from limba.inference.generate import Deadline as Deadline
     from limba.inference.generate import TimeIsOverError as TimeIsOverError
     from limba.inference.line_files import Progress as Progress
@@ -99,8 +99,8 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.data.vocabulary.load": "PieceTable",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
+    "limba.evaluation.history": "evenly kept",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
-    "limba.evaluation.thinning": "evenly kept",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",

@@ -367,8 +367,6 @@ MANY_ARGUMENTS = {
     "limba/data/sources/hub_data.py:__init__": 10,
     "limba/data/sources/units.py:documents": 8,
     "limba/data/vocabulary/train.py:train_vocabulary": 8,
-    "limba/inference/load.py:__init__": 8,
-    "limba/inference/load.py:write_folder": 9,
     "limba/tools/corpus/preparation/prepare.py:prepare": 9,
     "limba/tools/corpus/preparation/slurm.py:submit": 10,
 }

@@ -139,7 +139,7 @@ def measured(config: RunConfig) -> dict[str, Any]:
 
     The seconds are those of the steps: without evaluations, and without a start's first step, which is compiled.
     """
-    from limba.evaluation.summary import history_of
+    from limba.evaluation.history import history_of
 
     history = history_of(config)
     start = next((note for note in history.notes if note["kind"] == "start"), {})

@@ -69,15 +69,14 @@ def _sentences(config: RunConfig) -> Sequence[gaps.Hidden]:
     return list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
 
 
-def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence[Sequence[Sequence[gaps.Fill]]]]:
-    """Prints sentences that the model has not seen, with the words that it would write in their gaps; returns them."""
+def _show_fills(config: RunConfig) -> None:
+    """Prints sentences that the model has not seen, with the words that it would write in their gaps."""
     from limba.inference import gaps
     from limba.inference.load import load
     from limba.inference.source import find
 
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
-    pieces = gaps.pieces_of(trained.vocabulary, trained.network.config.vocab_size)
     shown = _sentences(config)
     filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
     if shown:
@@ -92,40 +91,11 @@ def _show_fills(config: RunConfig) -> tuple[Sequence[str], gaps.Pieces, Sequence
             likely = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in best)
             print(f"   [{word}]{' ' * (width - _columns(word))}  {likely}")
         print()
-    return [hidden.masked for hidden in shown], pieces, filled
 
 
 def _columns(text: str) -> int:
     """Returns how many columns a terminal needs for a text: two for each letter of Chinese, Japanese or Korean."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def _convert(
-    model_dir: str, step: int, masked: Sequence[str], pieces: gaps.Pieces, ours: Sequence[Sequence[Sequence[gaps.Fill]]]
-) -> None:
-    """Converts the newest checkpoint for transformers, proves it, and fills the same gaps with transformers."""
-    from limba.cli import convert
-    from limba.export import proof as check
-
-    print("The model as a folder for Hugging Face's transformers:")
-    convert.run([model_dir])
-    if not check.has_transformers():
-        print("To see transformers fill the same gaps: bash launch/setup.sh tests installs it; run this again.")
-        return
-    if not masked:
-        return
-    from limba.export import proof
-
-    theirs = proof.fill(Path(model_dir) / "huggingface" / f"step_{step}", masked, pieces)
-    pairs = [
-        pair
-        for all_ours, all_theirs in zip(ours, theirs, strict=True)
-        for each, other in zip(all_ours, all_theirs, strict=True)
-        for pair in zip(each, other, strict=False)  # one more or less may be found where two are equally likely
-    ]
-    same = sum(mine.text == other.text for mine, other in pairs)
-    difference = max((abs(mine.probability - other.probability) for mine, other in pairs), default=0.0)
-    print(f"transformers fills in the same words: {same} of {len(pairs)}, probabilities within {difference:.1e}")
 
 
 def _next(directory: str, step: int, given: str | None) -> str:
@@ -166,8 +136,9 @@ def run(argv: Sequence[str]) -> None:
         arguments.append(f"--gin.TRAIN_STEPS={os.environ['STEPS']}")
     with environment.quiet_imports():
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
+        from limba.cli import convert
         from limba.data.demo_corpus import pydoc_corpus
-        from limba.evaluation import summary
+        from limba.evaluation import history
         from limba.run import train
         from limba.sharding import clusters
     if (place := clusters.find()) is not None and place.count > 1:
@@ -186,7 +157,9 @@ def run(argv: Sequence[str]) -> None:
         result = train(config, text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    print("\n" + summary.summary(config))
-    print(f"picture             {summary.plot_loss(config)}\n")
-    _convert(config.model_dir, result["step"], *_show_fills(config))
+    print("\n" + history.summary(config))
+    print(f"picture             {history.plot_loss(config)}\n")
+    _show_fills(config)
+    print("The model as a folder for Hugging Face's transformers:")
+    convert.run([config.model_dir])
     print("\n" + _next(config.model_dir, result["step"], given))

@@ -1,26 +1,31 @@
-"""The records of a run's metrics.jsonl as columns of numbers: read line by line, and later only what is new."""
+"""A run's metrics.jsonl as columns of numbers, read on as it grows; its summary in lines of text, and its picture."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import json
-from array import array
+import os
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
 
-from limba.config import InputError
+from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
-from limba.storage import files
-from limba.training.metrics.records import METRICS, files_of
+from limba.formats.names import Json
+from limba.storage.files import write_whole
+from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration, files_of, markdown_table
 
 FIGURES = ("train", "validation", "text")  # kinds whose records are numbers
 NOTES = ("event", "start", "saved", "end")
 NOT_FIGURES = ("kind", "step", "time")
 MOST_STEPS = 2**53  # beyond, float64 does not hold every whole number
+NUM_SAMPLED = 10  # evaluations whose samples are shown
+MOST_POINTS = 4_000  # of a line of the picture
 
 
 class Table:
@@ -35,45 +40,36 @@ class Table:
     """
 
     def __init__(self) -> None:
-        self._steps, self._columns = array("d"), dict[str, array]()
+        self._steps, self._records = list[int](), list[Mapping[str, float]]()
+        self.names = dict[str, None]()  # of the columns, as the records have them
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._columns
+        return name in self.names
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Returns a column, float64; KeyError if no record has the name."""
-        return np.array(self._columns[name])
-
-    @property
-    def names(self) -> list[str]:
-        """The columns' names, as the records have them."""
-        return list(self._columns)
+        if name not in self.names:
+            raise KeyError(name)
+        return np.array([record.get(name, np.nan) for record in self._records], np.float64)
 
     @property
     def steps(self) -> np.ndarray:
         """The steps, float64."""
-        return np.array(self._steps)
+        return np.array(self._steps, np.float64)
 
     def last(self, name: str) -> float:
         """Returns the last record's figure; KeyError as above."""
-        return self._columns[name][-1]
+        return float(self[name][-1])
 
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
+    def add(self, step: int, values: Json) -> None:
         """Adds a record; what is no number is left out. OverflowError for a number that float64 does not hold."""
-        numbers = {name: float(value) for name, value in values.items() if type(value) in (int, float)}
-        before = len(self._steps)
-        for name, value in numbers.items():
-            if name not in self._columns:
-                self._columns[name] = array("d", [float("nan")]) * before
-            self._columns[name].append(value)
+        record = {sys.intern(name): float(value) for name, value in values.items() if type(value) in (int, float)}
+        self.names |= dict.fromkeys(record)
         self._steps.append(step)
-        if len(numbers) < len(self._columns):
-            for column in self._columns.values():
-                if len(column) == before:
-                    column.append(float("nan"))
+        self._records.append(record)
 
     def reaches(self, step: int) -> bool:
         """Returns whether there is a record of this step or a later one."""
@@ -81,10 +77,8 @@ class Table:
 
     def forget_from(self, step: int) -> None:
         """Removes the records of this step and later ones."""
-        if self.reaches(step):
-            place = bisect_left(self._steps, step)
-            for column in (self._steps, *self._columns.values()):
-                del column[place:]
+        place = bisect_left(self._steps, step)
+        del self._steps[place:], self._records[place:]
 
 
 class History:
@@ -100,41 +94,26 @@ class History:
 
     def _begin(self) -> None:
         self.tables = {kind: Table() for kind in FIGURES}
-        self.samples, self.notes = list[dict[str, Any]](), list[dict[str, Any]]()
+        self.samples, self.notes = list[Json](), list[Json]()
         self.row_lengths: Mapping[str, Sequence[Sequence[int]]] = {}
         self.last_time = ""
         self.num_damaged, self.first_damaged, self._num_lines, self._offset = 0, 0, 0, 0
 
     def update(self) -> bool:
         """Reads what was added; returns whether there was anything. The storage's own errors if it cannot be read."""
-        size, before = self._size(), self._offset
+        paths, before = files_of(self._directory), self._offset
+        size = sum(path.stat().length for path in paths)
         if size < self._offset:  # another file, such as one copied there again
             self._begin()
-        for line in self._lines():
+        # An object of a bucket may have grown by its tail since, so the bytes of both are one text.
+        whole = b"".join(path.read_bytes() for path in paths) if size != self._offset else b""
+        for line in io.BytesIO(whole[self._offset :]):
             if not line.endswith(b"\n") and not _is_whole(line):
                 break  # it is being written
             self._offset += len(line)
             self._num_lines += 1
             self._take(line)
         return self._offset != before
-
-    def _size(self) -> int:
-        return sum(path.stat().length for path in files_of(self._directory))
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yields the lines behind the offset, each with its end."""
-        paths = files_of(self._directory)
-        if "://" not in str(self._directory) and [path.name for path in paths] == [METRICS]:
-            with open(paths[0], "rb") as file:
-                file.seek(self._offset)
-                yield from file
-            return
-        # An object of a bucket may have grown by its tail since, so the bytes of all are one text.
-        whole = b""
-        for path in paths:
-            joint = b"\n" if whole and not whole.endswith(b"\n") and not path.name.endswith(files.TAIL) else b""
-            whole += joint + path.read_bytes()
-        yield from whole[self._offset :].splitlines(keepends=True)
 
     def _take(self, line: bytes) -> None:
         if not line.strip():
@@ -149,7 +128,7 @@ class History:
             self.num_damaged += 1
             self.first_damaged = self.first_damaged or self._num_lines
 
-    def _add(self, kind: str, step: int, record: dict[str, Any]) -> None:
+    def _add(self, kind: str, step: int, record: Json) -> None:
         self.last_time = str(record.get("time", self.last_time))
         if kind in FIGURES:
             values = {name: value for name, value in record.items() if name not in NOT_FIGURES}
@@ -174,7 +153,7 @@ class History:
         self.samples = [each for each in self.samples if each["step"] < step]
 
     @property
-    def start(self) -> Mapping[str, Any]:
+    def start(self) -> Json:
         """The facts of the newest start; nothing where its record is damaged."""
         return next((note for note in reversed(self.notes) if "environment" in note), {})
 
@@ -199,3 +178,119 @@ def _is_whole(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def kept(values: np.ndarray, most: int) -> np.ndarray:
+    """Returns the places of at most `most` values, in order: the first, the last, and each stretch's extremes.
+
+    >>> kept(np.asarray([1.0, 2, 9, 2, 1, 2, -5, 2, 1, 1]), 6).tolist()
+    [0, 2, 4, 5, 6, 9]
+    """
+    count = len(values)
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(1, count - 1, max((most - 2) // 2, 1) + 1).astype(int)
+    low = np.where(np.isnan(values), np.inf, values)
+    high = np.where(np.isnan(values), -np.inf, values)
+    places = {0, count - 1}
+    for begin, end in itertools.pairwise(edges):
+        places |= {begin + int(np.argmin(low[begin:end])), begin + int(np.argmax(high[begin:end]))}
+    return np.asarray(sorted(places))
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Returns the places of at most `most` of `count` things, the first and the last among them.
+
+    >>> evenly(10, 4), evenly(2, 4), evenly(0, 4)
+    ([0, 3, 6, 9], [0, 1], [])
+    """
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most)).tolist()}) if count else []
+
+
+def history_of(config: RunConfig) -> History:
+    """Returns what the run in model_dir has recorded so far."""
+    history = History(epath.Path(config.model_dir))
+    history.update()
+    return history
+
+
+def summary(config: RunConfig, history: History | None = None) -> str:
+    """Returns the first and last figures of the run in model_dir, from its metrics, and its samples by step.
+
+    KeyError if a figure that every run records is missing.
+    """
+    history = history or history_of(config)
+    train, evaluated, written = (history.tables[kind] for kind in ("train", "validation", "text"))
+    lines = []
+    if len(train):
+        loss, speeds = train["loss"], train["tokens_per_second"]
+        first, last = (f"{step:,.0f}" for step in train.steps[[0, -1]])
+        lines += [
+            f"steps               {last}",
+            f"training loss       {loss[0]:.3f} at step {first}, {loss[-1]:.3f} at the end",
+            f"tokens per second   {np.median(speeds[1:] if len(train) > 1 else speeds):,.0f} (median of the lines"
+            " after the first)",
+            f"time in steps       {duration(float(np.diff(train.steps, prepend=0) @ train['seconds_per_step']))}",
+        ]
+    if len(evaluated):
+        loss, last = evaluated["loss"], _record(evaluated, -1)
+        lines += [
+            f"validation loss     {loss[0]:.3f} at step {evaluated.steps[0]:,.0f}, {loss[-1]:.3f} at the end",
+            f"bits per byte       {last['bits_per_byte']:.3f} of the text that the validation targets spell",
+            *(f"                    {words}" for words in bits_per_byte_by_set(last)),
+            f"perplexity          {last['perplexity']:.2f} a token of the validation text",
+            f"token accuracy      {last['accuracy']:.1%} of the validation text",
+        ]
+    directory = epath.Path(config.model_dir)
+    lines += [f"best step           {directory / 'best'}"] if (directory / "best").exists() else []
+    lines += [
+        f"checkpoints         {directory / 'checkpoints'}",
+        f"figures             {directory / 'metrics.jsonl'}, {directory / 'tensorboard'}",
+    ]
+    if len(written):
+        figures = {f"step {written.steps[place]:,.0f}": _record(written, place) for place in (0, -1)}
+        lines += ["", "text generated for validation examples:", "", markdown_table(figures)]
+    return "\n".join([*lines, *_samples_by_step(history.samples)])
+
+
+def _record(table: Table, place: int) -> dict[str, float]:
+    """Returns one record's figures."""
+    found = {name: float(table[name][place]) for name in table.names}
+    return {name: value for name, value in found.items() if not np.isnan(value)}
+
+
+def _samples_by_step(records: Sequence[Json]) -> list[str]:
+    """Returns how the model continued each prompt, at NUM_SAMPLED steps from the first to the last."""
+    chosen = [records[place] for place in evenly(len(records), NUM_SAMPLED)]
+    lines = []
+    for prompt in dict.fromkeys(prompt for record in chosen for prompt in record["texts"]):
+        doing = "filling" if "<extra_id_0>" in prompt else "continuing"
+        lines += ["", f"samples, {doing} {prompt!r}:"]
+        for record in chosen:
+            texts = [" ".join(text.split()) for text in record["texts"].get(prompt, ())]
+            lines += [f"step {record['step']:<14,} {text}" for text in texts]
+    return lines
+
+
+def plot_loss(
+    config: RunConfig, folder: str | os.PathLike[str] | None = None, history: History | None = None
+) -> epath.Path:
+    """Draws training and validation loss over steps; returns the path, loss.png in the folder or in model_dir."""
+    from matplotlib.figure import Figure
+
+    history = history or history_of(config)
+    path = epath.Path(folder or config.model_dir) / "loss.png"
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for kind, label, style in (("train", "training", "-"), ("validation", "validation", "o--")):
+        table = history.tables[kind]
+        losses = table["loss"] if "loss" in table else np.empty(0)
+        places = kept(losses, MOST_POINTS)
+        axes.plot(table.steps[places], losses[places], style, label=label)
+    axes.set(xlabel="step", ylabel="loss (nats per target token)", title=config.data.mixture_or_task_name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_whole(path, picture.getvalue())
+    return path

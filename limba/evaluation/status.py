@@ -8,17 +8,17 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import fsspec
 from etils import epath
 
 from limba.config import InputError, ModelConfig, RunConfig, plain
 from limba.config.errors import reason_of
-from limba.evaluation import summary
-from limba.evaluation.history import History, figures_read
+from limba.evaluation.history import History, figures_read, plot_loss, summary
 from limba.formats.limba_checkpoint import checkpoints_of, steps_in
+from limba.formats.names import Json
 from limba.storage import lease, manifest
 from limba.storage.files import free_bytes, read_text, resolved
 from limba.training.metrics.records import duration, read_metrics
@@ -112,11 +112,11 @@ class RunDirectory:
     def summary(self, config: RunConfig) -> str:
         """Returns the first and last figures of `history`, and its samples by step; InputError for damaged ones."""
         with figures_read(str(self.path)):
-            return summary.summary(config, self.history)
+            return summary(config, self.history)
 
     def plot_loss(self, config: RunConfig) -> epath.Path:
         """Draws the losses of `history` into loss.png in the directory; returns its path."""
-        return summary.plot_loss(config, None, self.history)
+        return plot_loss(config, None, self.history)
 
 
 class Status(RunDirectory):
@@ -178,7 +178,7 @@ class Status(RunDirectory):
         return [f"room         {text if free >= size else f'NONE for the next checkpoint: {text}'}"]
 
 
-def _figures(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> list[str]:
+def _figures(train: Sequence[Json], config: RunConfig | None) -> list[str]:
     if not train:
         return ["step         none yet: the run starts, or compiles its step"]
     last, recent = train[-1], train[-RECENT:]
@@ -195,7 +195,7 @@ def _figures(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> li
     return lines
 
 
-def _stages(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> list[str]:
+def _stages(train: Sequence[Json], config: RunConfig | None) -> list[str]:
     """Returns a line about the stage of the data that is read, and the next one; nothing for a run without stages."""
     if config is None or not config.data.stages:
         return []
@@ -205,7 +205,7 @@ def _stages(train: Sequence[Mapping[str, Any]], config: RunConfig | None) -> lis
     return [", ".join([line, *(f"{later} from step {begins:,} on" for begins, later in following)])]
 
 
-def _validation(records: Sequence[Mapping[str, Any]]) -> list[str]:
+def _validation(records: Sequence[Json]) -> list[str]:
     found = [record for record in records if record["kind"] == "validation"]
     return [f"validation   loss {found[-1]['loss']:.4f} at step {found[-1]['step']:,}"] if found else []
 
@@ -214,15 +214,14 @@ def holder_line(seen: Heartbeat) -> str:
     """Returns who trains in the directory, by its lease."""
     if seen.content is None or seen.age is None:
         return "process      none: nothing trains here now"
-    owner = lease.Owner.of(seen.content)
-    return f"process      {owner or 'of an unknown program'}; {_beat(seen, seen.age, lease.BEAT_SECONDS)}"
-
-
-def _beat(seen: Heartbeat, age: float, every: float) -> str:
     how = "seen here" if seen.is_watched else "by the file's time and this machine's clock"
-    if age > SILENT * every:
-        return f"NO HEARTBEAT for {duration(age)} ({how}): it has ended, stands still, or cannot write"
-    return f"alive, heartbeat {duration(age)} ago ({how})"
+    guess = ": it has ended, stands still, or cannot write" if seen.age > SILENT * lease.BEAT_SECONDS else ""
+    owner = lease.Owner.of(seen.content) or "of an unknown program"
+    return f"process      {owner}; {_beat(seen.age, lease.BEAT_SECONDS)} ({how}){guess}"
+
+
+def _beat(age: float, every: float) -> str:
+    return f"alive, heartbeat {duration(age)} ago" if age <= SILENT * every else f"NO HEARTBEAT for {duration(age)}"
 
 
 def _processes(seen: Heartbeat, holder: Heartbeat) -> list[str]:
@@ -235,26 +234,21 @@ def _processes(seen: Heartbeat, holder: Heartbeat) -> list[str]:
         owner = lease.Owner.of(holder.content)
         if owner is not None and record["pid"] != owner.pid:
             return []  # of an earlier start
-        rows = [_row(one, seen, seen.age, every) for one in each]
+        rows = [_row(one, seen.age, every) for one in each]
     except (ValueError, TypeError, KeyError, AttributeError):
         return [f"processes    {HOSTS_FILE} is damaged; it is written again within a minute"]
     return [f"processes    {len(rows)}, as process 0 has heard of them", *rows, *slow(each)]
 
 
-def _row(one: Mapping[str, Any], seen: Heartbeat, age: float, every: float) -> str:
-    silent = float(one["silent_seconds"])
-    text = f"  {one['process']:>3} on {one['host']}: {_short(seen, age + silent, every)}"
+def _row(one: Json, age: float, every: float) -> str:
+    text = f"  {one['process']:>3} on {one['host']}: {_beat(age + float(one['silent_seconds']), every)}"
     if "seconds_per_step" not in one:
         return f"{text}, step {one['step']:,}" if one.get("step") else f"{text}, no step yet"
     waits = f"{one['seconds_for_data']:.3g} s of them for its data"
     return f"{text}, step {one['step']:,}, {one['seconds_per_step']:.3g} s a step, {waits}"
 
 
-def _short(seen: Heartbeat, age: float, every: float) -> str:
-    return f"alive, heartbeat {duration(age)} ago" if age <= SILENT * every else f"NO HEARTBEAT for {duration(age)}"
-
-
-def slow(each: Sequence[Mapping[str, Any]]) -> list[str]:
+def slow(each: Sequence[Json]) -> list[str]:
     """Returns a line that names the process whose data takes much longer than that of most; none if there is none.
 
     >>> waits = (0.01, 0.01, 0.4)

@@ -1,4 +1,4 @@
-"""The exports at the end of a run: its last step as a folder for transformers, proved, at each destination.
+"""The exports at the end of a run: its last step as a folder for transformers, proved, at each destination; uploads.
 
 A process of its own writes and proves the folder, on the CPU: it needs no device, and nothing that goes wrong in it,
 memory included, ends the run. A failed export is repeated, then said; the run's checkpoints are untouched by it.
@@ -7,9 +7,11 @@ memory included, ends the run. A failed export is repeated, then said; the run's
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,18 +21,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+import huggingface_hub
 from etils import epath
+from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
 from limba.config import ConfigError, InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data.stream.processes import LARGE_PAGES, NO_DEVICES
-from limba.export.card import HubDestination
 from limba.formats import limba_checkpoint
+from limba.formats.names import Json
 from limba.sharding.agreement import is_first, of_first
-from limba.storage import manifest
+from limba.storage import manifest, servers
 from limba.training.checks import check_writable
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 PAUSES = (10.0, 60.0)  # seconds between them
@@ -100,6 +106,89 @@ def _source_of(folder: Path | bytes | None) -> str | None:
         return None
 
 
+REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
+
+
+def _check_access(otherwise: str) -> None:
+    """Raises InputError without a token, and for one that the hub refuses; OSError if the hub does not answer."""
+    if not servers.token():
+        raise InputError(f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}.")
+    try:
+        _hub().whoami()
+    except (HTTPError, OSError) as error:
+        if _status(error) in REFUSALS:
+            raise InputError(
+                f"The hub does not accept this upload (asked {servers.asked_as()}: HTTP {_status(error)}); set"
+                " HF_TOKEN to a token with write access."
+            ) from error
+        raise OSError(reason_of(error)) from error
+
+
+def check_target(target: str, dry_run: bool) -> None:
+    """Raises InputError for an invalid hub id, and without a token that the hub accepts, before any work."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target):
+        raise InputError(f"{target} is not a hub id; give user/name.")
+    try:
+        if not dry_run:
+            _check_access(", or only show what would be uploaded")
+    except OSError as error:
+        raise InputError(f"The hub cannot be reached ({error}); check the network.") from error
+
+
+@dataclass(frozen=True)
+class HubDestination:
+    """A model of the hub, which gets the files of a run's model on its branch `main`.
+
+    `model_id` is user/name, or a name alone for the user of the token. It is made if it does not exist, `private` or
+    not.
+    """
+
+    model_id: str
+    private: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"the hub's {self.model_id}"
+
+    def check(self) -> None:
+        """Raises InputError for an invalid id, and without a token that the hub accepts.
+
+        A hub that does not answer is only a warning: it may answer when the run ends.
+        """
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", self.model_id):
+            raise ConfigError("RunConfig.hub_model_id", f"is {self.model_id!r}; give user/name.")
+        try:
+            _check_access(", or leave RunConfig.hub_model_id out")
+        except OSError as error:
+            logger.warning(
+                "The hub cannot be reached now (%s); the model is uploaded to %s later.", error, self.model_id
+            )
+
+    def deliver(self, folder: Path, step: int) -> str:
+        """Uploads the folder as one commit; returns the address. InputError if the hub refuses it, OSError otherwise.
+
+        Files that the hub has already, from an interrupted upload, are not sent again.
+        """
+        hub = _hub()
+        try:
+            owner = "" if "/" in self.model_id else f"{hub.whoami()['name']}/"
+            target = owner + self.model_id
+            hub.create_repo(target, exist_ok=True, private=self.private)
+            hub.upload_folder(repo_id=target, folder_path=folder, commit_message=f"Step {step}")
+        except (HTTPError, OSError) as error:
+            if _status(error) in REFUSALS:
+                raise InputError(
+                    f"the hub refuses the upload to {self.model_id} with HTTP {_status(error)}, asked"
+                    f" {servers.asked_as()}: check that its owner is right and that the token may write"
+                ) from error
+            raise OSError(f"the upload to {self.model_id} failed: {reason_of(error)}") from error
+        return f"{hub.endpoint}/{target}"
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
 def destinations(config: RunConfig) -> list[Destination]:
     """Returns the places that the run's final model goes to, in order."""
     places = (config.export_to,) if isinstance(config.export_to, str) else config.export_to or ()
@@ -111,7 +200,7 @@ def check(config: RunConfig) -> None:
     """Raises InputError for a network that transformers lacks, and for a destination that cannot be written."""
     places = destinations(config)
     if places:
-        from limba.formats.huggingface_files import config_json
+        from limba.formats.architectures import config_json
 
         try:
             config_json(config.model)
@@ -122,7 +211,7 @@ def check(config: RunConfig) -> None:
         place.check()
 
 
-def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str], None] = print) -> dict[str, Any]:
+def deliver_all(config: RunConfig, result: Json, say: Callable[[str], None] = print) -> Json:
     """Returns the result of a run with `exports`, the places that got its model, and `failed_exports`, sentences.
 
     A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
@@ -143,7 +232,8 @@ def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say:
         out, reason = _staging(config, places, stack), ""
         folder, reason = _repeated(lambda: written(config, step, out), say)
         for place in places:
-            found, why = (None, reason) if folder is None else _repeated(_delivery(place, folder, step), say)
+            deliver = functools.partial(place.deliver, folder, step)
+            found, why = (None, reason) if folder is None else _repeated(deliver, say)
             if found is not None:
                 say(f"step {step:,}: the model is in {found}")
                 done.append(str(found))
@@ -154,10 +244,6 @@ def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say:
                 )
                 say(failed[-1])
     return {"exports": done, "failed_exports": failed}
-
-
-def _delivery(place: Destination, folder: Path, step: int) -> Callable[[], str]:
-    return lambda: place.deliver(folder, step)
 
 
 def _staging(config: RunConfig, places: Sequence[Destination], stack: ExitStack) -> Path:
@@ -218,8 +304,6 @@ def write_asked() -> None:
         sys.exit(InputError.exit_status)
 
 
-logger = logging.getLogger(__name__)
-
 SECONDS = 10.0  # between two looks at the saved steps
 LAST_SECONDS = 3600.0  # for the upload that is under way at the end
 
@@ -269,3 +353,36 @@ def _upload(config: RunConfig, over: threading.Event, done: int | None) -> None:
 
 def _newest(config: RunConfig) -> int | None:
     return max(limba_checkpoint.steps_in(epath.Path(config.model_dir) / "checkpoints"), default=None)
+
+
+def push(target: str, folders: Mapping[int, Path], dry_run: bool) -> None:
+    """Uploads each step: the newest to `main`; if there are several, each also to a branch step_<N>.
+
+    A step is one commit; files that the hub has already, from an interrupted upload, are not sent again.
+    """
+    newest = max(folders)
+    plan = [(step, f"step_{step}") for step in sorted(folders) if len(folders) > 1] + [(newest, "main")]
+    if dry_run:
+        for step, revision in plan:
+            for file in sorted(folders[step].iterdir()):
+                print(f"would upload {file.name} ({file.stat().st_size:,} bytes) to {target}, revision {revision}")
+        return
+    hub = _hub()
+    try:
+        hub.create_repo(target, exist_ok=True)
+        for step, revision in plan:
+            if revision != "main":
+                hub.create_branch(target, branch=revision, exist_ok=True)
+            hub.upload_folder(
+                repo_id=target, folder_path=folders[step], revision=revision, commit_message=f"Step {step}"
+            )
+            print(f"step {step:,}: uploaded to {target}, revision {revision}", flush=True)
+    except (HTTPError, OSError) as error:
+        raise InputError(
+            f"The upload to {target} failed ({reason_of(error)}); run the command again: uploaded files are not"
+            " sent again."
+        ) from error
+
+
+def _hub() -> huggingface_hub.HfApi:
+    return huggingface_hub.HfApi(token=servers.token())

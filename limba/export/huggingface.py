@@ -6,8 +6,8 @@ A folder, or a model of the hub, becomes a Limba checkpoint by `import_folder`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
 import os
 import re
 import shutil
@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import AxisType
-from orbax.checkpoint import future, type_handlers
 
 from limba.config import CardConfig, DataConfig, InputError, ModelConfig, OptimizerConfig, plain
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
-from limba.data.tasks import hub_datasets, needs_sentinels
+from limba.data.tasks import Provider, hub_datasets, needs_sentinels
 from limba.data.vocabulary.load import Vocabulary, num_sentinels, sentinel_ids
-from limba.export import card, proof
+from limba.export import proof
+from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
-from limba.inference.load import write_folder
+from limba.formats.names import Json
+from limba.inference.load import Form, write_folder
 from limba.inference.source import (
     T5X,
     VOCABULARIES,
@@ -47,17 +47,17 @@ from limba.model import Network
 from limba.sharding.mesh import leaf_name
 from limba.storage import lease, manifest
 from limba.storage.files import write_whole
+from limba.training.checkpoints import arrays
 from limba.training.checkpoints.directory import position_item
 from limba.training.checkpoints.initial import stacked
 from limba.training.optimizer import make_optimizer
-from limba.training.state import TrainState, abstract_state
+from limba.training.state import abstract_state
 
 FORMATS = ("pytorch", "flax")
 RECORD = "conversion.json"  # in a finished folder: its source, and the results of the proof
 NONE = "none"  # as a vocabulary name: write no tokenizer
 GIN = "from __gin__ import dynamic_registration\nfrom limba import config\n\n"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-PART_BYTES = 1 << 26  # of small arrays, which are written together, to wait for the disk only once
 _ENTRY = re.compile(rf"step_\d+(\.writing|\.failed)?|{re.escape(lease.FILE)}")
 
 
@@ -142,7 +142,7 @@ def _is_done(folder: Path, name: str, choices: Choices) -> bool:
     return is_made_of(record, name, choices, folder)
 
 
-def is_made_of(record: Mapping[str, Any], name: str, choices: Choices, folder: object) -> bool:
+def is_made_of(record: Json | None, name: str, choices: Choices, folder: object) -> bool:
     """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
     try:
         source, same = record["source"], record["dtype"] == choices.dtype
@@ -180,19 +180,17 @@ def _convert(
     for old in (writing, failed):
         shutil.rmtree(old, ignore_errors=True)
     writing.mkdir(parents=True)  # a link of this name is an error
-    arrays = source.arrays(step)
-    name, vocabulary = tokenizer or (None, None)
+    weights = source.arrays(step)
+    vocabulary = tokenizer[1] if tokenizer else None
     task = _task(source)
     model = dataclasses.replace(source.model, dropout_rate=choices.dropout)
+    form = Form(choices.formats, choices.dtype, choices.transformers)
     sentinels = _unused_sentinels(task, source, vocabulary)
     with waiting(f"step {step:,}: writing the folder"):
-        write_folder(
-            writing, arrays, model, choices.formats, choices.dtype, name, vocabulary, sentinels, choices.transformers
-        )
+        write_folder(writing, weights, model, form, tokenizer, sentinels)
     with waiting(f"step {step:,}: proving it"):
-        passed, findings = prove(writing, arrays, source.model, choices, vocabulary)
-    form = card.Form(choices.formats, choices.dtype, choices.transformers)
-    card.write_card(writing, source, step, form, findings, _about(source, choices, task))
+        passed, findings = prove(writing, weights, source.model, choices, vocabulary)
+    proof.write_card(writing, source, step, form, findings, _about(source, choices, task))
     for line in findings:
         print(f"step {step:,}: {line}", flush=True)
     if not passed:
@@ -212,19 +210,14 @@ def _convert(
     print(f"step {step:,}: {final}", flush=True)
 
 
-def _about(source: Source, choices: Choices, task: Any) -> CardConfig:
+def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
     """Returns what the card says: the choices, and where they say nothing the run's own."""
     given, own = choices.card, CardConfig() if source.run is None else source.run.card
-    return CardConfig(
-        given.language or own.language,
-        given.licence or own.licence,
-        given.datasets or own.datasets or (None if task is None else tuple(hub_datasets(task))),
-        given.hardware or own.hardware,
-        given.thank_trc or own.thank_trc,
-    )
+    said = {name: value or getattr(own, name) for name, value in vars(given).items()}
+    return CardConfig(**said | {"datasets": said["datasets"] or (task and tuple(hub_datasets(task)))})
 
 
-def _task(source: Source) -> Any:
+def _task(source: Source) -> Provider | None:
     """Returns the run's task; None if it is not known here, as for a T5X checkpoint."""
     try:
         return None if source.run is None else task_of(source)
@@ -232,7 +225,7 @@ def _task(source: Source) -> Any:
         return None
 
 
-def _unused_sentinels(task: Any, source: Source, vocabulary: Vocabulary | None) -> list[int]:
+def _unused_sentinels(task: Provider | None, source: Source, vocabulary: Vocabulary | None) -> list[int]:
     """Returns the sentinels of a model that was fine-tuned without them; pretraining needs them."""
     if task is None or vocabulary is None or source.model.is_decoder_only or needs_sentinels(task):
         return []
@@ -240,14 +233,14 @@ def _unused_sentinels(task: Any, source: Source, vocabulary: Vocabulary | None) 
 
 
 def prove(
-    folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Vocabulary | None
+    folder: Path, weights: Mapping[str, np.ndarray], model: ModelConfig, choices: Choices, vocabulary: Vocabulary | None
 ) -> tuple[bool, list[str]]:
     """Returns whether a written folder gives the source's numbers, and the findings as sentences."""
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
     proof.quiet_libraries()
     suppressed = json.loads((folder / "generation_config.json").read_text()).get("suppress_tokens", ())
-    source = proof.Proof(arrays, model, vocabulary, suppressed)
+    source = proof.Proof(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]
     if "pytorch" in choices.formats and head_scale(model) != 1 and proof.version() not in (0, choices.transformers):
@@ -286,7 +279,7 @@ def export_to_bucket(
     return addresses
 
 
-def _parsed(record: bytes) -> Any:
+def _parsed(record: bytes) -> Json | None:
     try:
         return json.loads(record)
     except (ValueError, RecursionError):
@@ -335,94 +328,43 @@ def import_folder(source: str | Path, out: Path) -> str:
         raise InputError(f"{out} is not empty; name a new directory.")
     folder = local_folder(str(source))
     model = huggingface.model_config(folder)
-    arrays = open_folder(folder, model)
+    found = open_folder(folder, model)
     with lease.held(str(out), "imports to", beside=True):
-        return _import(folder, arrays, model, out)
+        return _import(folder, found, model, out)
 
 
-def _import(folder: Path, arrays: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
+def _import(folder: Path, found: Mapping[str, np.ndarray], model: ModelConfig, out: Path) -> str:
     writing = out.with_name(out.name + ".importing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
-    _write_checkpoint(writing / "checkpoints", _unread_state(arrays, model))
-    (writing / "config.gin").write_text(network_gin(model))
-    (writing / plain.FILE).write_text(plain.to_text(model))
-    sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
-    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
-    if vocabulary is not None:
-        shutil.copyfile(folder / vocabulary, writing / vocabulary)
-        sentence += f" and its vocabulary in {out}/{vocabulary}"
-    if (folder / TOKENIZER_CONFIG).is_file():  # its class and number of sentinels
-        shutil.copyfile(folder / TOKENIZER_CONFIG, writing / TOKENIZER_CONFIG)
-    if out.exists():
-        out.rmdir()
-    writing.rename(out)
-    return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."
-
-
-@dataclass(frozen=True)
-class Unread:
-    """An array of a checkpoint that is read just before it is written."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    read: Callable[[], np.ndarray]
-
-
-class InParts(type_handlers.NumpyHandler):
-    """Orbax's array writer, but with a few arrays at a time instead of all at once."""
-
-    def __init__(self) -> None:
-        super().__init__(deepcopy_host_arrays=False)
-
-    async def serialize(
-        self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
-    ) -> Sequence[future.Future]:
-        args = args or [ocp.SaveArgs()] * len(values)
-        for part in _parts([math.prod(value.shape) * value.dtype.itemsize for value in values]):
-            arrays = [np.asarray(value.read(), value.dtype) for value in values[part]]
-            for written in await super().serialize(arrays, infos[part], args[part]):
-                written.result()
-        return []
-
-
-def _parts(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yields slices of adjacent arrays with at most PART_BYTES together, or one larger array."""
-    start = 0
-    for end in range(1, len(sizes) + 1):
-        if end == len(sizes) or sum(sizes[start : end + 1]) > PART_BYTES:
-            yield slice(start, end)
-            start = end
-
-
-def _unread_state(arrays: Mapping[str, np.ndarray], model: ModelConfig) -> TrainState:
-    """Returns a state at step 0 with these parameters and a new Adafactor, whose averages are zeros."""
     devices = jax.local_devices(backend="cpu")[:1]  # only a name; nothing is placed there
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "model"), (AxisType.Auto,) * 3, devices=devices)
     abstract = abstract_state(Network(model), make_optimizer(OptimizerConfig(), 1), mesh)
 
-    def unread(leaf: jax.ShapeDtypeStruct, read: Callable[[], np.ndarray]) -> Unread:
-        return Unread(leaf.shape, leaf.dtype, read)
+    def host_arrays() -> Iterator[arrays.HostArray]:
+        for place, leaf in jax.tree.leaves_with_path(abstract):
+            path, shape = leaf_name(place), tuple(leaf.shape)
+            name, is_parameter = path.removeprefix("params/"), path.startswith("params/")
+            whole = stacked(name, shape[0], found.__getitem__) if is_parameter else np.zeros(shape, leaf.dtype)
+            part = ((tuple(slice(0, size) for size in shape), np.asarray(whole, leaf.dtype)),)
+            chunk = tuple(max(1, size) for size in shape)
+            yield arrays.HostArray(path.replace("/", "."), shape, np.dtype(leaf.dtype), chunk, part)
 
-    zeros = jax.tree.map(lambda leaf: unread(leaf, lambda: np.zeros(leaf.shape, leaf.dtype)), abstract)
-    params = jax.tree.map_with_path(
-        lambda place, leaf: unread(leaf, lambda: stacked(leaf_name(place), leaf.shape[0], arrays.__getitem__)),
-        abstract.params,
+    tree = jax.tree.map(lambda leaf: arrays.Unwritten(tuple(leaf.shape), np.dtype(leaf.dtype)), abstract)
+    snapshot, data = arrays.Snapshot((), tree, arrays.num_bytes(abstract)), DataConfig("imported", {"inputs": 1}, 1)
+    describe = functools.partial(arrays.write_tree_metadata, snapshot=snapshot)
+    write_step(
+        epath.Path(writing / "checkpoints"), 0, snapshot.num_bytes, host_arrays(), describe, position_item(data, {})
     )
-    return zeros.replace(params=params)
-
-
-def _write_checkpoint(directory: Path, state: TrainState) -> None:
-    registry = type_handlers.create_type_handler_registry((Unread, InParts()))
-    handlers = {
-        "state": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
-        "data": ocp.JsonCheckpointHandler(),
-    }
-    options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
-    data = position_item(DataConfig("imported", {"inputs": 1}, batch_size=1), {})
-    items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
-    with ocp.CheckpointManager(
-        directory, item_names=tuple(handlers), item_handlers=handlers, options=options
-    ) as manager:
-        manager.save(0, args=items)
-    manifest.write(str(directory / "0"), step=0)
+    (writing / "config.gin").write_text(network_gin(model))
+    (writing / plain.FILE).write_text(plain.to_text(model))
+    sentence = f"{out}/checkpoints/0, with its network in {out}/config.gin"
+    vocabulary = next((name for name in VOCABULARIES if (folder / name).is_file()), None)
+    sentence += f" and its vocabulary in {out}/{vocabulary}" if vocabulary else ""
+    for name in (vocabulary, TOKENIZER_CONFIG):  # the latter has its class and number of sentinels
+        if name and (folder / name).is_file():
+            shutil.copyfile(folder / name, writing / name)
+    if out.exists():
+        out.rmdir()
+    writing.rename(out)
+    return f"{sentence}; start from it with RunConfig.initial_checkpoint_path={out}."

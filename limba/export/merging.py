@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -24,6 +24,7 @@ from limba.config.secrets import without_credentials
 from limba.config.waiting import waiting
 from limba.data.vocabulary.files import copies_in
 from limba.formats import limba_checkpoint
+from limba.formats.names import Json
 from limba.formats.t5x import orbax_leaves
 from limba.inference.line_files import Progress
 from limba.inference.source import LIMBA, Source
@@ -189,8 +190,8 @@ def merge(parts: Sequence[Part], weighting: Weighting, out: str, texts: Mapping[
         ) from error
 
 
-def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float]) -> dict[str, Any]:
-    def described(part: Part, weight: float) -> dict[str, Any]:
+def _record(parts: Sequence[Part], weighting: Weighting, weights: Sequence[float]) -> Json:
+    def described(part: Part, weight: float) -> Json:
         has_manifest = manifest.exists(part.path)
         digest = manifest.entry(part.path / manifest.FILE)[1] if has_manifest else None
         run = without_credentials(str(part.source.directory))
@@ -237,24 +238,20 @@ def _opened(path: epath.Path) -> dict[str, ts.TensorStore]:
 def _check_same(parts: Sequence[Part], stores: Sequence[Stores]) -> None:
     """Raises InputError that names the first parameter, or field of the network, in which a part differs."""
 
-    def shapes_of(opened: Stores) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(store.shape) for name, store in opened.items() if name.startswith(PARAMETERS)}
+    def described(part: Part, opened: Stores) -> dict[str, object]:
+        shapes = {name: tuple(store.shape) for name, store in sorted(opened.items()) if name.startswith(PARAMETERS)}
+        fields = {name: value for name, value in vars(part.source.model).items() if name not in FREE_FIELDS}
+        named = {f"ModelConfig.{name}": repr(value) for name, value in fields.items()}
+        return {name.removeprefix(PARAMETERS): shape for name, shape in shapes.items()} | named
 
-    first, wanted = parts[0], shapes_of(stores[0])
+    first, wanted = parts[0], described(parts[0], stores[0])
     for part, opened in zip(parts[1:], stores[1:], strict=True):
-        shapes = shapes_of(opened)
-        for name in sorted(wanted.keys() | shapes.keys()):
-            if wanted.get(name) != shapes.get(name):
+        found = described(part, opened)
+        for name in [*found, *wanted]:
+            if found.get(name) != wanted.get(name):
                 raise InputError(
-                    f"Only checkpoints of one network can be merged: {name.removeprefix(PARAMETERS)} is"
-                    f" {wanted.get(name, 'absent')} in {first.path} and {shapes.get(name, 'absent')} in {part.path}."
-                )
-        for name in vars(first.source.model):
-            one, other = (getattr(each.source.model, name) for each in (first, part))
-            if one != other and name not in FREE_FIELDS:
-                raise InputError(
-                    f"Only checkpoints of one network can be merged: ModelConfig.{name} is {one!r} in"
-                    f" {first.source.path} and {other!r} in {part.source.path}."
+                    f"Only checkpoints of one network can be merged: {name} is {wanted.get(name, 'absent')} in"
+                    f" {first.path} and {found.get(name, 'absent')} in {part.path}."
                 )
 
 
@@ -263,7 +260,7 @@ def _written(
     stores: Sequence[Stores],
     weights: Sequence[float] | None,
     directory: epath.Path,
-    record: Mapping[str, Any],
+    record: Json,
     texts: Mapping[str, str] | None,
 ) -> str:
     newest, step = parts[-1], parts[-1].step
@@ -275,35 +272,59 @@ def _written(
     config = config if isinstance(config, ModelConfig) else plain.moved(config, str(directory))
     for name, text in {plain.FILE: plain.to_text(config), **(texts or {})}.items():
         write_whole(directory / name, text)
-    place = directory / "checkpoints"
+    place, metadata = directory / "checkpoints", (newest.path / "state" / "_METADATA").read_text()
     needed = sum(math.prod(store.shape) * store.dtype.numpy_dtype.itemsize for store in stores[-1].values())
-    step_files.open_step(place, step, needed)
-    state = step_files.working_directory(place, step) / "state"
-    _write_blocks(state, stores, weights)
-    arrays.merge(state)
-    (state / "_METADATA").write_text((newest.path / "state" / "_METADATA").read_text())
-    data = limba_checkpoint.read_data(newest.path)
-    step_files.commit_files(place, step, data)
+    blocks = [(name, block) for name, store in stores[-1].items() for block in _blocks(store)]
+    with Progress(len(blocks), 0, unit="block", what="merging") as progress:
+
+        def merged() -> Iterator[arrays.HostArray]:
+            for name, block in blocks:
+                yield _merged(name, block, stores, weights)
+                progress.update()
+
+        data = limba_checkpoint.read_data(newest.path)
+        write_step(place, step, needed, merged(), lambda state: (state / "_METADATA").write_text(metadata), data)
     counts = ", ".join(f"{each['step']:,} ({each['weight']:.3g})" for each in record["parts"])
     return f"{place / str(step)}: the average of steps {counts}; {directory / FILE} says so."
 
 
-def _write_blocks(state: epath.Path, stores: Sequence[Stores], weights: Sequence[float] | None) -> None:
-    """Writes all arrays of the newest part, the parameters averaged, block by block."""
-    blocks = [(name, block) for name, store in stores[-1].items() for block in _blocks(store)]
-    held: list[arrays.HostArray] = []
-    with Progress(len(blocks), 0, unit="block", what="merging") as progress:
-        for name, block in blocks:
-            if AVERAGED.match(name) and all(name in opened for opened in stores):
-                part = average([opened[name][block].read().result() for opened in stores], weights)
-            else:
-                part = np.asarray(stores[-1][name][block].read().result())
-            held.append(_described(stores[-1][name], part, block))
-            if sum(each.parts[0][1].nbytes for each in held) >= BLOCK_BYTES:
-                arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
-                held = []
-            progress.update()
-        arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+def write_step(
+    directory: epath.Path,
+    step: int,
+    needed: int,
+    parts: Iterable[arrays.HostArray],
+    describe: Callable[[epath.Path], object],
+    data: limba_checkpoint.DataItem,
+) -> None:
+    """Writes `directory`/<step> of parts of arrays, about BLOCK_BYTES of them at a time.
+
+    `needed` bytes must be free, `describe` writes Orbax's description of the tree into a folder, and `data` is the item
+    of that name.
+    """
+    step_files.open_step(directory, step, needed)
+    state, held = step_files.working_directory(directory, step) / "state", list[arrays.HostArray]()
+    for part in parts:
+        held.append(part)
+        if sum(each.parts[0][1].nbytes for each in held) >= BLOCK_BYTES:
+            arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+            held = []
+    arrays.write_arrays(state, arrays.Snapshot(tuple(held), None, 0))
+    arrays.merge(state)
+    describe(state)
+    step_files.commit_files(directory, step, data)
+
+
+def _merged(
+    name: str, block: tuple[slice, ...], stores: Sequence[Stores], weights: Sequence[float] | None
+) -> arrays.HostArray:
+    """Returns a block of an array of the newest part, that of a parameter averaged."""
+    store = stores[-1][name]
+    if AVERAGED.match(name) and all(name in opened for opened in stores):
+        part = average([opened[name][block].read().result() for opened in stores], weights)
+    else:
+        part = np.asarray(store[block].read().result())
+    place = store.spec().to_json()["kvstore"]["path"].rstrip("/")
+    return arrays.HostArray(place, tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
 
 
 def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np.ndarray:
@@ -316,11 +337,6 @@ def average(blocks: Sequence[np.ndarray], weights: Sequence[float] | None) -> np
     for i, block in enumerate(blocks):
         total += np.asarray(block).astype(np.float64) * (1.0 if weights is None else weights[i])
     return np.asarray(total / len(blocks) if weights is None else total, np.float32)
-
-
-def _described(store: ts.TensorStore, part: np.ndarray, block: tuple[slice, ...]) -> arrays.HostArray:
-    name = store.spec().to_json()["kvstore"]["path"].rstrip("/")
-    return arrays.HostArray(name, tuple(store.shape), part.dtype, _chunk(store), ((block, part),))
 
 
 def _chunk(store: ts.TensorStore) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from limba.config import InputError
 from limba.export.huggingface import upload_made
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.formats.names import Arrays, Stored
 from limba.storage.files import resolved
 from limba.training.checkpoints.initial import exchanged_kind
 
@@ -21,7 +22,7 @@ KINDS = ("m", "v", "v_row", "v_col")
 NO_STATE = "without optimizer state, which is not plain Adafactor's for every parameter"
 
 
-class T5xTree(Mapping[str, np.ndarray]):
+class T5xTree(Arrays):
     """A Limba checkpoint as T5X's tree: `target/…`, `state/step`, and Adafactor's `state/param_states/…`.
 
     T5X's `m` is its placeholder. The only supported optimizer state is that of Adafactor without momentum, for every
@@ -29,58 +30,25 @@ class T5xTree(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, arrays: LimbaCheckpoint):
-        self._arrays = arrays
-        self._averages = {(m[1], m[2]): name for name in arrays.stored if (m := _AVERAGE.match(name))}
-        network = set(arrays)
-        is_t5_decoder = "decoder/relpos_bias/rel_embedding" in network and "encoder/encoder_norm/scale" not in network
-        self._their_name = t5x.their_name if is_t5_decoder else str
-        has_momentum = any("/ema/" in name for name in arrays.stored)  # T5X keeps another one, in `m`
-        averaged = {name for _, name in self._averages}
-        self.has_optimizer = not has_momentum and all(_stacked(name) in averaged for name in network)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        name = t5x.own_name(name)
-        if name == "state/step":
-            return np.asarray(self._arrays.stored["step"], np.int32)
-        if name.startswith("target/"):
-            return self._arrays[name.removeprefix("target/")]
-        parameter, _, kind = name.removeprefix("state/param_states/").rpartition("/")
-        if kind == "m":
-            return np.zeros((1,), np.float32)
-        place, layer = self._average(parameter, kind)
-        array = self._arrays.stack(place)
-        return array if layer is None else array[layer]
-
-    def _average(self, parameter: str, kind: str) -> tuple[str, int | None]:
-        ours = exchanged_kind(kind, parameter, self._arrays.describe(parameter)[0])
-        match = re.search(r"/layers_(\d+)/", parameter)
-        return self._averages[ours, _stacked(parameter)], int(match[1]) if match else None
-
-    def __iter__(self) -> Iterator[str]:
-        yield "state/step"
-        for name in self._arrays:
-            yield f"target/{self._their_name(name)}"
-        if self.has_optimizer:
-            for kind in KINDS:  # each kind of average of a stack is one array; its layers are consecutive
-                for name in self._arrays:
-                    yield f"state/param_states/{self._their_name(name)}/{kind}"
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns (shape, dtype name) without reading the values."""
-        name = t5x.own_name(name)
-        if name == "state/step":
-            return (), "int32"
-        if name.startswith("target/"):
-            return self._arrays.describe(name.removeprefix("target/"))
-        parameter, _, kind = name.removeprefix("state/param_states/").rpartition("/")
-        if kind == "m":
-            return (1,), "float32"
-        place, layer = self._average(parameter, kind)
-        shape, dtype = self._arrays.stored.describe(place)
-        return (shape if layer is None else shape[1:]), dtype
+        averages = {(m[1], m[2]): name for name in arrays.tree if (m := _AVERAGE.match(name))}
+        is_t5_decoder = "decoder/relpos_bias/rel_embedding" in arrays and "encoder/encoder_norm/scale" not in arrays
+        their_name = t5x.their_name if is_t5_decoder else str
+        has_momentum = any("/ema/" in name for name in arrays.tree)  # T5X keeps another one, in `m`
+        averaged = {name for _, name in averages}
+        self.has_optimizer = not has_momentum and all(_stacked(name) in averaged for name in arrays)
+        step, placeholder = np.dtype(np.int32), np.zeros((1,), np.float32)
+        found = {"state/step": Stored((), step, lambda: np.asarray(arrays.tree["step"], step))}
+        found |= {f"target/{their_name(name)}": each for name, each in arrays.stored.items()}
+        # Each kind of average of a stack is one array; its layers are consecutive.
+        for kind in KINDS if self.has_optimizer else ():
+            layers: dict[str, Stored] = {}
+            for name in arrays:
+                if kind != "m" and name not in layers:
+                    ours = exchanged_kind(kind, name, arrays.stored[name].shape), _stacked(name)
+                    layers |= arrays.layers(ours[1], averages[ours])
+                own = layers.get(name, Stored((1,), placeholder.dtype, lambda: placeholder))
+                found[f"state/param_states/{their_name(name)}/{kind}"] = own
+        super().__init__(found)
 
 
 def _stacked(parameter: str) -> str:
@@ -90,8 +58,8 @@ def _stacked(parameter: str) -> str:
 def limba_checkpoint_of(path: str, step: int | None = None) -> LimbaCheckpoint | None:
     """Returns the Limba checkpoint at a path: itself, or the newest (or `step`) of a run; None if there is none."""
     place = resolved(path)
-    own = limba_checkpoint.is_own(place)
-    found = {int(place.name): place} if own else limba_checkpoint.checkpoints_of(place)
+    own = {int(place.name): place} if limba_checkpoint.is_own(place) else {}
+    found = own or limba_checkpoint.checkpoints_of(place)
     if not found:
         return None
     if step is not None and step not in found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from limba.config import InputError
@@ -55,15 +55,18 @@ def download(text: str, weights: bool = True) -> Path:
         try:
             servers.check_hub()
             about = huggingface_hub.HfApi(token=token).model_info(name, revision=revision, timeout=SECONDS)
-            names = [entry.rfilename for entry in about.siblings or ()]
-            wanted: list[str] = wanted_files(text, names) if weights else [*_BESIDE]
+            wanted = wanted_files([entry.rfilename for entry in about.siblings or ()]) if weights else [*_BESIDE]
+            if not wanted:
+                raise InputError(
+                    f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another"
+                    " model, or one of its revisions, as user/name@revision."
+                )
             folder = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=wanted, token=token)
         except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except (HTTPError, OSError) as error:
-            folder = huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=_BESIDE[0], local_files_only=True
-            )
+            options = {"allow_patterns": _BESIDE[0], "local_files_only": True}
+            folder = huggingface_hub.snapshot_download(name, revision=revision, **options)
             logger.warning(
                 "The hub cannot be reached for %s (%s): the copy %s is used.", name, reason_of(error), folder
             )
@@ -78,9 +81,8 @@ def download(text: str, weights: bool = True) -> Path:
             f" {servers.asked_as()}); check it, or set HF_TOKEN to a token that may read it."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(
-            f"The hub's {name} has no revision {revision}; give one of its branches or commits."
-        ) from error
+        sentence = f"The hub's {name} has no revision {revision}; give one of its branches or commits."
+        raise InputError(sentence) from error
     except errors.HFValidationError as error:
         raise InputError(f"{text} is neither a local path nor a valid hub id; check it.") from error
     except (HTTPError, OSError) as error:
@@ -98,22 +100,11 @@ def from_bucket(address: str) -> Path | None:
     """
     if not address.startswith(_BUCKETS):
         return None
-
-    def wanted(names: Sequence[str]) -> Sequence[str]:
-        has_weights = any(form.fullmatch(name) for form in WEIGHTS for name in names)
-        return wanted_files(address, names) if has_weights and "config.json" in names else []
-
-    return manifest.download(address, wanted)
+    return manifest.download(address, lambda names: wanted_files(names) if "config.json" in names else [])
 
 
-def wanted_files(text: str, names: Iterable[str]) -> list[str]:
-    """Returns which of the files to download: of the weights the first form in WEIGHTS' order."""
-    names = set(names)
-    for form in WEIGHTS:
-        weights = [name for name in sorted(names) if form.fullmatch(name)]
-        if weights:
-            return [*(name for name in _BESIDE if name in names), *weights]
-    raise InputError(
-        f"The hub's {text} has no model.safetensors, flax_model.msgpack or pytorch_model.bin; give another model, or"
-        " one of its revisions, as user/name@revision."
-    )
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """Returns which files of a folder for transformers to download: of the weights the best form; [] without any."""
+    forms = ([name for name in sorted(names) if form.fullmatch(name)] for form in WEIGHTS.values())
+    weights = next(filter(None, forms), None)
+    return [*(name for name in _BESIDE if name in names), *weights] if weights else []

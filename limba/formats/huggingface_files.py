@@ -6,124 +6,40 @@ that only one array and some megabytes are in memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgpack
 import numpy as np
-import tensorstore as ts
+from etils import epath
 
 from limba.config import InputError, ModelConfig
-from limba.formats import decoder_only
-from limba.formats.byt5 import LAST_BYTE
-from limba.formats.huggingface import FILE_BYTES, HEAD, HEAD_SCALE, Row, flax_name, rows
-from limba.formats.names import unflatten
-from limba.formats.t5x import ARRAY_EXTENSION
+from limba.formats import limba_checkpoint, t5x
+from limba.formats.architectures import HEAD, config_json, rows, written
+from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name
+from limba.formats.names import Json, Stored, unflatten
+from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
+from limba.storage.files import read_text
 
 BLOCK_BYTES = 1 << 26
-FLAX_CHUNK_BYTES = 1 << 30  # flax cuts larger arrays, whose length msgpack could not hold
+FILE_BYTES = 5 * 10**9  # a larger model is cut into files of at most this size, as transformers does
+MOST_FLAX_BYTES = 2**32 - 1024  # of an array and what msgpack says of it
+# A ByT5's sentinels are the last bytes' own ids, from 258 down, or rows of their own above the bytes. The published
+# models have the first: T5X trains with seqio's ByteVocabulary without extra ids, whose last id is 258 (Xue et al.,
+# arXiv:2105.13626). transformers' ByT5Tokenizer writes `<extra_id_0>` as 259, a row that was never trained. Limba's
+# tokenizers name each sentinel with its id.
+LAST_BYTE = 258  # the id of 0xFF
+NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1e-30 to a row's that has none
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+_EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}
-
-
-def shape_of(name: str, config: ModelConfig) -> tuple[int, ...]:
-    """Returns the shape that the parameter of T5X's name has in the network, unstacked."""
-    if config.is_decoder_only:
-        return decoder_only.written_shapes(config)[name]
-    joined = config.num_heads * config.head_dim
-    kinds = {
-        "token_embedder/embedding": (config.vocab_size, config.emb_dim),
-        "logits_dense/kernel": (config.emb_dim, config.vocab_size),
-        "rel_embedding": (config.num_heads, config.num_relpos_buckets),
-        "scale": (config.emb_dim,),
-        "out/kernel": (joined, config.emb_dim),
-        "wo/kernel": (config.mlp_dim, config.emb_dim),
-        "mlp/wi/kernel": (config.emb_dim, config.mlp_dim),
-        "mlp/wi_0/kernel": (config.emb_dim, config.mlp_dim),
-        "mlp/wi_1/kernel": (config.emb_dim, config.mlp_dim),
-    }
-    return next((shape for end, shape in kinds.items() if name.endswith(end)), (config.emb_dim, joined))
-
-
-def check_arrays(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, place: str, advice: str) -> None:
-    """Raises InputError for the first array that is missing, unknown, or of another shape."""
-    if config.is_decoder_only:
-        wanted = decoder_only.shapes(config)
-    else:
-        wanted = {row.t5x: shape_of(row.t5x, config) for row in rows(config)}
-    for name in [*wanted, *shapes]:
-        if name not in shapes or name not in wanted:
-            what = "has no" if name not in shapes else "has, and its configuration does not have,"
-            raise InputError(f"{place} {what} {name}; {advice}.")
-        if shapes[name] != wanted[name]:
-            raise InputError(
-                f"{place} holds {name} as {shapes[name]}, and its configuration makes it {wanted[name]}; {advice}."
-            )
-
-
-def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) -> dict[str, Any]:
-    """Returns config.json for transformers 4.57 and 5; InputError for a network that they lack.
-
-    `eos_id` is the vocabulary's end of sequence.
-    Without a bias in every layer it is always a `t5`, also for mT5: transformers' `mt5` never scales the logits of a
-    tied head. `scale_decoder_outputs` is what version 5 reads instead of `tie_word_embeddings`.
-    """
-    if config.is_decoder_only:
-        return decoder_only.config_json(config, dtype, eos_id)
-    first, *gate = config.mlp_activations
-    if gate and gate != ["linear"]:
-        raise InputError(
-            f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
-            " use the model in Limba."
-        )
-    kind = "umt5" if config.relative_bias_per_layer else "t5"
-    activation = "gelu_new" if first == "gelu" else first
-    return {
-        "architectures": ["UMT5ForConditionalGeneration" if kind == "umt5" else "T5ForConditionalGeneration"],
-        "model_type": kind,
-        "vocab_size": config.vocab_size,
-        "d_model": config.emb_dim,
-        "d_kv": config.head_dim,
-        "d_ff": config.mlp_dim,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "feed_forward_proj": f"gated-{first}" if gate else activation,  # a plain `gelu` would be the exact one
-        "dense_act_fn": activation,
-        "is_gated_act": bool(gate),
-        "relative_attention_num_buckets": config.num_relpos_buckets,
-        "relative_attention_max_distance": config.relpos_max_distance,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-        "dropout_rate": config.dropout_rate,
-        "tie_word_embeddings": config.logits_via_embedding,
-        "scale_decoder_outputs": config.logits_via_embedding,
-        "is_encoder_decoder": True,
-        "use_cache": True,
-        "initializer_factor": 1.0,
-        "pad_token_id": 0,
-        "eos_token_id": eos_id,
-        "decoder_start_token_id": 0,
-        "torch_dtype": dtype,
-    }
-
-
-class ScaledHead(Mapping[str, np.ndarray]):
-    """Arrays by T5X's names, the output layer's multiplied; each is read on access."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], scale: float):
-        self._arrays, self._scale = arrays, np.float32(scale)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        array = self._arrays[name]
-        return array.astype(np.float32) * self._scale if name == HEAD else array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
 
 
 def write_configs(
@@ -148,29 +64,37 @@ def write_configs(
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _blocks(array: np.ndarray, dtype: np.dtype) -> Iterator[memoryview]:
+def _written(
+    arrays: Mapping[str, np.ndarray], config: ModelConfig, dtype: str, head_scale: float, flax: bool = False
+) -> dict[str, Stored]:
+    """Returns the arrays by PyTorch's, or Flax's, names and in its shapes, in the order in which `arrays` has them."""
+    arrays, table = written(arrays, config), {row.t5x: row for row in rows(config)}
+
+    def read(name: str) -> np.ndarray:
+        return arrays[name].astype(np.float32) * np.float32(head_scale) if scales(name) else arrays[name]
+
+    def scales(name: str) -> bool:
+        return name == HEAD and head_scale != 1
+
+    found = {}
+    for row in (table[name] for name in arrays if name in table):
+        stored = Stored(row.shape, numpy_dtype(dtype), partial(read, row.t5x))
+        is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
+        found[flax_name(row) if flax else row.pytorch] = stored.T if is_transposed else stored
+    return found
+
+
+def _size(stored: Stored) -> int:
+    return math.prod(stored.shape) * stored.dtype.itemsize
+
+
+def _blocks(stored: Stored) -> Iterator[memoryview]:
     """Yields an array's bytes in C order, some rows at a time."""
-    array = np.atleast_1d(array)
-    count = max(1, BLOCK_BYTES // max(1, array[:1].size * dtype.itemsize))
+    array = np.atleast_1d(stored.read())
+    count = max(1, BLOCK_BYTES // max(1, array[:1].size * stored.dtype.itemsize))
     for start in range(0, len(array), count):
-        block = np.ascontiguousarray(array[start : start + count].astype(dtype, copy=False))
+        block = np.ascontiguousarray(array[start : start + count].astype(stored.dtype, copy=False))
         yield block.reshape(-1).view(np.uint8).data
-
-
-def _oriented(row: Row, array: np.ndarray, flax: bool) -> np.ndarray:
-    is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
-    return array.T if is_transposed else array
-
-
-def _in_order(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> list[Row]:
-    table = {row.t5x: row for row in rows(config)}
-    return [table[name] for name in arrays if name in table]
-
-
-def _written_shape(row: Row, config: ModelConfig, flax: bool) -> tuple[int, ...]:
-    is_transposed = row.t5x.endswith("rel_embedding") if flax else row.transposed
-    shape = shape_of(row.t5x, config)
-    return shape[::-1] if is_transposed else shape
 
 
 def write_pytorch(
@@ -178,45 +102,39 @@ def write_pytorch(
     arrays: Mapping[str, np.ndarray],
     config: ModelConfig,
     dtype: str = "float32",
+    head_scale: float = 1.0,
     file_bytes: int = FILE_BYTES,
 ) -> None:
     """Writes model.safetensors, or several files of at most `file_bytes` and their index."""
-    if config.is_decoder_only:
-        arrays = decoder_only.written(arrays, config)
-    size = ts.dtype(dtype).numpy_dtype.itemsize
-    files: list[list[tuple[Row, int]]] = [[]]
-    for row in _in_order(arrays, config):
-        length = size * int(np.prod(shape_of(row.t5x, config)))
-        if files[-1] and sum(there for _, there in files[-1]) + length > file_bytes:
-            files.append([])
-        files[-1].append((row, length))
+    files: list[dict[str, Stored]] = [{}]
+    for name, stored in _written(arrays, config, dtype, head_scale).items():
+        if files[-1] and sum(map(_size, files[-1].values())) + _size(stored) > file_bytes:
+            files.append({})
+        files[-1][name] = stored
     count = len(files)
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     for name, part in zip(names if count > 1 else ["model.safetensors"], files, strict=True):
-        _write_safetensors(directory / name, part, arrays, config, dtype)
+        _write_safetensors(directory / name, part, dtype)
     if count > 1:
-        index = {row.pytorch: name for name, part in zip(names, files, strict=True) for row, _ in part}
-        total = sum(length for part in files for _, length in part)
+        index = {name: file for file, part in zip(names, files, strict=True) for name in part}
+        total = sum(_size(stored) for part in files for stored in part.values())
         content = {"metadata": {"total_size": total}, "weight_map": index}
         (directory / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_safetensors(
-    path: Path, part: list[tuple[Row, int]], arrays: Mapping[str, np.ndarray], config: ModelConfig, dtype: str
-) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _write_safetensors(path: Path, part: Mapping[str, Stored], dtype: str) -> None:
+    header: Json = {"__metadata__": {"format": "pt"}}
     start = 0
-    for row, length in part:
-        shape = list(_written_shape(row, config, flax=False))
-        header[row.pytorch] = {"dtype": _LETTERS[dtype], "shape": shape, "data_offsets": [start, start + length]}
-        start += length
+    for name, stored in part.items():
+        end = start + _size(stored)
+        header[name] = {"dtype": _LETTERS[dtype], "shape": stored.shape, "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for row, _ in part:
-            for block in _blocks(_oriented(row, arrays[row.t5x], flax=False), ts.dtype(dtype).numpy_dtype):
-                file.write(block)
+        for stored in part.values():
+            file.writelines(_blocks(stored))
 
 
 def write_flax(
@@ -224,69 +142,39 @@ def write_flax(
     arrays: Mapping[str, np.ndarray],
     config: ModelConfig,
     dtype: str = "float32",
-    chunk_bytes: int = FLAX_CHUNK_BYTES,
+    head_scale: float = 1.0,
 ) -> None:
-    """Writes flax_model.msgpack as flax.serialization would; arrays over `chunk_bytes` are cut as it cuts them."""
-    table = {flax_name(row): row for row in _in_order(arrays, config)}
-    packer = msgpack.Packer()
-    place, gaps = 0, {}  # name -> [(where its bytes stand, how many)]
-    with (directory / "flax_model.msgpack").open("wb") as file:
+    """Writes flax_model.msgpack as flax.serialization reads it; InputError for an array beyond msgpack's 4 GiB.
 
-        def put(data: bytes) -> None:
-            nonlocal place
-            file.seek(place)
-            file.write(data)
-            place += len(data)
+    All but the arrays' bytes is written first, since these come in another order than in the file.
+    """
+    stored, packer, places = _written(arrays, config, dtype, head_scale, flax=True), msgpack.Packer(), dict[str, int]()
+    if large := [name for name, each in stored.items() if _size(each) > MOST_FLAX_BYTES]:
+        raise InputError(
+            f"{large[0]} takes more than the 4 GiB that msgpack can hold; write the model for PyTorch alone."
+        )
 
-        def leave_gap(name: str, shape: tuple[int, ...], length: int) -> None:
-            nonlocal place
-            inner = b"\x93" + packer.pack(shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
-            put(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
-            gaps.setdefault(name, []).append((place, length))
-            place += length
+    def walk(file: BinaryIO, node: Json, path: str) -> None:
+        file.write(packer.pack_map_header(len(node)))
+        for key, value in node.items():
+            file.write(packer.pack(key))
+            if isinstance(value, dict):
+                walk(file, value, f"{path}{key}/")
+            else:
+                leave_gap(file, f"{path}{key}")
 
-        def walk(node: Mapping[str, Any], path: str) -> None:
-            put(packer.pack_map_header(len(node)))
-            for key, value in node.items():
-                put(packer.pack(key))
-                if isinstance(value, dict):
-                    walk(value, f"{path}{key}/")
-                else:
-                    leaf(f"{path}{key}")
+    def leave_gap(file: BinaryIO, name: str) -> None:
+        length = _size(stored[name])
+        inner = b"\x93" + packer.pack(stored[name].shape) + packer.pack(dtype) + b"\xc6" + struct.pack(">I", length)
+        file.write(b"\xc9" + struct.pack(">Ib", len(inner) + length, ARRAY_EXTENSION) + inner)
+        places[name] = file.tell()
+        file.seek(length, 1)
 
-        def leaf(name: str) -> None:
-            shape = _written_shape(table[name], config, flax=True)
-            item = ts.dtype(dtype).numpy_dtype.itemsize
-            size, count = int(np.prod(shape)), max(1, chunk_bytes // item)
-            if size <= count:
-                leave_gap(name, shape, size * item)
-                return
-            put(packer.pack_map_header(3) + packer.pack("__msgpack_chunked_array__") + packer.pack(True))
-            put(packer.pack("shape") + packer.pack({str(i): length for i, length in enumerate(shape)}))
-            pieces = [min(count, size - start) for start in range(0, size, count)]
-            put(packer.pack("chunks") + packer.pack_map_header(len(pieces)))
-            for i, piece in enumerate(pieces):
-                put(packer.pack(str(i)))
-                leave_gap(name, (piece,), piece * item)
-
-        walk(unflatten(dict.fromkeys(table, np.zeros(0))), "")
-        for name, row in table.items():
-            blocks = _blocks(_oriented(row, arrays[row.t5x], flax=True), ts.dtype(dtype).numpy_dtype)
-            _fill(file, gaps[name], blocks)
-
-
-def _fill(file: BinaryIO, gaps: list[tuple[int, int]], blocks: Iterator[memoryview]) -> None:
-    """Writes the blocks one after the other into the gaps of a file."""
-    gaps = list(gaps)
-    for block in blocks:
-        while len(block):
-            place, length = gaps[0]
-            file.seek(place)
-            written = file.write(block[:length])
-            block = block[written:]
-            gaps[0] = (place + written, length - written)
-            if not gaps[0][1]:
-                gaps.pop(0)
+    with (directory / FLAX_FILE).open("wb") as file:
+        walk(file, unflatten(dict.fromkeys(stored, np.zeros(0))), "")
+        for name, each in stored.items():
+            file.seek(places[name])
+            file.writelines(_blocks(each))
 
 
 def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
@@ -304,38 +192,31 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
 
     if vocabulary == "byte":
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
-        sentinels = {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
-        special = {"<pad>": 0, "</s>": 1, "<unk>": 2, **sentinels}
-        about = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": extra_ids}
-        if starts:  # ByT5Tokenizer ends texts and cannot begin them
-            (directory / "tokenizer.json").write_text(byte_tokenizer_json(special), encoding="utf-8")
-            about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        special = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+        special |= {f"<extra_id_{i}>": LAST_BYTE + extra_ids - i for i in range(count)}
         ids = (0, 1, 2)
-    elif vocabulary.endswith(".json"):
-        read: Any = load_vocabulary(vocabulary)
-        content = json.loads(content_of(vocabulary))
-        names = [read.tokenizer.id_to_token(number) for number in (0, read.eos_id)]
-        content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
-        text = json.dumps(content, ensure_ascii=False)
-        (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-        special = {entry["content"]: entry["id"] for entry in content["added_tokens"] if entry["special"]}
-        sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
-        ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
-        special |= {read.tokenizer.id_to_token(number): number for number in ids}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        text = byte_tokenizer_json(special) if starts else None  # ByT5Tokenizer ends texts and cannot begin them
     else:
-        read = load_vocabulary(vocabulary, extra_ids)
-        ids = (0, read.eos_id, read.unk_id)
-        text = tokenizer_json(vocabulary, extra_ids, starts)
+        read: Any = load_vocabulary(vocabulary, *([] if vocabulary.endswith(".json") else [extra_ids]))
+        ids = (0, read.eos_id, read.eos_id if read.unk_id is None else read.unk_id)
+        if vocabulary.endswith(".json"):
+            content = json.loads(content_of(vocabulary))
+            names = [read.tokenizer.id_to_token(number) for number in ids]
+            content["post_processor"] = start(names[0]) if starts else end_of_sequence(names[1], read.eos_id)
+            text = json.dumps(content, ensure_ascii=False)
+            special = dict(zip(names, ids, strict=True))
+        else:
+            text, special = tokenizer_json(vocabulary, extra_ids, starts), {}
+            (directory / "spiece.model").write_bytes(content_of(vocabulary))
+        special |= {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
+    if text is not None:
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
-        (directory / "spiece.model").write_bytes(content_of(vocabulary))
-        special = {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"]}
-        sentinels = {name: number for name, number in special.items() if SENTINEL.fullmatch(name)}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    about: Json = {"tokenizer_class": "ByT5Tokenizer" if text is None else "PreTrainedTokenizerFast"}
+    about |= {"extra_ids": extra_ids} if text is None else {}
     named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}
-    ordered = sorted(sentinels, key=sentinels.__getitem__)
+    ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}
     about |= {
@@ -348,3 +229,46 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     }
     for name, content in (("tokenizer_config", about), ("special_tokens_map", roles)):
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def extra_ids_of(about: Mapping[str, object]) -> int:
+    """Returns how many rows of their own a ByT5Tokenizer's sentinels have; 0: they are the last bytes' ids.
+
+    `about` is its tokenizer_config.json. As transformers writes them, with `<extra_id_0>` first, they are none.
+
+    >>> counted_down = {"260": {"content": "<extra_id_0>"}, "259": {"content": "<extra_id_1>"}}
+    >>> extra_ids_of({"added_tokens_decoder": counted_down}), extra_ids_of({"extra_ids": 125})
+    (2, 0)
+    """
+    added = about.get("added_tokens_decoder")
+    tokens = [(place, token.get("content")) for place, token in added.items()] if isinstance(added, dict) else []
+    ids = {int(match[1]): int(place) for place, name in tokens if (match := _SENTINEL.fullmatch(str(name)))}
+    return len(ids) if len(ids) > 1 and ids.get(0) == LAST_BYTE + len(ids) else 0
+
+
+def extra_ids_at(root: epath.Path, extra_ids: int) -> int | None:
+    """Returns the extra ids that the ByT5 at a path has learned: `extra_ids` where nothing speaks against them.
+
+    A T5X checkpoint tells by Adafactor's averages which row of `<extra_id_0>` was ever trained; None if it does not.
+    """
+    found = t5x.checkpoints_of(root)
+    if limba_checkpoint.is_own(root) or not (found or t5x.is_t5x(root)):
+        in_folder = extra_ids_in(root)
+        return extra_ids if in_folder is None else in_folder
+    tree = t5x.open_checkpoint(found[max(found)] if found else root)
+    rows = np.asarray(tree[_EMBEDDING]) if _EMBEDDING in tree else np.zeros(1)
+    trained = np.flatnonzero(rows > NEVER_TRAINED * rows.max())
+    return next((count for count in (extra_ids, 0) if LAST_BYTE + count in trained), None)
+
+
+def extra_ids_in(folder: epath.Path) -> int | None:
+    """Returns the extra ids of a ByT5 in a folder for transformers; None for another model.
+
+    Raises InputError for a tokenizer_config.json that is no text.
+    """
+    about = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # whoever needs the file tells of it
+                about |= json.loads(read_text(folder / name))
+    return extra_ids_of(about) if str(about.get("tokenizer_class")).startswith("ByT5") else None

@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 from etils import epath
 
 from limba.config import InputError, StorageError
+from limba.formats.names import Arrays, Stored
 from limba.formats.t5x import StoredTree, orbax_leaves
 from limba.storage import manifest
 from limba.storage.failures import short_reason
@@ -127,8 +129,8 @@ def damage_sentence(path: epath.Path, found: list[str]) -> str:
     return f"The checkpoint {path} is damaged: {found[0]}{more}; name another step, or copy it again."
 
 
-class LimbaCheckpoint(Mapping[str, np.ndarray]):
-    """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `stored` has all arrays by Limba's names.
+class LimbaCheckpoint(Arrays):
+    """The parameters of one `checkpoints/<step>` by T5X's names, unstacked; `tree` has all arrays by Limba's names.
 
     With `average` their average stands in place of the parameters, where the checkpoint has one (`has_average`).
     All files are compared with the manifest first: `verify` is 'checksums', 'sizes', or None if that is done already.
@@ -140,44 +142,28 @@ class LimbaCheckpoint(Mapping[str, np.ndarray]):
         if verify is not None:
             check_whole(self.path, verify)
         self.step = int(self.path.name)
-        self.stored = StoredTree(self.path, orbax_leaves(self.path / "state"))
-        self._places: dict[str, tuple[str, int | None]] = {}
+        self.tree = StoredTree(self.path, orbax_leaves(self.path / "state"))
         self._held: tuple[str, np.ndarray] = ("", np.zeros(0))
-        averages = {match[1]: name for name in self.stored if (match := AVERAGE.match(name))}
+        averages = {match[1]: name for name in self.tree if (match := AVERAGE.match(name))}
         self.has_average = bool(averages)
-        for parameter in self.stored:
-            if not parameter.startswith(_PARAMETERS):
-                continue
-            short = parameter.removeprefix(_PARAMETERS)
-            name = averages.get(short, parameter) if average else parameter
-            there, wanted = self.stored.pieces(name)
-            if there < wanted:
-                raise InputError(f"{self.path} is truncated: {name} has {there} of its {wanted} pieces; copy it again.")
-            if "/layers/" not in short:
-                self._places[short] = (name, None)
-                continue
-            for i in range(self.stored.describe(name)[0][0]):
-                self._places[short.replace("/layers/", f"/layers_{i}/")] = (name, i)
+        short = [name.removeprefix(_PARAMETERS) for name in self.tree if name.startswith(_PARAMETERS)]
+        places = {name: averages.get(name, _PARAMETERS + name) if average else _PARAMETERS + name for name in short}
+        self.tree.check_whole([*places.values()])
+        super().__init__({name: each for own, place in places.items() for name, each in self.layers(own, place)})
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        place, layer = self._places[name]
-        return self.stored[place] if layer is None else self.stack(place)[layer]
+    def layers(self, name: str, place: str) -> Iterator[tuple[str, Stored]]:
+        """Yields (T5X's name, array) of each layer of an array by Limba's name; of another one itself."""
+        whole = self.tree.stored[place]
+        if "/layers/" not in name:
+            yield name, whole
+            return
+        for i in range(whole.shape[0]):
+            layer = Stored(whole.shape[1:], whole.dtype, partial(self._layer, place, i))
+            yield name.replace("/layers/", f"/layers_{i}/"), layer
 
-    def stack(self, place: str) -> np.ndarray:
-        """Returns an array by Limba's name; the last one stays in memory, for its next layer."""
+    def _layer(self, place: str, number: int) -> np.ndarray:
+        """Returns a layer of a stack; the last stack stays in memory, for its next layer."""
         if self._held[0] != place:
             self._held = ("", np.zeros(0))  # freed first: two stacks are never in memory
-            self._held = (place, self.stored[place])
-        return self._held[1]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns (shape, dtype name) of a parameter without reading its values."""
-        place, layer = self._places[name]
-        shape, dtype = self.stored.describe(place)
-        return (shape if layer is None else shape[1:]), dtype
+            self._held = (place, self.tree[place])
+        return self._held[1][number]

@@ -1,4 +1,4 @@
-"""Limba's parameter names and T5X's: stacked `layers` against `layers_0`, `layers_1`, …; the files of an index.
+"""Arrays by name, read on demand; Limba's names of parameters and T5X's; the files of an index.
 
 A tree is a flat dict here: "encoder/layers/attention/query/kernel" -> array. Limba stacks the layers of a stack on
 axis 0; T5X (examples/t5) has one array for each layer, whose name differs only in that.
@@ -9,16 +9,58 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from limba.config import InputError
 from limba.config.errors import reason_of
 
+Json = dict[str, Any]  # an object of a JSON file
 _STACKED = re.compile(r"(^|/)layers/")
 _NUMBERED = re.compile(r"(^|/)layers_(\d+)/")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array that is read, or computed, when it is asked for."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    @property
+    def T(self) -> Stored:  # noqa: N802  numpy's name
+        """The transposed array."""
+        return Stored(self.shape[::-1], self.dtype, lambda: self.read().T)
+
+
+class Arrays(Mapping[str, np.ndarray]):
+    """Arrays by name; `arrays[name]` reads one, `describe` and `stored` read none."""
+
+    def __init__(self, stored: Mapping[str, Stored]):
+        self.stored = dict(stored)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.stored[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns (shape, dtype name)."""
+        return self.stored[name].shape, self.stored[name].dtype.name
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape."""
+        return {name: each.shape for name, each in self.stored.items()}
 
 
 def unstack_layers(tree: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

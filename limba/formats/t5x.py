@@ -11,10 +11,10 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -23,6 +23,7 @@ from etils import epath
 
 from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
+from limba.formats.names import Arrays, Json, Stored, unflatten
 from limba.storage import lease
 
 ARRAY_EXTENSION = 1  # flax's msgpack code of an ndarray: (shape, dtype name, bytes)
@@ -34,65 +35,57 @@ _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/")
 _INSIDE, _OUTSIDE = "decoder/token_embedder/", "token_embedder/"  # T5X's decoder-only network, and all others
 
 
-class StoredTree(Mapping[str, np.ndarray]):
-    """A checkpoint's arrays by name; `tree[name]` reads one, `shapes` and `dtypes` read none."""
+class StoredTree(Arrays):
+    """A checkpoint's arrays; the leaves are arrays, or what tensorstore opens. InputError for one it cannot open."""
 
-    def __init__(self, path: epath.Path, leaves: dict[str, Any]):
-        self.path, self._leaves = path, leaves
+    def __init__(self, path: epath.Path, leaves: Mapping[str, np.ndarray | Json]):
+        self.path, context, self._stores = path, ts.Context(), dict[str, ts.TensorStore]()
+        opening = {
+            name: ts.open(leaf, read=True, context=context) for name, leaf in leaves.items() if type(leaf) is dict
+        }
+        for name, opened in opening.items():
+            try:
+                self._stores[name] = opened.result()
+            except (ValueError, OSError) as error:
+                raise self._unreadable(name, error) from error
+        super().__init__({name: self._stored(name, leaf) for name, leaf in leaves.items()})
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        leaf = self._leaves[name]
+    def _stored(self, name: str, leaf: np.ndarray | Json) -> Stored:
         if isinstance(leaf, np.ndarray):
-            return leaf
+            return Stored(leaf.shape, leaf.dtype, lambda: leaf)
+        store = self._stores[name]
+        return Stored(tuple(store.shape), store.dtype.numpy_dtype, partial(self._read, name))
+
+    def _read(self, name: str) -> np.ndarray:
         try:
-            return np.asarray(self._opened(name).read().result())
-        except InputError:
-            raise
+            return np.asarray(self._stores[name].read().result())
         except (ValueError, OSError) as error:
-            raise _unreadable(self.path, name, error) from error
+            raise self._unreadable(name, error) from error
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._leaves)
+    def _unreadable(self, name: str, error: Exception) -> InputError:
+        return InputError(f"{self.path} cannot be read at {name} ({reason_of(error)}); copy the checkpoint again.")
 
-    def __len__(self) -> int:
-        return len(self._leaves)
-
-    def _opened(self, name: str) -> ts.TensorStore:
-        try:
-            store = ts.open(self._leaves[name], read=True).result()
-        except (ValueError, OSError) as error:
-            raise _unreadable(self.path, name, error) from error
-        return store
-
-    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns (shape, dtype name) without reading the values."""
-        leaf = self._leaves[name]
-        if isinstance(leaf, np.ndarray):
-            return tuple(leaf.shape), leaf.dtype.name
-        store = self._opened(name)
-        return tuple(store.shape), store.dtype.name
-
-    def check_whole(self) -> None:
-        """Raises InputError that names the first array whose data is missing, in whole or in part.
+    def check_whole(self, required: Sequence[str] | None = None) -> None:
+        """Raises InputError that names the first of all, or the required, arrays whose data is missing, even in part.
 
         Zarr reads a missing chunk as zeros, so a truncated array would be read without an error. An array without any
-        chunk is accepted as zeros only in the optimizer state, which starts at zero.
+        chunk is accepted as zeros only in T5X's optimizer state, which starts at zero.
         """
-        outside = [name for name, leaf in self._leaves.items() if not isinstance(leaf, np.ndarray)]
+        names = [*self._stores] if required is None else required
         with ThreadPoolExecutor(16) as pool:
-            for name, (there, wanted) in zip(outside, pool.map(self.pieces, outside), strict=True):
-                if there < wanted and (there or name.startswith("target/")):
+            for name, (there, wanted) in zip(names, pool.map(self._pieces, names), strict=True):
+                if there < wanted and (there or not name.startswith("state/")):
                     raise InputError(
                         f"{self.path} is truncated: {name} has {there} of its {wanted} pieces; copy it again."
                     )
 
-    def pieces(self, name: str) -> tuple[int, int]:
+    def _pieces(self, name: str) -> tuple[int, int]:
         """Returns the number of zarr chunks that an array has, and the number that it needs."""
-        store: Any = self._opened(name)
+        store = self._stores[name]
         chunks = store.chunk_layout.read_chunk.shape or ()
         wanted = math.prod(-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True))
-        keys = [key for key in store.kvstore.list().result() if not key.rsplit(b"/", 1)[-1].startswith(b".z")]
-        return len(keys), wanted
+        keys = store.kvstore.list().result()  # pyright: ignore[reportOptionalMemberAccess]
+        return sum(not key.rsplit(b"/", 1)[-1].startswith(b".z") for key in keys), wanted
 
     @property
     def step(self) -> int:
@@ -113,25 +106,40 @@ def their_name(name: str) -> str:
     return name if _INSIDE in name else name.replace(_OUTSIDE, _INSIDE)
 
 
-class DecoderOnlyTree(Mapping[str, np.ndarray]):
-    """The arrays of T5X's decoder-only network under the names of all other networks."""
+def unscanned(tree: StoredTree, model: ModelConfig) -> Arrays:
+    """Returns the tree with one array per layer, under Limba's names.
 
-    def __init__(self, stored: StoredTree):
-        self._stored = stored
-        self._names = {own_name(name): name for name in stored}
+    The arrays of a scanned tree (`scalable_t5`) have the layers on axis 1, and attention kernels an axis of heads. Its
+    optimizer state is left out: an average over all layers together cannot be cut into layers.
+    """
+    if not any(_SCANNED.search(name) for name in tree):
+        is_decoder_only = any(_INSIDE in name for name in tree)
+        return Arrays({own_name(name): each for name, each in tree.stored.items()}) if is_decoder_only else tree
+    if not model.relative_bias_per_layer:
+        raise InputError(
+            f"{tree.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
+            " set ModelConfig.relative_bias_per_layer to True.",
+            fix=("ModelConfig.relative_bias_per_layer", True),
+        )
+    layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+    found = {}
+    for name, each in tree.stored.items():
+        scanned = _SCANNED.search(name)
+        if scanned and not name.startswith("state/"):
+            shape = (each.shape[0], *each.shape[2:])
+            if len(shape) == 3:  # [D, H, C] or, for `out`, [H, C, D]
+                first, second, last = shape
+                shape = (first * second, last) if name.endswith("/out/kernel") else (first, second * last)
+            for i in range(layers[scanned[1]]):
+                place = _SCANNED.sub(rf"\1/layers_{i}/", name)
+                found[place] = Stored(shape, each.dtype, partial(_layer, each, i, shape))
+        elif not name.startswith("state/param_states/"):
+            found[name] = each
+    return Arrays(found)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._stored[self._names[name]]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Returns (shape, dtype name) without reading the values."""
-        return self._stored.describe(self._names[name])
+def _layer(scanned: Stored, number: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.take(scanned.read(), number, axis=1).reshape(shape)
 
 
 def is_t5x(path: epath.Path) -> bool:
@@ -206,10 +214,6 @@ def network_of(shapes: Mapping[str, tuple[int, ...]], place: str) -> ModelConfig
     )
 
 
-def _unreadable(path: epath.Path, name: str, error: Exception) -> InputError:
-    return InputError(f"{path} cannot be read at {name} ({reason_of(error)}); copy the checkpoint again.")
-
-
 def key_value_store(path: epath.Path | str) -> dict[str, str]:
     """Returns tensorstore's address of a directory, local or gs://; InputError for another address."""
     text = str(path).rstrip("/") + "/"
@@ -221,7 +225,7 @@ def key_value_store(path: epath.Path | str) -> dict[str, str]:
     return {"driver": "file", "path": text}
 
 
-def decode_extension(code: int, data: bytes) -> Any:
+def decode_extension(code: int, data: bytes) -> np.ndarray:
     """Returns the array of flax's msgpack extension."""
     if code in (ARRAY_EXTENSION, SCALAR_EXTENSION):
         shape, dtype, content = msgpack.unpackb(data, raw=True)
@@ -234,14 +238,14 @@ def numpy_dtype(name: str) -> np.dtype:
     return ts.dtype(name).numpy_dtype
 
 
-def joined(chunks: Mapping[str, Any]) -> np.ndarray:
+def joined(chunks: Json) -> np.ndarray:
     """Returns an array that flax cut into pieces because it is over a gibibyte."""
     pieces = [chunks["chunks"][str(i)] for i in range(len(chunks["chunks"]))]
     shape = [chunks["shape"][str(i)] for i in range(len(chunks["shape"]))]
     return np.concatenate([piece.ravel() for piece in pieces]).reshape(shape)
 
 
-def _legacy_leaves(path: epath.Path) -> dict[str, Any]:
+def _legacy_leaves(path: epath.Path) -> dict[str, np.ndarray | Json]:
     try:
         content = msgpack.unpackb(
             (path / "checkpoint").read_bytes(), ext_hook=decode_extension, raw=False, strict_map_key=False
@@ -252,9 +256,9 @@ def _legacy_leaves(path: epath.Path) -> dict[str, Any]:
         raise InputError(
             f"{path / 'checkpoint'} is not a T5X checkpoint index ({type(error).__name__}: {error}); copy it again."
         ) from error
-    leaves: dict[str, Any] = {}
+    leaves: dict[str, np.ndarray | Json] = {}
 
-    def walk(node: Any, name: str) -> None:
+    def walk(node: object, name: str) -> None:
         if isinstance(node, Mapping) and "driver" in node and "kvstore" in node:
             inside = PurePosixPath(node["kvstore"].get("path") or node["path"]).name
             leaves[name] = {"driver": "zarr", "kvstore": key_value_store(path / inside)}
@@ -271,7 +275,7 @@ def _legacy_leaves(path: epath.Path) -> dict[str, Any]:
     return leaves
 
 
-def orbax_leaves(path: epath.Path) -> dict[str, Any]:
+def orbax_leaves(path: epath.Path) -> dict[str, Json]:
     """Returns the zarr arrays of an OCDBT store, whose names Orbax joins with dots."""
     base = {"driver": "ocdbt", "base": key_value_store(path)}
     try:
@@ -282,12 +286,6 @@ def orbax_leaves(path: epath.Path) -> dict[str, Any]:
     if not names:
         raise InputError(f"{path} holds no arrays; copy the checkpoint again.")
     return {name.replace(".", "/"): {"driver": "zarr", "kvstore": {**base, "path": name + "/"}} for name in names}
-
-
-def _packed(value: Any) -> msgpack.ExtType:
-    array = np.asarray(value)
-    content = msgpack.packb((array.shape, array.dtype.name, array.tobytes()), use_bin_type=True)
-    return msgpack.ExtType(ARRAY_EXTENSION, content)
 
 
 def write_legacy(
@@ -303,34 +301,30 @@ def write_legacy(
     if final.exists():
         raise InputError(f"{final} exists already; remove it, or give another directory.")
     with lease.held(os.fspath(final), "exports", beside=True):
-        return _write_legacy(final, step, tree, dtype)
+        writing = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
+        writing.mkdir(parents=True)
+        leaves = {name: _write_leaf(writing, name, tree[name], dtype) for name in tree}
+        root = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}, **unflatten(leaves)}}
+        (writing / "checkpoint").write_bytes(msgpack.packb(root))
+        return writing.rename(final)
 
 
-def _write_legacy(final: epath.Path, step: int, tree: Mapping[str, np.ndarray], dtype: str) -> epath.Path:
-    writing = final.with_name(f"{final.name}.tmp-{secrets.token_hex(4)}")
-    writing.mkdir(parents=True)
-    root: dict[str, Any] = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}}}
-    for name in tree:
-        array = tree[name]
-        part, *_ = name.split("/", 1)
-        if part == "target":
-            array = array.astype(numpy_dtype(dtype))
-        # T5X keeps these inside: the step, the factored averages, and placeholders for unused averages.
-        if part == "state" and (name == "state/step" or "/v_" in name or array.shape == (1,)):
-            leaf: Any = _packed(np.asarray(array, np.int32) if name == "state/step" else array)
-        else:
-            leaf = _write_zarr(writing, name.replace("/", "."), array)
-        node = root["optimizer"]
-        *parents, last = name.split("/")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    content: Any = msgpack.packb(root, use_bin_type=True)
-    (writing / "checkpoint").write_bytes(content)
-    return writing.rename(final)
+def _write_leaf(directory: epath.Path, name: str, array: np.ndarray, dtype: str) -> msgpack.ExtType | Json:
+    """Writes an array; returns what T5X's index has of it: its place, or itself.
+
+    Inside are the step, the factored averages, and placeholders for unused averages.
+    """
+    if name == "state/step":
+        array = np.asarray(array, np.int32)
+    elif name.startswith("target/"):
+        array = array.astype(numpy_dtype(dtype))
+    if name.startswith("state/") and (name == "state/step" or "/v_" in name or array.shape == (1,)):
+        content = msgpack.packb((array.shape, array.dtype.name, array.tobytes()))
+        return msgpack.ExtType(ARRAY_EXTENSION, content)
+    return _write_zarr(directory, name.replace("/", "."), array)
 
 
-def _write_zarr(directory: epath.Path, name: str, array: np.ndarray) -> dict[str, Any]:
+def _write_zarr(directory: epath.Path, name: str, array: np.ndarray) -> Json:
     metadata = {
         "chunks": list(array.shape),
         "compressor": {"id": "gzip", "level": 1},

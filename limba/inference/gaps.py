@@ -18,6 +18,7 @@ from limba.config import EvaluationConfig
 from limba.data.vocabulary.load import PieceTable, Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
 from limba.inference.generate import EOS, SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
 from limba.model import Network
+from limba.sharding.mesh import num_batch_groups
 
 if TYPE_CHECKING:
     from limba.inference.load import TrainedModel
@@ -139,7 +140,7 @@ def _search(
                     ended[fill.text] = fill
         allowed = pieces.is_text if length else first
         scores = np.where(allowed, rows, -np.inf) + np.asarray([score for _, score in beams])[:, None]
-        best = np.argsort(-scores, axis=None)[:BEAMS]
+        best = np.argsort(-scores, axis=None, kind="stable")[:BEAMS]
         beams = [
             ((*beams[place // scores.shape[1]][0], int(place % scores.shape[1])), float(scores.flat[place]))
             for place in best.tolist()
@@ -165,16 +166,11 @@ def _log_softmax(logits: Float[np.ndarray, "R V"]) -> Float[np.ndarray, "R V"]:
 
 def fills_of(trained: TrainedModel, masked: str, num: int = NUM_FILLS) -> list[list[Fill]]:
     """Returns the fills of a text's gaps by a trained encoder-decoder; see `fills`."""
-    from limba.inference.generate import logits
-
-    ids = trained.tokenize(masked)
-    end = int(trained.vocabulary.eos_id)
+    ids, end = trained.tokenize(masked), int(trained.vocabulary.eos_id or EOS)
 
     def next_logits(beginnings: Sequence[Sequence[int]]) -> Float[np.ndarray, "R V"]:
-        targets = [np.asarray([*beginning[1:], end], np.int32) for beginning in beginnings]
-        groups = trained.mesh.shape["data"] * trained.mesh.shape["fsdp"]
-        num_rows = -(-BEAMS // groups) * groups  # one size, so that one program is compiled
-        rows = logits(trained.network, trained.params, trained.mesh, [(ids, each) for each in targets], num_rows)
+        pairs = [(ids, np.asarray([*beginning[1:], end], np.int32)) for beginning in beginnings]
+        rows = trained.logits_of_ids(pairs, trained.rows(BEAMS))  # one size, so that one program is compiled
         return np.stack([row[-1] for row in rows])
 
     return fills(masked, next_logits, pieces_of(trained.vocabulary, trained.network.config.vocab_size), num)
@@ -241,7 +237,7 @@ def sampler(
     prompts, continues = config.prompts, network.config.is_decoder_only
     if not prompts:
         return None
-    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    groups = num_batch_groups(mesh)
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups
     writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=_gaps(network, vocabulary))

@@ -23,7 +23,7 @@ from limba.data.stream.placement import place_batch
 from limba.data.vocabulary.load import Vocabulary, decoded, num_sentinels, sentinel_ids
 from limba.inference import search
 from limba.model import Network
-from limba.sharding.mesh import batch_sharding
+from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.training.losses import cross_entropy
 
 START, EOS = 0, 1  # the decoder's start id; T5's end of sequence
@@ -120,15 +120,13 @@ class Written(NamedTuple):
     ids: np.ndarray
 
 
-def batches_of_like_lengths(
-    lengths: Sequence[int], num_rows: int, chosen: Iterable[int] | None = None
-) -> Iterator[list[int]]:
-    """Yields the indices of the (chosen) rows of each batch, the longest rows first.
+def batches_of_like_lengths(lengths: Sequence[int], num_rows: int) -> Iterator[list[int]]:
+    """Yields the indices of the rows of each batch, the longest rows first.
 
     >>> list(batches_of_like_lengths([3, 9, 4], 2))
     [[1, 2], [0]]
     """
-    order = sorted(range(len(lengths)) if chosen is None else chosen, key=lambda number: (-lengths[number], number))
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     for start in range(0, len(order), num_rows):
         yield order[start : start + num_rows]
 
@@ -139,8 +137,7 @@ class Writer:
 
     All processes call it with the same inputs, and all get the texts. With `is_prefix` a language model reads a prompt
     as the inputs of its rows; its texts begin with the prompt unless `with_prompt` is False. With `gaps` a T5 leaves no
-    gap empty. `generates` computes the tokens, as `generate` does. Raises InputError if the mesh does not divide
-    `num_rows`.
+    gap empty. After the `deadline` TimeIsOverError is raised. Raises InputError if the mesh does not divide `num_rows`.
     """
 
     network: Network
@@ -151,7 +148,7 @@ class Writer:
     is_prefix: bool = False
     with_prompt: bool = True
     gaps: Gaps | None = None
-    generates: Callable[[Plan, PyTree, Given], search.Generated] = generate
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         check_rows(self.mesh, self.num_rows)
@@ -165,9 +162,9 @@ class Writer:
         # The seed is in the keys: another one needs no other program.
         self._plan = Plan(self.network, dataclasses.replace(self.config, seed=0), self._eos_id, self.is_prefix)
 
-    def batches(self, inputs: Sequence[np.ndarray], chosen: Iterable[int] | None = None) -> Iterator[list[int]]:
-        """Yields the indices of the (chosen) inputs of each batch."""
-        return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows, chosen)
+    def batches(self, inputs: Sequence[np.ndarray]) -> Iterator[list[int]]:
+        """Yields the indices of the inputs of each batch."""
+        return batches_of_like_lengths([len(ids) for ids in inputs], self.num_rows)
 
     def check(self, inputs: Sequence[np.ndarray]) -> None:
         """Raises InputError if a language model has too few learned positions for one of the inputs."""
@@ -186,7 +183,11 @@ class Writer:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.config.seed), all_numbers)
         padded = self._padded(inputs)
         placed = jax.make_array_from_callback(padded.shape, self._sharding, lambda index: padded[index])
-        found = self.generates(self._plan, params, Given(placed, self._banned, keys, self.gaps))
+        given = Given(placed, self._banned, keys, self.gaps)
+        if self.deadline is None:
+            found = generate(self._plan, params, given)
+        else:
+            found = generate_in_parts(self._plan, params, given, self.deadline)
         tokens, scores = fetched(found.tokens), fetched(found.scores)
         return [
             [
@@ -235,7 +236,7 @@ def padded(rows: Sequence[np.ndarray], num_rows: int, step: int = INPUT_STEP) ->
 
 def check_rows(mesh: Mesh, num_rows: int) -> None:
     """Raises InputError where so many rows do not divide over the mesh."""
-    groups = mesh.shape["data"] * mesh.shape["fsdp"]
+    groups = num_batch_groups(mesh)
     if num_rows % groups:
         raise InputError(
             f"A batch of {num_rows} inputs does not divide over {groups} groups of devices; give a multiple."
@@ -305,17 +306,7 @@ class Deadline:
             raise TimeIsOverError(self.seconds, num_tokens)
 
 
-LEAST = 4  # tokens of a part
-
-
-def part(num_written: int, seconds_per_token: float, left: float) -> int:
-    """Returns how many tokens the next part has: as many as were written, or those that the time left is enough for.
-
-    >>> part(0, 0.0, 60.0), part(16, 0.1, 60.0), part(64, 1.0, 10.0), part(64, 1.0, 1.0)
-    (4, 16, 10, 4)
-    """
-    in_time = num_written if seconds_per_token <= 0 else int(left / seconds_per_token)
-    return max(LEAST, min(num_written, in_time))
+PART = 16  # tokens between two looks at the clock
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))
@@ -343,19 +334,14 @@ def _advance(
 def generate_in_parts(plan: Plan, params: PyTree, given: Given, deadline: Deadline) -> search.Generated:
     """Returns what `generate.generate` returns; raises TimeIsOverError soon after the deadline.
 
-    The clock is looked at between parts: a program that is being compiled, or a part that is longer than was expected
-    from the last one, is waited for.
+    The clock is looked at after each PART tokens; a program that is being compiled is waited for.
     """
     encoded, state = _begin(plan, params, given)
-    num_written, seconds_per_token, is_over = 0, 0.0, False
+    num_written, is_over = 0, False
     while not is_over:
-        jax.block_until_ready(state)
         deadline.check(num_written)
-        began, before = deadline.clock(), num_written
-        until = min(plan.config.max_tokens, before + part(before, seconds_per_token, deadline.left()))
-        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(until))
+        state, ended = _advance(plan, params, given, encoded, state, jnp.int32(num_written + PART))
         is_over, num_written = bool(ended), int(state.position)
-        seconds_per_token = (deadline.clock() - began) / max(1, num_written - before)
     prompt_length = given.inputs.shape[1] if plan.network.config.is_decoder_only else 1
     return search.result(state, prompt_length, plan.config)
 
@@ -404,9 +390,7 @@ def log_likelihoods(
     """
     check_rows(mesh, num_rows)
     found = np.zeros(len(pairs), np.float32)
-    for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
-        features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
-        batch = place_batch(features, batch_sharding(mesh))
+    for numbers, _, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
         found[numbers] = fetched(_log_likelihoods(network, params, batch))[: len(numbers)]
     return found
 
@@ -416,12 +400,19 @@ def logits(
 ) -> list[Float[np.ndarray, "Q V"]]:
     """Returns the logits of each pair, one row per target token; see `log_likelihoods`."""
     found: list[np.ndarray] = [np.zeros(0)] * len(pairs)
+    for numbers, weights, batch in _batches(network, mesh, pairs, num_rows, is_prefix):
+        for number, row, weight in zip(numbers, fetched(_logits(network, params, batch)), weights, strict=False):
+            found[number] = row[weight > 0]
+    return found
+
+
+def _batches(
+    network: Network, mesh: Mesh, pairs: Sequence[Pair], num_rows: int, is_prefix: bool
+) -> Iterator[tuple[list[int], np.ndarray, dict[str, jax.Array]]]:
+    """Yields (the indices of a batch's pairs, the weights of their target tokens, the batch on the devices)."""
     for numbers in batches_of_like_lengths([len(inputs) for inputs, _ in pairs], num_rows):
         features = features_of(network, [pairs[i] for i in numbers], num_rows, is_prefix)
-        rows = fetched(_logits(network, params, place_batch(features, batch_sharding(mesh))))
-        for row, number in enumerate(numbers):
-            found[number] = rows[row][features["decoder_loss_weights"][row] > 0]
-    return found
+        yield numbers, features["decoder_loss_weights"], place_batch(features, batch_sharding(mesh))
 
 
 def features_of(

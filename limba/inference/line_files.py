@@ -7,7 +7,6 @@ continued.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import io
 import itertools
@@ -28,6 +27,7 @@ from limba.config import InputError, StorageError
 from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
+from limba.formats.names import Json
 from limba.inference.load import whole_letters
 from limba.storage import lease
 from limba.storage.files import write_whole
@@ -36,7 +36,8 @@ from limba.training.metrics.records import duration
 POLICY = remote.ReadPolicy()
 STANDARD = ("-", "stdin", "stdout")
 DONE = "done"  # in PATH.about.json: the lines written, and the digest of their input lines
-Record = dict[str, Any]
+UNREADABLE = (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError)
+Record = Json
 
 
 def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
@@ -47,7 +48,7 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
     if path in STANDARD:
         yield from _records(sys.stdin, "stdin", fields, is_json=False)
         return
-    suffix = next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
+    suffix = _suffix(path)
     is_json = path.removesuffix(suffix).endswith((".jsonl", ".json"))
     try:
         with (
@@ -59,7 +60,7 @@ def records(path: str, fields: Sequence[str]) -> Iterator[Record]:
         raise
     except FileNotFoundError:
         raise InputError(f"The input {path} does not exist; give a .txt or .jsonl file (also .gz), or stdin.") from None
-    except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError) as error:
+    except UNREADABLE as error:
         raise InputError(f"The input {path} cannot be read ({reason_of(error)}); check the file.") from error
 
 
@@ -67,15 +68,15 @@ def num_lines(path: str) -> int | None:
     """Returns the number of lines of a local file, packed or not; None for others, and for what cannot be read."""
     if path in STANDARD or "://" in path:
         return None
-    suffix = next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
     try:
-        with open(path, "rb") as packed, unpacked(packed, suffix) as file:
-            count, last = 0, b"\n"
-            while block := file.read(1 << 20):
-                count, last = count + block.count(b"\n"), block[-1:]
-            return count + (last != b"\n")
-    except (OSError, EOFError, ImportError, ValueError, zlib.error, zstandard.ZstdError):
+        with open(path, "rb") as packed, unpacked(packed, _suffix(path)) as file:
+            return sum(1 for _ in file)
+    except UNREADABLE:
         return None  # `records` says it
+
+
+def _suffix(path: str) -> str:
+    return next((ending for ending in COMPRESSIONS if path.endswith(ending)), "")
 
 
 @contextlib.contextmanager
@@ -119,59 +120,53 @@ def _records(file: TextIO, place: str, fields: Sequence[str], is_json: bool) -> 
 class Output:
     """The output file. An existing file is resumed if it was made with the same `about`, which is saved beside it.
 
-    `path` is local or an address. In a bucket every `flush` writes an object into PATH.parts, and `close` joins them
-    into one. With `writes=False` lines are only counted. `digest` is that of the input lines of the `num_done` lines
-    that are there, or None if no window is finished. Raises InputError if the file cannot be opened, and
-    StorageError if it cannot be written any more.
+    `path` is local or an address. In a bucket, whose objects cannot be appended to, every `flush` writes an object into
+    PATH.parts, named by the number of its first line, and `close` joins them into one. With `writes=False` lines are
+    only counted. `digest` is that of the input lines of the `num_done` lines that are there, or None if no window is
+    finished. Raises InputError if the file cannot be opened, and StorageError if it cannot be written any more.
     """
 
     def __init__(self, path: str, about: Mapping[str, object], writes: bool = True):
-        self.path, self.num_done, self._file, self._parts = path, 0, None, None
-        self.writes, self.digest, self._about, self._num_lines = writes, None, dict(about), 0
-        self.is_json = path.endswith((".jsonl", ".json"))
-        if path in STANDARD:
-            self._file = sys.stdout if writes else None
-            return
-        about = json.loads(json.dumps(about))
+        self.path, self.writes, self.is_json = path, writes, path.endswith((".jsonl", ".json"))
+        self._about: Record = json.loads(json.dumps(about))
+        self.num_done, self.digest = 0, None
+        self._file: TextIO | None = sys.stdout if path in STANDARD and writes else None
+        self._pending, self._content = list[str](), list[bytes]()  # of an object in a bucket
         try:
-            system, place = fsspec.core.url_to_fs(path)
-            if remote.is_local(system):
-                self._place = Path(place)
-                self.num_done = self._num_lines = self._resumed(self._place, about, writes)
-                self._file = open(place, "a", encoding="utf-8") if writes else None
-            else:
-                parts = _Parts(system, place)
-                self.num_done = parts.resumed(path, about, writes)
-                self.digest = parts.digest
-                self._parts = parts if writes else None
+            if path not in STANDARD:
+                self._system, self._place = fsspec.core.url_to_fs(path)
+                self._is_local = remote.is_local(self._system)
+                self._resume()
         except InputError:
             raise
         except (OSError, ImportError, ValueError) as error:
             raise _unwritable(path, error) from error
+        self._num_lines = self.num_done
 
-    def _resumed(self, path: Path, about: Mapping[str, object], writes: bool) -> int:
-        """Returns the number of complete lines in the file."""
-        beside = _beside(path)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not path.exists():
-            if writes:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(beside, _about_file(about))
-            return 0
-        lines, self.digest = _check_about(self.path, beside.read_bytes() if beside.exists() else None, about)
-        content = path.read_bytes()
-        done = content[: content.rfind(b"\n") + 1]
-        rows = done.split(b"\n")
-        if len(rows) - 1 < lines:
-            raise InputError(
-                f"The output {self.path} has {len(rows) - 1} lines, and {lines} were written to it; give another"
-                " path, or delete it."
-            )
-        done = b"".join(row + b"\n" for row in rows[:lines])  # those after it are of a window that was not finished
-        if writes and len(done) < len(content):  # an incomplete line
-            os.truncate(path, len(done))
-        return done.count(b"\n")
+    def _resume(self) -> None:
+        """Reads the complete lines that are there, and opens a local file behind them."""
+        content, parts = self._read(self._place), self._parts()
+        if content is not None or parts:
+            lines, self.digest = _check_about(self.path, self._read(f"{self._place}.about.json"), self._about)
+            whole = content or b""
+            for part in parts:
+                if int(part.rpartition("/")[2].partition("-")[0]) == whole.count(b"\n"):  # else it is joined already
+                    whole += self._read(part) or b""
+            rows = whole.split(b"\n")[:-1]
+            if len(rows) < lines:
+                raise InputError(
+                    f"The output {self.path} has {len(rows)} lines, and {lines} were written to it; give another"
+                    " path, or delete it."
+                )
+            # Those after them are of a window that was not finished.
+            self.num_done, self._content = lines, [row + b"\n" for row in rows[:lines]]
+        elif self.writes:
+            if self._is_local:
+                Path(self._place).parent.mkdir(parents=True, exist_ok=True)
+            self._put_about({})
+        if self._is_local and self.writes:
+            self._file = open(self._place, "a", encoding="utf-8")
+            os.truncate(self._place, sum(map(len, self._content)))
 
     def __enter__(self) -> Output:
         return self
@@ -180,7 +175,7 @@ class Output:
         """Closes the file; after an error what is there stays, to be resumed."""
         if kind is None:
             self.close()
-        elif self._file not in (None, sys.stdout):
+        elif self._file is not None and self._file is not sys.stdout:
             with contextlib.suppress(OSError):  # the error that ends the program is another one
                 self._file.close()
 
@@ -196,38 +191,48 @@ class Output:
     def write(self, record: Record, text: str) -> None:
         """Writes the record if the output is JSON lines, else the text as one line."""
         line = json.dumps(record, ensure_ascii=False) if self.is_json else " ".join(text.splitlines())
-        line = whole_letters(line)
+        line = whole_letters(line) + "\n"
         self._num_lines += 1
         with self._failures():
             if self._file is not None:
-                self._file.write(line + "\n")
-            elif self._parts is not None:
-                self._parts.pending.append(line + "\n")
+                self._file.write(line)
+            elif self.writes:
+                self._pending.append(line)
 
     def show(self) -> None:
         """Shows the lines so far, if the output is the standard one."""
-        if self._file is not None and self._file is sys.stdout:
-            self._file.flush()
+        if self._file is sys.stdout:
+            sys.stdout.flush()
 
-    def flush(self, digest: str | None = None) -> None:
+    def flush(self, digest: str) -> None:
         """Writes what is held; `digest` is that of all input lines whose lines are written now."""
+        self.show()
+        if self._file is sys.stdout or not self.writes:
+            return
         with self._failures():
             if self._file is not None:
                 self._file.flush()
-                if digest is not None and self._file is not sys.stdout:
-                    os.fsync(self._file.fileno())  # the digest must not come to the disk before its lines
-                    about = _about_file({**self._about, DONE: [self._num_lines, digest]})
-                    write_whole(str(_beside(self._place)), about)
-            elif self._parts is not None:
-                self._parts.flush(digest)
+                os.fsync(self._file.fileno())  # the digest must not come to the disk before its lines
+            elif self._pending:
+                data = "".join(self._pending).encode()
+                self._put(f"{self._place}.parts/{self._num_lines - len(self._pending):012}", data)
+                self._content.append(data)
+                self._pending = []
+            self._put_about({DONE: [self._num_lines, digest]})
 
     def close(self) -> None:
-        self.flush()
+        """Closes the file; of an object in a bucket, joins the parts."""
+        if self._file is sys.stdout or not self.writes:
+            return
         with self._failures():
-            if self._file not in (None, sys.stdout):
+            if self._file is not None:
                 self._file.close()
-            if self._parts is not None:
-                self._parts.join(self._about)
+                return
+            parts = self._parts()
+            if parts or not self._content:
+                self._put(self._place, b"".join(self._content))
+            if parts:
+                self._ask("rm", f"{self._place}.parts", recursive=True)
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -241,99 +246,46 @@ class Output:
                 " path, and the same command resumes it."
             ) from error
 
-
-class _Parts:
-    """A file in a bucket, whose objects cannot be appended to: the written lines, then one object per part.
-
-    A part is named by the number of its first line, so that the parts of a killed command are recognized, and by the
-    digest of all input lines up to its end.
-    """
-
-    def __init__(self, system: fsspec.AbstractFileSystem, path: str):
-        self._system, self._path, self._folder = system, path, f"{path}.parts"
-        self._content: list[bytes] = []
-        self._num_lines = self._num_joined = 0
-        self.digest: str | None = None
-        self.pending: list[str] = []
-
-    def resumed(self, named: str, about: Mapping[str, object], writes: bool) -> int:
-        """Returns the number of lines that are written."""
-        whole = self._read(self._path)
-        parts = sorted(self._names())
-        if whole is None and not parts:
-            if writes:
-                self._ask("pipe_file", f"{self._path}.about.json", _about_file(about))
-            return 0
-        lines, digest = _check_about(named, self._read(f"{self._path}.about.json"), about)
-        self._add(whole or b"")
-        self._num_joined = self._num_lines
-        self.digest = digest if lines == self._num_lines else None
-        for name in parts:
-            first, _, digest = name.rpartition("/")[2].partition("-")
-            if int(first) == self._num_lines:  # else it is in the whole already
-                self._add(self._read(name) or b"")
-                self.digest = digest or None
-        return self._num_lines
-
-    def flush(self, digest: str | None = None) -> None:
-        if self.pending:
-            data = "".join(self.pending).encode()
-            name = f"{self._num_lines:012}" + (f"-{digest}" if digest else "")
-            self._ask("pipe_file", f"{self._folder}/{name}", data)
-            self._add(data)
-            self.pending, self.digest = [], digest
-
-    def join(self, about: Mapping[str, object]) -> None:
-        if self._num_lines > self._num_joined or not self._num_lines:
-            if self.digest is not None:
-                done = {DONE: [self._num_lines, self.digest]}
-                self._ask("pipe_file", f"{self._path}.about.json", _about_file({**about, **done}))
-            self._ask("pipe_file", self._path, b"".join(self._content))
-        if self._names():
-            self._ask("rm", self._folder, recursive=True)
-
-    def _add(self, data: bytes) -> None:
-        self._content.append(data)
-        self._num_lines += data.count(b"\n")
-
-    def _names(self) -> list[str]:
-        try:
-            return self._ask("ls", self._folder, detail=False)
-        except remote.ReadError as error:
-            if error.missing:
-                return []
-            raise
+    def _parts(self) -> list[str]:
+        found = None if self._is_local else self._unless_missing("ls", f"{self._place}.parts", detail=False)
+        return sorted(found or ())
 
     def _read(self, path: str) -> bytes | None:
+        if self._is_local:
+            return Path(path).read_bytes() if os.path.exists(path) else None
+        # `info` says of a missing file that it is missing in every file system.
+        return self._unless_missing("info", path) and self._ask("cat_file", path)
+
+    def _put(self, path: str, data: bytes) -> None:
+        if self._is_local:
+            write_whole(path, data)
+        else:
+            self._ask("pipe_file", path, data)
+
+    def _put_about(self, more: Record) -> None:
+        about = json.dumps({**self._about, **more}, indent=1, ensure_ascii=False) + "\n"
+        self._put(f"{self._place}.about.json", about.encode())
+
+    def _unless_missing(self, method: str, *arguments: object, **options: object) -> Any:
         try:
-            self._ask("info", path)  # says of a missing file that it is missing in every file system
+            return self._ask(method, *arguments, **options)
         except remote.ReadError as error:
             if error.missing:
                 return None
             raise
-        return self._ask("cat_file", path)
 
     def _ask(self, method: str, *arguments: object, **options: object) -> Any:
         return remote.ask(self._system, POLICY, method, *arguments, **options)
 
 
-def _about_file(about: Mapping[str, object]) -> bytes:
-    return (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.about.json")
-
-
-def _check_about(path: str, before: bytes | None, about: Mapping[str, object]) -> tuple[int, str | None]:
+def _check_about(path: str, before: bytes | None, about: Record) -> tuple[int, str | None]:
     """Returns the lines written, and the digest of their input lines, or (0, None) before the first window is finished.
 
     Raises InputError if what stands beside the output is not this `about`.
     """
     try:
         made = json.loads(before) if before else {}
-        done = made.pop(DONE, None)
-        lines, digest = done or (0, None)
+        lines, digest = made.pop(DONE, None) or (0, None)
         is_readable = bool(made) and isinstance(lines, int) and isinstance(digest, str | None)
     except (ValueError, TypeError, AttributeError):
         is_readable = False
@@ -342,11 +294,9 @@ def _check_about(path: str, before: bytes | None, about: Mapping[str, object]) -
             f"The output {path} exists, and no {path}.about.json says what it was made with; give another path, or"
             " delete it."
         )
-    about = dict(about)
-    for each in (made, about):
-        each.pop("input", None)  # where the lines were from: the digest tells whether they are the same
-    if made != about:
-        changed = next((name for name in about if made.get(name) != about[name]), "it")
+    # Where the lines are from does not matter: the digest tells whether they are the same.
+    names = {*made, *about} - {"input"}
+    if changed := next((name for name in [*about, *made] if name in names and made.get(name) != about.get(name)), None):
         raise InputError(f"The output {path} was made with another {changed}; give another path, or delete it.")
     return lines, digest
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +22,29 @@ from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
 from limba.config.waiting import waiting
 from limba.formats import huggingface, huggingface_files, t5x
+from limba.formats.architectures import config_json
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
-from limba.sharding.mesh import batch_sharding, keep_compiled_programs, leaf_name, make_mesh, parameter_shardings
+from limba.sharding.mesh import (
+    batch_sharding,
+    keep_compiled_programs,
+    leaf_name,
+    make_mesh,
+    num_batch_groups,
+    parameter_shardings,
+)
 from limba.storage import lease, manifest
 
 if TYPE_CHECKING:
-    from limba.inference.generate import Deadline, Score, Writer, Written
+    from limba.data.tasks import Provider
+    from limba.data.vocabulary.load import Vocabulary
+    from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
     from limba.model import Network
+    from limba.model.trees import Parameters
+
+    Tokenizer = tuple[VocabularyName, Vocabulary]
 
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
@@ -44,7 +58,7 @@ def load(
     *,
     step: int | None = None,
     config: RunConfig | ModelConfig | None = None,
-    vocabulary: Any = None,
+    vocabulary: Vocabulary | VocabularyName | str | Path | None = None,
     mesh: Mesh | None = None,
     imports: Sequence[str] = (),
 ) -> TrainedModel:
@@ -74,10 +88,10 @@ def load(
     else:
         place, step = source.path, source.step_of(step)
         arrays = source.arrays(step)
-    name, opened = _vocabulary(source, vocabulary)
+    tokenizer = _tokenizer(source, vocabulary)
     with waiting(f"loading step {step:,} of {source.path}", shows=jax.process_index() == 0):
         params = place_parameters(arrays, network, mesh)
-    return TrainedModel(source, network, mesh, params, step, place, opened, name)
+    return TrainedModel(source, network, mesh, params, step, place, tokenizer)
 
 
 def mesh_for(run: RunConfig | None) -> Mesh:
@@ -92,7 +106,7 @@ def mesh_for(run: RunConfig | None) -> Mesh:
     return make_mesh(MeshConfig())
 
 
-def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: Mesh | None = None) -> Any:
+def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: Mesh | None = None) -> Parameters:
     """Returns the network's parameters, read from arrays by T5X's names, one stack at a time.
 
     They are sharded over the mesh as in training; without a mesh they are on one device.
@@ -107,42 +121,34 @@ def place_parameters(arrays: Mapping[str, np.ndarray], network: Network, mesh: M
     if mesh is None:
         return jax.tree.map_with_path(lambda path, leaf: jnp.asarray(read(path, leaf)), shapes)
 
-    def placed(path: tuple, leaf: jax.ShapeDtypeStruct, sharding: Any) -> jax.Array:
+    def placed(path: tuple, leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.Array:
         array = read(path, leaf)
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: array[index])
 
     return jax.tree.map_with_path(placed, shapes, parameter_shardings(mesh, network.logical_axes(), shapes))
 
 
-def _vocabulary(source: Source, given: Any) -> tuple[VocabularyName | None, Any]:
+def _tokenizer(source: Source, given: Vocabulary | VocabularyName | str | Path | None) -> Tokenizer | None:
     if given is None or isinstance(given, str | Path | VocabularyName):
-        name = VocabularyName(str(given)) if isinstance(given, str | Path) else given
-        return sources.open_vocabulary(source, name) or (None, None)
+        return sources.open_vocabulary(source, VocabularyName(str(given)) if isinstance(given, str | Path) else given)
     path = getattr(given, "sentencepiece_model_file", getattr(given, "path", "byte"))
     return VocabularyName(path, given.extra_ids), given
 
 
+@dataclasses.dataclass(eq=False)
 class TrainedModel:
     """A model with its parameters on the devices and its vocabulary. `limba.load` makes it.
 
-    `config` is the RunConfig of a run, else the ModelConfig of the network. `source` describes where the model is
-    from; `path` and `step` name the checkpoint. README.md has an example of each method.
+    `config` is the RunConfig of a run, else the ModelConfig of the network. README.md has an example of each method.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        network: Network,
-        mesh: Mesh,
-        params: Any,
-        step: int,
-        path: str,
-        vocabulary: Any,
-        vocabulary_name: VocabularyName | None,
-    ):
-        self.source, self.network, self.mesh, self.params = source, network, mesh, params
-        self.step, self.path, self.vocabulary_name = step, path, vocabulary_name
-        self._vocabulary = vocabulary
+    source: Source  # where the model is from
+    network: Network
+    mesh: Mesh
+    params: Parameters
+    step: int  # with `path`: the checkpoint
+    path: str
+    tokenizer: Tokenizer | None  # the vocabulary and its name, if it is known
 
     @property
     def config(self) -> RunConfig | ModelConfig:
@@ -150,17 +156,17 @@ class TrainedModel:
         return self.network.config if self.source.run is None else self.source.run
 
     @property
-    def vocabulary(self) -> Any:
+    def vocabulary(self) -> Vocabulary:
         """The vocabulary, a seqio object; InputError if it is not known."""
-        if self._vocabulary is None:
+        if self.tokenizer is None:
             raise InputError(
                 f"{self.path} has no vocabulary ({' or '.join(sources.VOCABULARIES)}) beside it; give one as"
                 " `vocabulary`: a path, or 'byte'."
             )
-        return self._vocabulary
+        return self.tokenizer[1]
 
     @functools.cached_property
-    def task(self) -> Any:
+    def task(self) -> Provider | None:
         """The seqio task or mixture of a run; None if only the network is known."""
         return None if self.source.run is None else sources.task_of(self.source)
 
@@ -266,18 +272,12 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
+        from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
 
-        writer = self.writer(config, num_rows, deadline)
-        return SegmentWriter(self, config, writer, **({"say": say} if say else {}))
-
-    def writer(self, config: GenerationConfig, num_rows: int, deadline: Deadline | None = None) -> Writer:
-        """Returns a `Writer`, which generates text in batches of `num_rows`, in parts if there is a `deadline`."""
-        from limba.inference.generate import Writer, generate, generate_in_parts
-
-        timed = generate if deadline is None else functools.partial(generate_in_parts, deadline=deadline)
-        is_prefix = self.reads_prefix
-        return Writer(self.network, self.mesh, self.vocabulary, config, num_rows, is_prefix, generates=timed)
+        network, is_prefix = self.network, self.reads_prefix
+        writer = Writer(network, self.mesh, self.vocabulary, config, num_rows, is_prefix, deadline=deadline)
+        return SegmentWriter(self, config, writer, say)
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -373,10 +373,8 @@ class TrainedModel:
         folder.mkdir(parents=True, exist_ok=True)
         with lease.held(str(folder), "exports to"):
             writing = folder / ".writing"
-            write_folder(
-                writing, arrays, self.network.config, ("pytorch" if format == "huggingface" else "flax",), dtype,
-                self.vocabulary_name, self._vocabulary,
-            )  # fmt: skip
+            form = Form(("pytorch" if format == "huggingface" else "flax",), dtype)
+            write_folder(writing, arrays, self.network.config, form, self.tokenizer)
             for file in sorted(writing.iterdir(), key=lambda file: file.name == "config.json"):
                 file.replace(folder / file.name)  # config.json last: until then the folder is no model
             writing.rmdir()
@@ -384,44 +382,49 @@ class TrainedModel:
 
     def rows(self, num: int) -> int:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""
-        groups = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        groups = num_batch_groups(self.mesh)
         return -(-num // groups) * groups
+
+
+class Form(NamedTuple):
+    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
+
+    formats: Sequence[str]
+    dtype: str = "float32"
+    transformers: int = 5
 
 
 def write_folder(
     folder: Path,
     arrays: Mapping[str, np.ndarray],
     model: ModelConfig,
-    formats: Sequence[str],
-    dtype: str,
-    name: VocabularyName | None,
-    vocabulary: Any,
+    form: Form,
+    tokenizer: Tokenizer | None,
     suppressed: Sequence[int] = (),
-    transformers: int = 5,
 ) -> None:
     """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
 
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. `transformers` is
-    the version that reads it: an untied umT5 for 4 differs from that for 5, see `huggingface.head_scale`.
+    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
+    for transformers 4 differs from that for 5, see `huggingface.head_scale`.
     """
-    huggingface_files.config_json(model)  # raises before anything is written
+    config_json(model)  # raises before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id)
+    name, vocabulary = tokenizer or (None, None)
+    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
-    scale = huggingface.head_scale(model) if transformers >= 5 else 1.0
-    arrays = arrays if scale == 1 else huggingface_files.ScaledHead(arrays, scale)
-    huggingface_files.write_configs(folder, model, dtype, eos_id, [*padding, *suppressed], scale)
-    if "pytorch" in formats:
-        huggingface_files.write_pytorch(folder, arrays, model, dtype)
-    if "flax" in formats:
-        huggingface_files.write_flax(folder, arrays, model, dtype)
+    scale = huggingface.head_scale(model) if form.transformers >= 5 else 1.0
+    huggingface_files.write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale)
+    if "pytorch" in form.formats:
+        huggingface_files.write_pytorch(folder, arrays, model, form.dtype, scale)
+    if "flax" in form.formats:
+        huggingface_files.write_flax(folder, arrays, model, form.dtype, scale)
     if name is not None:
         huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts=model.is_decoder_only)
 
 
 @functools.partial(jax.jit, static_argnames=("network",))
 def _mean_state(
-    network: Network, params: Any, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+    network: Network, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
 ) -> Float[Array, "B D"]:
     mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
     if network.config.is_decoder_only:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from limba.inference.generate import Written, ids_of
 if TYPE_CHECKING:
     from limba.data.objectives.text_segments import Segment
     from limba.inference.generate import Writer
+    from limba.inference.load import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ class Result(NamedTuple):
         return found
 
 
-class Totals(NamedTuple):
+@dataclasses.dataclass
+class Totals:
     """Counts of the texts that were longer than the model reads."""
 
     limit: int
@@ -93,12 +96,12 @@ class SegmentWriter:
 
     def __init__(
         self,
-        trained: Any,
+        trained: TrainedModel,
         config: GenerationConfig,
         writer: Writer,
-        say: Callable[[str], None] = logger.warning,
+        say: Callable[[str], None] | None = None,
     ):
-        self._trained, self._config, self._say, self._writer = trained, config, say, writer
+        self._trained, self._config, self._say, self._writer = trained, config, say or logger.warning, writer
         self._continues = trained.network.config.is_decoder_only
         self.choice = choice_of(trained, config)
         self.limit = 0 if self._continues else self._longest()
@@ -168,7 +171,10 @@ class SegmentWriter:
                     waiting[place] += 1
                 else:
                     done[place][number,] = (segment, [])
-            self._add(read)
+            in_segments = self.choice == "segments" and len(read.segments) > 1
+            self.totals.longer += in_segments or read.num_cut > 0
+            self.totals.segments += len(read.segments) if in_segments else 0
+            self.totals.cut += read.num_cut
             if not waiting[place]:
                 samples = [Written("", 0.0, np.zeros(0, np.int32))] * self._config.num_samples
                 yield place, Result(read, samples, list(done.pop(place, {}).values()), 0)
@@ -212,21 +218,13 @@ class SegmentWriter:
 
     def _joined(self, read: Read, parts: Sequence[tuple[Segment, Sequence[Written]]]) -> Result:
         unfinished = sum(self._is_unfinished(samples) for _, samples in parts)
-        if unfinished:
-            self.totals = self.totals._replace(unfinished=self.totals.unfinished + 1)
+        self.totals.unfinished += bool(unfinished)
         if len(parts) == 1:
             return Result(read, parts[0][1], parts, unfinished)
         return Result(read, [_sample(parts, number) for number in range(self._config.num_samples)], parts, unfinished)
 
-    def _add(self, read: Read) -> None:
-        is_longer = read.num_cut or (self.choice == "segments" and len(read.segments) > 1)
-        if is_longer:
-            longer, segments, cut = self.totals.longer + 1, self.totals.segments, self.totals.cut + read.num_cut
-            segments += len(read.segments) if self.choice == "segments" else 0
-            self.totals = self.totals._replace(longer=longer, segments=segments, cut=cut)
 
-
-def choice_of(trained: Any, config: GenerationConfig) -> str:
+def choice_of(trained: TrainedModel, config: GenerationConfig) -> str:
     """Returns what is done with long inputs: the configuration's choice, else the task's.
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.

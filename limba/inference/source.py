@@ -7,14 +7,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
-import numpy as np
 from etils import epath
 
 from limba import toolbox
@@ -22,15 +21,19 @@ from limba.config import InputError, ModelConfig, RunConfig, UntrustedModuleErro
 from limba.config.environment import quiet_imports
 from limba.config.errors import reason_of
 from limba.data import task_modules
-from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
-from limba.formats.huggingface_files import check_arrays
+from limba.formats import hub_models, huggingface, huggingface_files, limba_checkpoint, t5x
+from limba.formats.architectures import check_arrays
+from limba.formats.names import Arrays, Json
 from limba.formats.t5x import network_of
 from limba.storage.files import read_text, resolved
+
+if TYPE_CHECKING:
+    from limba.data.tasks import Provider
+    from limba.data.vocabulary.load import Vocabulary
 
 LIMBA, T5X, HUGGING_FACE = "Limba", "T5X", "Hugging Face"
 VOCABULARIES = ("spiece.model", "tokenizer.json")  # beside a model; the first that exists
 OF_A_RUN = ("metrics.jsonl", "lease.json")  # from before its first checkpoint on
-OTHER_NETWORK = "give the model's own configuration"
 
 
 class VocabularyName(NamedTuple):
@@ -64,18 +67,35 @@ class Source:
             raise InputError(f"There is no checkpoint at step {step} in {self.path}; choose from {sorted(self.steps)}.")
         return max(self.steps) if step is None else step
 
-    def arrays(self, step: int) -> Mapping[str, np.ndarray]:
+    def arrays(self, step: int) -> Arrays:
         """Returns a checkpoint's parameters by T5X's names, one array per layer; each is read on access.
 
         Raises InputError for a file that is not as it was saved, and for an array that is missing, truncated, or not
         in the network.
         """
-        return _checked(self.kind, self.steps[step], self.model, self.verify, self.averages)
+        return self._arrays_at(self.steps[step])
 
-    def best_arrays(self) -> Mapping[str, np.ndarray]:
+    def best_arrays(self) -> Arrays:
         """Returns `arrays` of `best`."""
         assert self.best is not None
-        return _checked(LIMBA, self.best, self.model, self.verify, self.averages)
+        return self._arrays_at(self.best)
+
+    def _arrays_at(self, path: epath.Path) -> Arrays:
+        if self.kind == HUGGING_FACE:
+            return open_folder(Path(path), self.model)
+        if self.kind == LIMBA:
+            from limba.training.checkpoints.directory import check_together
+
+            check_together(path, self.verify)
+            arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None, average=self.averages)
+        else:
+            tree = t5x.open_checkpoint(path)
+            tree.check_whole()
+            stored = t5x.unscanned(tree, self.model).stored.items()
+            targets = {name.removeprefix("target/"): each for name, each in stored if name.startswith("target/")}
+            arrays = Arrays(targets)
+        check_arrays(arrays, self.model, str(path), "give the model's own configuration")
+        return arrays
 
     @property
     def averages(self) -> bool:
@@ -88,60 +108,11 @@ class Source:
         return "checksums" if self.run is None else self.run.checkpoint.verify
 
 
-def _checked(kind: str, path: epath.Path, model: ModelConfig, verify: str, average: bool) -> Mapping[str, np.ndarray]:
-    arrays: Any
-    if kind == LIMBA:
-        from limba.training.checkpoints.directory import check_together
-
-        check_together(path, verify)
-        arrays = limba_checkpoint.LimbaCheckpoint(path, verify=None, average=average)
-        shapes = {name: arrays.describe(name)[0] for name in arrays}
-    elif kind == T5X:
-        arrays = Targets(t5x.open_checkpoint(path), model)
-        shapes = arrays.shapes()
-    else:
-        return open_folder(Path(path), model)
-    check_arrays(shapes, model, str(path), OTHER_NETWORK)
-    return arrays
-
-
-def open_folder(folder: Path, model: ModelConfig) -> Mapping[str, np.ndarray]:
+def open_folder(folder: Path, model: ModelConfig) -> Arrays:
     """Returns `Source.arrays` of a Hugging Face folder."""
-    arrays: Any
-    if model.is_decoder_only:
-        arrays = huggingface.open_folder(folder, model)
-        shapes = {name: array.shape for name, array in arrays.items()}
-    else:
-        arrays = huggingface.T5xView(folder, model)
-        shapes = {name: arrays.shape(name) for name in arrays}
-    check_arrays(shapes, model, str(folder), "its config.json belongs to another model: copy the folder again")
+    arrays = huggingface.open_folder(folder, model)
+    check_arrays(arrays, model, str(folder), "its config.json belongs to another model: copy the folder again")
     return arrays
-
-
-class Targets(Mapping[str, np.ndarray]):
-    """The parameters of a T5X checkpoint by name, without `target/`; scanned ones are unstacked."""
-
-    def __init__(self, stored: t5x.StoredTree, model: ModelConfig):
-        from limba.training.checkpoints.initial import unscanned
-
-        stored.check_whole()
-        self._stored = stored
-        self._tree = unscanned(stored, model)
-        self._names = [name.removeprefix("target/") for name in self._tree if name.startswith("target/")]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._tree[f"target/{name}"]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns name -> shape; only a scanned checkpoint is read for it."""
-        describe: Any = getattr(self._tree, "describe", None)
-        return {name: describe(f"target/{name}")[0] if describe else self[name].shape for name in self._names}
 
 
 def find(
@@ -157,53 +128,29 @@ def find(
     network is that of config.json; a T5X checkpoint without one gets it from its arrays' shapes. The modules of
     `allowed` may be imported for the task; see `limba/inference/source.py`. Raises InputError if there is no model.
     """
-    return dataclasses.replace(_found(path, config, vocabulary), imports=tuple(allowed))
-
-
-def _found(path: str, config: RunConfig | ModelConfig | None, vocabulary: VocabularyName | None) -> Source:
-    place = resolved(path)
+    place, best = resolved(path), {}
     if limba_checkpoint.is_own(place):
-        return _limba(path, place.parent.parent, {int(place.name): place}, config, vocabulary)
-    if found := limba_checkpoint.checkpoints_of(place):
-        return _limba(path, place, found, config, vocabulary)
-    if t5x.is_t5x(place):
-        directory, found = place.parent, {t5x.open_checkpoint(place).step: place}
+        directory, steps, kind = place.parent.parent, {int(place.name): place}, LIMBA
+    elif steps := limba_checkpoint.checkpoints_of(place):
+        directory, kind, best = place, LIMBA, limba_checkpoint.checkpoints_of(place / "best")
+    elif t5x.is_t5x(place):
+        directory, steps, kind = place.parent, {t5x.open_checkpoint(place).step: place}, T5X
+    elif steps := t5x.checkpoints_of(place):
+        directory, kind = place, T5X
     else:
-        directory, found = place, t5x.checkpoints_of(place)
-    if found:
-        if config is None:
-            config, beside = _described(place, t5x_network(found[max(found)]))
+        directory = epath.Path(local_folder(path))
+        steps, kind = {0: directory}, HUGGING_FACE
+    if config is None and kind == T5X:
+        config, migrate = t5x_network(steps[max(steps)]), toolbox.find("migrate")
+        if migrate is not None:  # T5X's gin file beside it is read by a tool
+            config, beside = migrate.described(place, config)
             vocabulary = vocabulary or beside
-        return _made(path, directory, found, T5X, config, vocabulary)
-    folder = epath.Path(local_folder(path))
-    model = config or huggingface.model_config(Path(folder))
-    return _made(path, folder, {0: folder}, HUGGING_FACE, model, vocabulary)
-
-
-def _made(
-    path: str,
-    directory: epath.Path,
-    steps: Mapping[int, epath.Path],
-    kind: str,
-    config: RunConfig | ModelConfig,
-    vocabulary: VocabularyName | None,
-    best: epath.Path | None = None,
-) -> Source:
-    run = config if isinstance(config, RunConfig) else None
-    model = config.model if isinstance(config, RunConfig) else config
-    return Source(path, directory, steps, kind, model, run, vocabulary or _vocabulary_beside(directory, run), best)
-
-
-def _limba(
-    path: str,
-    directory: epath.Path,
-    steps: Mapping[int, epath.Path],
-    config: RunConfig | ModelConfig | None,
-    vocabulary: VocabularyName | None,
-) -> Source:
-    best = limba_checkpoint.checkpoints_of(directory / "best") if resolved(path) == directory else {}
-    best_path = best[max(best)] if best else None
-    return _made(path, directory, steps, LIMBA, config or read_config(directory), vocabulary, best_path)
+    elif config is None:
+        config = read_config(directory) if kind == LIMBA else huggingface.model_config(Path(directory))
+    run, model = (config, config.model) if isinstance(config, RunConfig) else (None, config)
+    vocabulary = vocabulary or _vocabulary_beside(directory, run)
+    newest_best = best[max(best)] if best else None
+    return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed))
 
 
 def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
@@ -213,12 +160,6 @@ def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
         raise InputError(f"{directory} has no config.json; copy it there, or give `config`.")
     config = plain.from_text(read_text(file), str(file))
     return plain.moved(config, str(directory)) if isinstance(config, RunConfig) else config
-
-
-def _described(place: epath.Path, network: ModelConfig) -> tuple[ModelConfig, VocabularyName | None]:
-    """Returns a T5X model's network and vocabulary, as its gin file has them where a tool reads that."""
-    migrate = toolbox.find("migrate")
-    return (network, None) if migrate is None else migrate.described(place, network)
 
 
 def t5x_network(checkpoint: epath.Path) -> ModelConfig:
@@ -268,31 +209,28 @@ def _vocabulary_beside(directory: epath.Path, run: RunConfig | None) -> Vocabula
     if run is not None:
         data = run.data
         return None if data.vocabulary is None else VocabularyName(data.vocabulary, data.extra_ids, str(directory))
-    about: dict[str, Any] = {}
-    if (directory / "tokenizer_config.json").exists():
-        try:
-            about = json.loads(read_text(directory / "tokenizer_config.json"))
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"{directory / 'tokenizer_config.json'} is not JSON ({reason_of(error)}); copy the folder again."
-            ) from error
+    file = directory / "tokenizer_config.json"
+    try:
+        about: Json = json.loads(read_text(file)) if file.exists() else {}
         if not isinstance(about, dict):
-            raise InputError(f"{directory / 'tokenizer_config.json'} is no JSON object; copy the folder again.")
-    specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
-    extra_ids = about.get("extra_ids", len(specials) if about else None)
-    if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
-        raise InputError(f"{directory / 'tokenizer_config.json'} gives extra_ids {extra_ids!r}; copy the folder again.")
+            raise ValueError("it is no JSON object")
+        specials = [name for name in about.get("additional_special_tokens") or () if "<extra_id_" in str(name)]
+        extra_ids = about.get("extra_ids", len(specials) if about else None)
+        if not isinstance(extra_ids, int | None) or (extra_ids or 0) < 0:
+            raise ValueError(f"its extra_ids are {extra_ids!r}")
+    except InputError:
+        raise
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file} cannot be used ({reason_of(error)}); copy the folder again.") from error
     name = next((name for name in VOCABULARIES if (directory / name).exists()), None)
     if name is not None:
         return VocabularyName(str(directory / name), extra_ids, str(directory))
     if str(about.get("tokenizer_class", "")).startswith("ByT5"):
-        return VocabularyName("byte", byt5.extra_ids_of(about), str(directory))
+        return VocabularyName("byte", huggingface_files.extra_ids_of(about), str(directory))
     return None
 
 
-def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Any] | None:
+def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tuple[VocabularyName, Vocabulary] | None:
     """Returns (name, seqio's vocabulary) of `given` or of the source; None if neither names one.
 
     A run that names none uses its task's. Raises InputError for a vocabulary that cannot be read, or that has more ids
@@ -327,7 +265,7 @@ def open_vocabulary(source: Source, given: VocabularyName | None = None) -> tupl
     return name, loaded
 
 
-def task_of(source: Source) -> Any:
+def task_of(source: Source) -> Provider:
     """Imports the task modules of the source's run, and returns its seqio task or mixture.
 
     Raises UntrustedModuleError for a module that may not be imported, and InputError if an import fails.

@@ -13,7 +13,8 @@ import pytest
 
 import limba.run
 from limba.cli import main
-from limba.inference.load import write_folder
+from limba.data.vocabulary.load import load_vocabulary
+from limba.inference.load import Form, write_folder
 from limba.inference.source import VocabularyName
 from limba.training import start
 from tests import tiny
@@ -48,8 +49,9 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(GOLDEN / "run", place / "run")
     for name, model in (("hf", tiny.model(vocab_size=384)), ("lm", tiny.language_model(vocab_size=384))):
         arrays = limba_arrays(model)
-        vocabulary = VocabularyName("byte", 0 if model.is_decoder_only else 100)
-        write_folder(place / name, arrays, model, ("pytorch",), "float32", vocabulary, None)
+        extra_ids = 0 if model.is_decoder_only else 100
+        tokenizer = VocabularyName("byte", extra_ids), load_vocabulary("byte", extra_ids)
+        write_folder(place / name, arrays, model, Form(("pytorch",)), tokenizer)
     return place
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from limba.formats import huggingface_files as files
-from limba.formats.huggingface import SafetensorsFolder
+from limba.formats.huggingface import open_safetensors
 from limba.formats.names import flatten, unstack_layers
 from tests import tiny
 from tests.bucket_server import BucketServer, serving_buckets
@@ -93,7 +93,7 @@ def test_the_published_diacritics_train_ten_epochs_of_the_hub_s_texts(vocabulary
     shelf = tmp_path / "served"
     place = shelf / "dumitrescustefan" / "mt5-base-romanian" / "main"
     write_model(place, vocabulary)
-    stored = SafetensorsFolder(place)
+    stored = open_safetensors(place)
     torch.save({name: torch.tensor(stored[name]) for name in stored}, place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
     texts = [f"Țara de după {n} are șapte poști și o fântână în câmp." for n in range(100)]

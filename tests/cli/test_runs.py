@@ -10,7 +10,7 @@ from benchmarks.board.recipes import RECIPES, optimizer_of
 from limba import config
 from limba.cli import flags
 from limba.data import task_modules
-from limba.formats import decoder_only
+from limba.formats import architectures
 from limba.training.metrics import flops
 from limba.training.metrics.figures import sides
 from limba.training.schedule import make_schedule
@@ -182,7 +182,7 @@ def test_language_models_are_as_published(name: str) -> None:
     assert (run.checkpoint.every_steps, run.evaluation.every_steps) == (10_000, every)
     assert run.evaluation.num_batches is None and len(run.evaluation.prompts) == 1
     assert (run.evaluation.sampling.temperature, run.evaluation.sampling.top_k) == (0.6, 20)
-    assert decoder_only.kind(run.model) == "gpt2"  # it can be published
+    assert architectures.kind(run.model) == "gpt2"  # it can be published
 
 
 def test_every_class_of_the_configuration_can_be_bound() -> None:

@@ -21,10 +21,10 @@ import limba
 from limba.cli import convert as command
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
-from limba.formats import decoder_only, huggingface
+from limba.formats import architectures, huggingface
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
-from limba.inference.load import write_folder
+from limba.inference.load import Form, write_folder
 from limba.inference.source import VocabularyName, evaluated, find
 from limba.model import Network
 from tests.compat import families, overlay
@@ -64,7 +64,7 @@ def random_arrays(config) -> dict[str, np.ndarray]:
     if not config.is_decoder_only:
         return arrays_of(config)
     random = np.random.default_rng(0)
-    shapes = decoder_only.shapes(config)
+    shapes = architectures.shapes(config)
     drawn = {name: random.standard_normal(shape) * shape[0] ** -0.5 for name, shape in shapes.items()}
     return {name: np.float32(array + name.endswith("scale")) for name, array in drawn.items()}
 
@@ -81,7 +81,7 @@ def write_ours(directory: Path, models: Path, vocabulary: Path, version: int) ->
             arrays = random_arrays(config)
             folder = directory / f"{family}-{head}"
             opened = load_vocabulary(name.path, name.extra_ids)
-            write_folder(folder, arrays, config, ("pytorch",), "float32", name, opened, (), version)
+            write_folder(folder, arrays, config, Form(("pytorch",), "float32", version), (name, opened))
             np.save(folder / "logits.npy", computed(unflatten(stack_layers(arrays)), config))
 
 

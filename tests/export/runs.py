@@ -5,7 +5,6 @@ import orbax.checkpoint as ocp
 
 from limba.config import plain
 from limba.export.huggingface import network_gin
-from limba.formats import huggingface_files as files
 from limba.formats.huggingface import rows
 from limba.formats.names import stack_layers, unflatten
 from limba.storage import manifest
@@ -16,7 +15,7 @@ def arrays_of(config, seed=0):
     random = np.random.default_rng(seed)
     arrays = {}
     for row in rows(config):
-        shape = files.shape_of(row.t5x, config)
+        shape = row.shape
         array = random.standard_normal(shape)
         scale = 1.0 if row.t5x.endswith("embedding") else shape[0] ** -0.5
         scale /= 4 if row.t5x.endswith(("logits_dense/kernel", "query/kernel")) else 1

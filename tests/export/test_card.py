@@ -9,8 +9,8 @@ from etils import epath
 
 from limba.cli import main, program
 from limba.config import CardConfig, ConfigError, DataConfig, RunConfig, plain
-from limba.export.card import _training
 from limba.export.huggingface import Choices, _about
+from limba.export.proof import _training
 from limba.inference.source import Source
 from tests import tiny
 
@@ -64,4 +64,4 @@ def test_the_card_names_the_stages_that_have_been_read(tmp_path: Path) -> None:
     run = RunConfig(tiny.MODEL, data, str(tmp_path), train_steps=100)
     for step, task in ((20, "`wiki`"), (21, "`wiki`, from step 20 on `clean`")):
         of_run = dataclasses.replace(source(OWN), run=run, directory=epath.Path(tmp_path))
-        assert f"| task | {task} |" in _training(of_run, step, None)
+        assert _training(of_run, step, None)["task"] == task

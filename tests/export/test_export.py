@@ -10,19 +10,20 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 import tokenizers
+import torch
 import transformers
 from etils import epath
+from flax import serialization
 
 from limba.cli import convert, flags, generate, program
 from limba.config import InputError, ModelConfig
 from limba.data.vocabulary.load import load_vocabulary, piece_bytes, sentinel_ids
 from limba.export import huggingface as exports
-from limba.export import proof
 from limba.export import proof as check
 from limba.export.huggingface import import_folder, network_gin
 from limba.formats import huggingface_files as files
 from limba.formats import t5x
-from limba.formats.huggingface import T5xView
+from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import gaps
@@ -88,7 +89,7 @@ def test_transformers_gives_our_logits_and_the_way_back_is_exact(family, tmp_pat
     is_deep = config.num_decoder_layers > config.num_encoder_layers
     assert ("use_cache=False" in (folder / "README.md").read_text()) == is_deep
     for flax in (False, True):
-        equal(T5xView(folder, config, flax=flax), arrays)
+        equal(open_folder(folder, config, flax=flax), arrays)
     if family == "byt5":
         tokens = transformers.AutoTokenizer.from_pretrained(folder)
         vocabulary = load_vocabulary("byte", 0)
@@ -129,7 +130,7 @@ def test_t5x_checkpoints_of_both_forms(legacy, tmp_path, capsys):
     for folder in (tmp_path / "out" / "step_3", tmp_path / "out2" / "step_3"):
         config = find(str(legacy)).model
         for flax in (False, True):
-            equal(T5xView(folder, config, flax=flax), arrays)
+            equal(open_folder(folder, config, flax=flax), arrays)
     import_folder(tmp_path / "out" / "step_3", tmp_path / "ours")
     equal(LimbaCheckpoint(tmp_path / "ours" / "checkpoints" / "0"), arrays)
 
@@ -176,21 +177,28 @@ def test_bfloat16_and_files_in_parts(tmp_path):
     config = config_of("mt5")
     arrays = write_run(tmp_path / "run", config)[5]
     export(tmp_path / "run", tmp_path / "out", "--dtype=bfloat16")
-    half = T5xView(tmp_path / "out" / "step_5", config)
+    half = open_folder(tmp_path / "out" / "step_5", config)
     assert half["token_embedder/embedding"].dtype.name == "bfloat16"
     assert all((half[name] == arrays[name].astype(half[name].dtype)).all() for name in arrays)
     files.write_pytorch(tmp_path, arrays, config, file_bytes=100_000)
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
-    equal(T5xView(tmp_path, config), arrays)
+    equal(open_folder(tmp_path, config), arrays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK_BYTES", 1_000)
-        files.write_flax(tmp_path / "out", arrays, config, chunk_bytes=6_000)
-    from flax.serialization import msgpack_restore
-
-    read = msgpack_restore((tmp_path / "out" / "flax_model.msgpack").read_bytes())
+        files.write_flax(tmp_path / "out", arrays, config)
+        patch.setattr(files, "MOST_FLAX_BYTES", 6_000)
+        with pytest.raises(InputError, match="shared/embedding takes more than the 4 GiB"):
+            files.write_flax(tmp_path / "out", arrays, config)
+    file = tmp_path / "out" / "flax_model.msgpack"
+    read = serialization.msgpack_restore(file.read_bytes())
     np.testing.assert_array_equal(read["shared"]["embedding"], arrays["token_embedder/embedding"])
     np.testing.assert_array_equal(read["lm_head"]["kernel"], arrays["decoder/logits_dense/kernel"])
-    equal(T5xView(tmp_path / "out", config, flax=True), arrays)
+    equal(open_folder(tmp_path / "out", config, flax=True), arrays)
+    with pytest.MonkeyPatch.context() as patch:  # as flax cuts arrays over a gibibyte
+        patch.setattr(serialization, "MAX_CHUNK_SIZE", 6_000)
+        file.write_bytes(serialization.msgpack_serialize(read))
+    assert b"__msgpack_chunked_array__" in file.read_bytes()
+    equal(open_folder(tmp_path / "out", config, flax=True), arrays)
 
 
 def test_the_tokenizer_is_sentencepieces(vocabulary, corpus, tmp_path):
@@ -307,6 +315,18 @@ def test_a_failed_proof_leaves_a_folder_that_says_so(formats, tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step_5"]
 
 
+def fills_by_transformers(folder, text, pieces):
+    model, _ = check.load_in_transformers(folder)
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+
+    def next_logits(beginnings):
+        given = {name: inputs[name].expand(len(beginnings), -1) for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            return model(**given, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
+
+    return gaps.fills(text, next_logits, pieces)
+
+
 def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     config = config_of("t5_1_1", vocab_size=1024)
     arrays = arrays_of(config)
@@ -317,7 +337,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     trained = load(tmp_path)
     pieces = gaps.pieces_of(trained.vocabulary, 1024)
     ours = gaps.fills_of(trained, text)
-    (theirs,) = proof.fill(tmp_path, [text], pieces)
+    theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
     for each, other in zip(ours, theirs, strict=True):
         assert len(each) == 3 and [fill.text for fill in each] == [fill.text for fill in other]
@@ -434,6 +454,6 @@ def test_a_scanned_t5x_checkpoint_becomes_a_umt5(tmp_path):
     lines = [f"network.T5Config.{name} = {value!r}" for name, value in values.items()]
     (tmp_path / "run" / "config.gin").write_text("\n".join(lines))
     export(tmp_path / "run", tmp_path / "out", "--no-check")
-    equal(T5xView(tmp_path / "out" / "step_4", config), arrays)
+    equal(open_folder(tmp_path / "out" / "step_4", config), arrays)
     about = json.loads((tmp_path / "out" / "step_4" / "config.json").read_text())
     assert about["model_type"] == "umt5"

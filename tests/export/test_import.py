@@ -14,11 +14,11 @@ from huggingface_hub import constants
 
 from limba.cli import convert, program
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, OptimizerConfig
-from limba.export import card
+from limba.export import at_end
 from limba.export.huggingface import import_folder
 from limba.formats import hub_models
 from limba.formats import huggingface_files as files
-from limba.formats.huggingface import SafetensorsFolder, T5xView
+from limba.formats.huggingface import open_folder, open_safetensors
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.model import Network
 from limba.storage import manifest
@@ -46,7 +46,7 @@ def folder(arrays, tmp_path_factory):
     files.write_configs(path, CONFIG, "float32")
     files.write_pytorch(path, arrays, CONFIG)
     files.write_flax(path, arrays, CONFIG)
-    stored = SafetensorsFolder(path)
+    stored = open_safetensors(path)
     torch.save({name: torch.tensor(stored[name]) for name in stored}, path / "pytorch_model.bin")
     (path / "spiece.model").write_bytes(b"a vocabulary")
     (path / "tf_model.h5").write_bytes(b"never read")
@@ -172,7 +172,7 @@ def test_a_model_of_the_hub_starts_a_run(hub_server, arrays, tmp_path, monkeypat
             start_from("me/t5")
     hub_server.server_close()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert T5xView(hub_models.download("me/t5"), CONFIG).keys() == arrays.keys()
+    assert open_folder(hub_models.download("me/t5"), CONFIG).keys() == arrays.keys()
     assert "cannot be reached for me/t5" in caplog.text
 
 
@@ -225,15 +225,15 @@ def test_uploads_resume_where_they_were_interrupted(hub_server, folder, tmp_path
         folders[step] = only(folder, "model.safetensors", tmp_path / f"step_{step}")
         (folders[step] / "README.md").write_text(f"step {step}")
     monkeypatch.setenv("HF_TOKEN", "bad")
-    with pytest.raises(InputError, match="does not accept HF_TOKEN .Invalid user token"):
-        card.check_target("me/new", dry_run=False)
+    with pytest.raises(InputError, match="does not accept this upload .asked with the token in HF_TOKEN: HTTP 401"):
+        at_end.check_target("me/new", dry_run=False)
     monkeypatch.setenv("HF_TOKEN", "good")
-    card.check_target("me/new", dry_run=False)
+    at_end.check_target("me/new", dry_run=False)
     hub_server.fail("/api/models/me/new/commit/step_10", status(400), methods=("POST",))
     with pytest.raises(InputError, match="The upload to me/new failed .*run the command again"):
-        card.push("me/new", folders, dry_run=False)
+        at_end.push("me/new", folders, dry_run=False)
     first = hub_server.bytes_sent["commit", "step_9"]
-    card.push("me/new", folders, dry_run=False)
+    at_end.push("me/new", folders, dry_run=False)
     assert hub_server.bytes_sent["commit", "step_9"] == first  # nothing is sent twice
     assert capsys.readouterr().out.count("uploaded to me/new, revision step_9") == 2
     for revision, step in (("step_9", 9), ("step_10", 10), ("main", 10)):

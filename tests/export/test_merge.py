@@ -126,7 +126,7 @@ def test_an_online_average_is_averaged_too(tmp_path: Path) -> None:
             checkpoints.save(step, averaging(step), {0: b"p"})
             checkpoints.wait()
     merging.merge(parts_of([source(tmp_path / "run")]), Weighting(), str(tmp_path / "out"))
-    stored = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "2").stored
+    stored = LimbaCheckpoint(tmp_path / "out" / "checkpoints" / "2").tree
     names = [name for name in stored if name.startswith("params/")]
     assert len(names) == 3
     for name in names:

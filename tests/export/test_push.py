@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from limba.cli import flags
 from limba.config import InputError, RunConfig
 from limba.export import at_end
-from limba.export.card import HubDestination
+from limba.export.at_end import HubDestination
 from tests.http_server import FileServer, status
 from tests.hub_server import hub
 from tests.waiting import wait_until

@@ -14,8 +14,9 @@ from etils import epath
 
 import limba
 from limba.config import ConfigError
-from limba.export import card
-from limba.formats import byt5, t5x
+from limba.export import proof
+from limba.formats import huggingface_files, t5x
+from limba.inference.load import Form
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
 
@@ -85,10 +86,10 @@ def test_its_export_gives_transformers_these_ids_and_the_card_says_it(published:
     assert ids == limba.load(saved).tokenize(TEXT).tolist() and 258 in ids and max(ids) == 258
     assert tokens.decode(ids) == TEXT + "</s>"
     tokens.save_pretrained(tmp_path / "again")  # and back through transformers
-    assert byt5.extra_ids_in(epath.Path(tmp_path / "again")) == 0
+    assert huggingface_files.extra_ids_in(epath.Path(tmp_path / "again")) == 0
     for folder, says in ((saved, True), (tmp_path / "other", False)):
         Path(folder).mkdir(exist_ok=True)
-        card.write_card(Path(folder), find(str(saved)), 0, card.Form(("pytorch",)), (), limba.config.CardConfig())
+        proof.write_card(Path(folder), find(str(saved)), 0, Form(("pytorch",)), (), limba.config.CardConfig())
         text = (Path(folder) / "README.md").read_text()
         assert ("258, 257, …, 248" in text and "`<extra_id_0>` as 258" in text) == says
 

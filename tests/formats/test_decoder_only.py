@@ -11,7 +11,7 @@ import transformers
 from limba.config import InputError
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
-from limba.formats import decoder_only, huggingface, huggingface_files
+from limba.formats import architectures, huggingface, huggingface_files
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import flatten, stack_layers, unflatten, unstack_layers
 from limba.model import Network
@@ -61,7 +61,7 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
     config, architecture = LAYOUTS[layout]
     params = parameters(config)
     arrays = {name: np.asarray(array) for name, array in unstack_layers(flatten(params)).items()}
-    assert {name: array.shape for name, array in arrays.items()} == decoder_only.shapes(config)
+    assert {name: array.shape for name, array in arrays.items()} == architectures.shapes(config)
     huggingface_files.write_configs(tmp_path, config, "float32")
     huggingface_files.write_pytorch(tmp_path, arrays, config)
 
@@ -100,12 +100,12 @@ def test_logits_are_transformers_and_the_way_back_is_exact(layout, tmp_path):
 )
 def test_what_no_class_can_hold_is_said(changes, said):
     with pytest.raises(InputError, match=said):
-        decoder_only.kind(tiny.language_model(**changes))
+        architectures.kind(tiny.language_model(**changes))
 
 
 def test_folders_that_do_not_fit_are_said(tmp_path):
     config = GPT2
-    arrays = {name: np.zeros(shape, np.float32) for name, shape in decoder_only.shapes(config).items()}
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in architectures.shapes(config).items()}
     huggingface_files.write_configs(tmp_path, config, "float32")
     huggingface_files.write_pytorch(tmp_path, arrays, config)
     with pytest.raises(InputError, match=r"has no transformer.h.2.ln_1.weight, and .* more"):

@@ -69,8 +69,8 @@ def test_a_folder_starts_a_run_with_its_own_logits(family, tmp_path):
 @pytest.mark.parametrize("family", ["t5_1_0", "umt5"])
 def test_flax_and_bfloat16_folders_hold_the_same(family, tmp_path):
     model, config = reference_model(family), our_config(family)
-    full = huggingface.T5xView(write_folder(tmp_path / "full", model), config)
-    half = huggingface.T5xView(write_folder(tmp_path / "half", model, torch.bfloat16), config)
+    full = huggingface.open_folder(write_folder(tmp_path / "full", model), config)
+    half = huggingface.open_folder(write_folder(tmp_path / "half", model, torch.bfloat16), config)
     flax = {}
     for row in huggingface.rows(config):
         array = np.ascontiguousarray(full[row.t5x].T if row.t5x.endswith("rel_embedding") else full[row.t5x])
@@ -78,7 +78,7 @@ def test_flax_and_bfloat16_folders_hold_the_same(family, tmp_path):
         flax[huggingface.flax_name(row)] = msgpack.ExtType(1, content)
     (tmp_path / "flax").mkdir()
     (tmp_path / "flax" / "flax_model.msgpack").write_bytes(msgpack.packb(unflatten(flax)))
-    again = huggingface.T5xView(tmp_path / "flax", config)
+    again = huggingface.open_folder(tmp_path / "flax", config)
     for name in full:
         np.testing.assert_array_equal(again[name], full[name])
         np.testing.assert_allclose(np.float32(half[name]), full[name], rtol=1e-2, atol=1e-6)

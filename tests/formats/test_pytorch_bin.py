@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from limba.config import InputError
-from limba.formats.huggingface import SafetensorsFolder
+from limba.formats.huggingface import open_safetensors
 from limba.tools.migrate import pytorch_bin
 from limba.tools.migrate.pytorch_bin import BinFolder, as_safetensors
 
@@ -141,7 +141,7 @@ def test_torch_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def read_again(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
-    found = SafetensorsFolder(folder)
+    found = open_safetensors(folder)
     theirs = safetensors.torch.load_file(folder / "model.safetensors")
     assert sorted(found) == sorted(wanted) == sorted(theirs)
     for name, tensor in wanted.items():

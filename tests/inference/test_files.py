@@ -127,7 +127,7 @@ def test_a_full_disk_is_said(tmp_path):
     output._file = open("/dev/full", "w")
     output.write({"a": 1}, "")
     with pytest.raises(StorageError, match=r"cannot be written any more \(No space left on device\); make room"):
-        output.flush()
+        output.flush("digest")
     output._file = None
 
 
@@ -137,7 +137,7 @@ def test_parts_that_a_kill_left_behind_are_not_counted_twice():
     output = text_files.Output(path, ABOUT)
     for text in ("one", "two\nlines", "three"):
         output.write({}, text)
-        output.flush()
+        output.flush("digest")
     assert text_files.Output(path, ABOUT).num_done == 3
     system.pipe_file("/bucket/out.txt", b"one\ntwo lines\n")  # the whole, written before its parts were taken away
     again = text_files.Output(path, ABOUT)

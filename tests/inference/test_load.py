@@ -202,7 +202,7 @@ def test_what_is_no_model_is_said(run: Path, tmp_path: Path) -> None:
         model.save(tmp_path)
     damaged = Path(shutil.copytree(run.parent / "folder", tmp_path / "damaged"))
     (damaged / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json is not JSON \(Expecting .*\); copy the folder again"):
+    with pytest.raises(InputError, match=r"tokenizer_config.json cannot be used \(Expecting .*\); copy the folder"):
         limba.load(damaged)
     with pytest.raises(AttributeError, match="it has load"):
         limba.lod  # noqa: B018

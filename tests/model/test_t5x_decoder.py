@@ -9,7 +9,7 @@ import pytest
 
 from limba.config import CheckpointConfig, DataConfig, InputError, MeshConfig, ModelConfig, OptimizerConfig
 from limba.export import t5x as export
-from limba.formats import decoder_only, t5x
+from limba.formats import architectures, t5x
 from limba.formats.names import stack_layers, unflatten
 from limba.inference import source
 from limba.model import Network
@@ -28,7 +28,7 @@ EMBEDDING = "decoder/token_embedder/embedding"
 def arrays(config: ModelConfig) -> dict[str, np.ndarray]:
     """Random parameters by T5X's names, drawn in their order."""
     random, found = np.random.default_rng(0), {}
-    shapes = {t5x.their_name(name): shape for name, shape in decoder_only.shapes(config).items()}
+    shapes = {t5x.their_name(name): shape for name, shape in architectures.shapes(config).items()}
     for name in sorted(shapes):
         values = random.standard_normal(shapes[name]).astype(np.float32)
         scale = 1 if "embed" in name else shapes[name][-2] ** -0.5 if len(shapes[name]) > 1 else 1
@@ -109,4 +109,4 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_back(checkpoint, tmp_path):
 
 def test_other_libraries_have_no_such_network():
     with pytest.raises(InputError, match="GPT-2 or Llama class has other positions than T5's relative ones"):
-        decoder_only.kind(CONFIG)
+        architectures.kind(CONFIG)

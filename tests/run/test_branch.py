@@ -35,7 +35,7 @@ def limba_(*words: object) -> None:
 
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
-    stored = LimbaCheckpoint(run / "checkpoints" / str(step)).stored
+    stored = LimbaCheckpoint(run / "checkpoints" / str(step)).tree
     return {name: stored[name] for name in stored}
 
 

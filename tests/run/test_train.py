@@ -31,8 +31,8 @@ from limba.config import (
 )
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
-from limba.evaluation import summary
-from limba.export.card import Form, write_card
+from limba.export.proof import write_card
+from limba.inference.load import Form
 from limba.inference.source import Source
 from limba.model import Network
 from limba.run import train
@@ -111,9 +111,9 @@ def test_a_resumed_run_equals_one_that_never_stopped(config: RunConfig, tmp_path
     assert moved(from_text(written_down, "config.json"), config.model_dir) == config
     assert not (Path(stopped.model_dir) / "config.gin").exists()
 
-    text = summary.summary(config)
+    text = report_page.summary(config)
     assert "steps               40" in text and "bits per byte" in text
-    assert len(summary.plot_loss(config).read_bytes()) > 5_000
+    assert len(report_page.plot_loss(config).read_bytes()) > 5_000
 
     run = epath.Path(config.model_dir)
     source = Source(str(run), run, {40: run / "checkpoints" / "40"}, "Limba", config.model, config)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 from etils import epath
 
-from limba.config import ConfigError, InputError, ModelConfig
-from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
+from limba.config import ConfigError, ModelConfig
+from limba.formats import hub_models, huggingface, limba_checkpoint, t5x
+from limba.formats.huggingface_files import LAST_BYTE, extra_ids_at
+from limba.formats.names import Arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
@@ -25,7 +26,6 @@ from limba.training.updates.average import restarted
 logger = logging.getLogger(__name__)
 
 _MOMENTS = re.compile(r"(?:^|/)(v_row|v_col|v)/([^0-9/].*)$")
-_SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
 _MESH_TENSORFLOW = re.compile(r"(?:(mt5|byt5)/(\w+)/)?model\.ckpt-(\d+)$")
 
 
@@ -55,7 +55,7 @@ def load_initial(
         stored_step = int(np.asarray(tree["state/step"]))
         if not reset_step:
             check_step(stored_step)
-        stored = unscanned(tree, model)
+        stored = t5x.unscanned(tree, model)
         parameters = {name.removeprefix("target/"): name for name in stored if name.startswith("target/")}
         state = _filled(fresh, abstract, stored, parameters, path)
         return state if reset_step else _with_optimizer(state, abstract, stored, stored_step)
@@ -89,19 +89,19 @@ def check_initial(path: str, byte_extra_ids: int | None = None) -> None:
 
 
 def _check_sentinels(path: str, root: epath.Path, extra_ids: int) -> None:
-    own = byt5.extra_ids_at(root, extra_ids)
+    own = extra_ids_at(root, extra_ids)
     if own is None:
         logger.warning(
             "%s does not tell which sentinels it was trained with; those of this run count down from %d, and those of"
             " ByT5 as published from %d, which DataConfig.extra_ids 0 gives.",
-            path, byt5.LAST_BYTE + extra_ids, byt5.LAST_BYTE,
+            path, LAST_BYTE + extra_ids, LAST_BYTE,
         )  # fmt: skip
     elif own != extra_ids:
         raise ConfigError(
             "DataConfig.extra_ids",
-            f"is {extra_ids}, whose sentinels are the ids {byt5.LAST_BYTE + extra_ids},"
-            f" {byt5.LAST_BYTE + extra_ids - 1}, …, and {path} has learned {byt5.LAST_BYTE + own},"
-            f" {byt5.LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
+            f"is {extra_ids}, whose sentinels are the ids {LAST_BYTE + extra_ids},"
+            f" {LAST_BYTE + extra_ids - 1}, …, and {path} has learned {LAST_BYTE + own},"
+            f" {LAST_BYTE + own - 1}, …; set it to {own}, or the run learns all its sentinels again.",
         )
 
 
@@ -176,7 +176,7 @@ def _filled(
     return TrainState(fresh.step, params, restarted(params, fresh.opt_state))
 
 
-def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str, np.ndarray], step: int) -> TrainState:
+def _with_optimizer(state: TrainState, abstract: TrainState, stored: Arrays, step: int) -> TrainState:
     """Returns the state at the checkpoint's step, with T5X's Adafactor averages if this run's optimizer has them."""
     places = list(named_leaves(abstract.opt_state))
     own_averages = {match[2] for place in places if (match := _MOMENTS.search(place))}
@@ -196,7 +196,7 @@ def _with_optimizer(state: TrainState, abstract: TrainState, stored: Mapping[str
             kind, parameter = match[1], match[2]
 
             def read(one: str) -> np.ndarray:
-                shape = _shape(stored, f"target/{one}")
+                shape = stored.stored[f"target/{one}"].shape
                 return stored[f"state/param_states/{one}/{exchanged_kind(kind, one, shape)}"]
 
             return _placed(leaf, stacked(parameter, leaf.shape[0], read))
@@ -225,61 +225,3 @@ def exchanged_kind(kind: str, name: str, shape: tuple[int, ...]) -> str:
     shorter_axis = int(np.argsort(shape, kind="stable")[0])
     same = shorter_axis == width_axis
     return kind if same else {"v_row": "v_col", "v_col": "v_row"}[kind]
-
-
-def _shape(stored: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
-    describe: Any = getattr(stored, "describe", None)
-    return describe(name)[0] if describe else stored[name].shape
-
-
-def unscanned(stored: t5x.StoredTree, model: ModelConfig) -> Mapping[str, np.ndarray]:
-    """Returns the tree with one array per layer, under Limba's names; a scanned tree (scalable_t5) is unstacked."""
-    if "target/decoder/token_embedder/embedding" in stored:
-        return t5x.DecoderOnlyTree(stored)
-    if not any(_SCANNED.search(name) for name in stored):
-        return stored
-    if not model.relative_bias_per_layer:
-        raise InputError(
-            f"{stored.path} is a scanned T5X network (examples/scalable_t5), which has a relative bias in every layer;"
-            " set ModelConfig.relative_bias_per_layer to True.",
-            fix=("ModelConfig.relative_bias_per_layer", True),
-        )
-    return UnscannedTree(stored, model)
-
-
-class UnscannedTree(Mapping[str, np.ndarray]):
-    """A T5X `scalable_t5` tree, viewed as one array per layer.
-
-    The stored arrays have the layers on axis 1, and attention kernels an axis of heads.
-    """
-
-    def __init__(self, stored: t5x.StoredTree, model: ModelConfig):
-        self._stored = stored
-        self._places: dict[str, tuple[str, int | None]] = {}
-        layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-        for name in stored:
-            if name.startswith("state/param_states/"):
-                continue  # an average over all layers together cannot be cut into layers
-            match = _SCANNED.search(name)
-            if match is None:
-                self._places[name] = (name, None)
-            else:
-                for i in range(layers[match[1]]):
-                    self._places[_SCANNED.sub(rf"\1/layers_{i}/\2", name)] = (name, i)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        place, layer = self._places[name]
-        array = self._stored[place]
-        if layer is None:
-            return array
-        array = np.take(array, layer, axis=1)
-        if array.ndim == 3:  # [D, H, C] or, for `out`, [H, C, D]
-            joined_last = not place.removesuffix("/kernel").endswith("/out")
-            array = array.reshape((array.shape[0], -1) if joined_last else (-1, array.shape[2]))
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)

@@ -1,0 +1,351 @@
+"""The networks as transformers' T5, umT5, Llama and GPT-2: names, shapes, config.json, one table for both directions.
+
+A decoder with rotary positions, RMS norm and a gated MLP is a Llama. One with learned or sinusoidal positions, layer
+norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids are written as a table of
+positions, and missing biases as zeros. A network that is none of these is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from limba.config import InputError, ModelConfig
+from limba.formats.names import Arrays, Json, Stored, check_names
+
+SINUSOID_SCALE = 10_000.0
+HEAD, STORED_HEAD = "decoder/logits_dense/kernel", "lm_head.weight"
+NO_LOGITS_BIAS = (
+    "has no bias of the logits, which ModelConfig.biases holds; train without 'logits' there, as the shipped models do,"
+    " or use this model in Limba"
+)
+CLASSES = {
+    "t5": "T5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+_GATES = ("query", "key", "value")
+_GATE = re.compile(r"/self_attention/(query|key|value)/(kernel|bias)$")
+_FUSED = re.compile(r"(.*/self_attention)/qkv/(kernel|bias)")
+_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "rel_embedding": "weight"}
+# The parts of a parameter's name: T5X's, and PyTorch's.
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "t5": {
+        "token_embedder": "shared", "layers": "block", "query": "q", "key": "k", "value": "v", "out": "o",
+        "attention": "layer.0.SelfAttention", "pre_attention_layer_norm": "layer.0.layer_norm",
+        "self_attention": "layer.0.SelfAttention", "pre_self_attention_layer_norm": "layer.0.layer_norm",
+        "encoder_decoder_attention": "layer.1.EncDecAttention", "pre_cross_attention_layer_norm": "layer.1.layer_norm",
+        "relpos_bias": "layer.0.SelfAttention.relative_attention_bias",
+        "encoder_norm": "final_layer_norm", "decoder_norm": "final_layer_norm",
+    },
+    "llama": {
+        "token_embedder": "model.embed_tokens", "decoder": "model", "layers": "layers", "decoder_norm": "norm",
+        "self_attention": "self_attn", "query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj",
+        "pre_self_attention_layer_norm": "input_layernorm", "pre_mlp_layer_norm": "post_attention_layernorm",
+        "wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj",
+    },
+    "gpt2": {
+        "token_embedder": "transformer.wte", "decoder": "transformer", "layers": "h", "decoder_norm": "ln_f",
+        "position_embedding": "wpe.weight", "pre_self_attention_layer_norm": "ln_1", "pre_mlp_layer_norm": "ln_2",
+        "self_attention": "attn", "qkv": "c_attn", "out": "c_proj", "wi": "c_fc", "wo": "c_proj",
+    },
+}  # fmt: skip
+# Fields of ModelConfig: the key of config.json, and what transformers has without it; REQUIRED: it has nothing.
+REQUIRED = object()
+_FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
+    "t5": {
+        "vocab_size": ("vocab_size", 32128),
+        "emb_dim": ("d_model", 512),
+        "head_dim": ("d_kv", 64),
+        "mlp_dim": ("d_ff", 2048),
+        "num_heads": ("num_heads", 8),
+        "num_encoder_layers": ("num_layers", 6),
+        "num_decoder_layers": ("num_decoder_layers", None),
+        "num_relpos_buckets": ("relative_attention_num_buckets", 32),
+        "relpos_max_distance": ("relative_attention_max_distance", 128),
+        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-6),
+        "logits_via_embedding": ("tie_word_embeddings", True),
+    },
+    "llama": {
+        "vocab_size": ("vocab_size", REQUIRED),
+        "emb_dim": ("hidden_size", REQUIRED),
+        "mlp_dim": ("intermediate_size", REQUIRED),
+        "num_decoder_layers": ("num_hidden_layers", REQUIRED),
+        "num_heads": ("num_attention_heads", REQUIRED),
+        "num_kv_heads": ("num_key_value_heads", None),
+        "head_dim": ("head_dim", None),
+        "max_length": ("max_position_embeddings", 2048),
+        "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
+        "rotary_base": ("rope_theta", None),
+        "logits_via_embedding": ("tie_word_embeddings", False),
+    },
+    "gpt2": {
+        "vocab_size": ("vocab_size", REQUIRED),
+        "emb_dim": ("n_embd", REQUIRED),
+        "mlp_dim": ("n_inner", None),
+        "num_decoder_layers": ("n_layer", REQUIRED),
+        "num_heads": ("n_head", REQUIRED),
+        "max_length": ("n_positions", REQUIRED),
+        "layer_norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "positions": ("limba_positions", "learned"),  # transformers has no keys for this one and the next
+        "biases": ("limba_biases", ("attention", "mlp")),
+        "logits_via_embedding": ("tie_word_embeddings", True),
+    },
+}
+_OF_MT5 = {"vocab_size": 250112, "mlp_dim": 1024, "num_encoder_layers": 8, "num_heads": 6}  # other defaults than T5's
+_ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
+_ALIASES |= {"head_dim": "d_kv"}  # T5Config's other names of its keys
+_GELU = {"llama": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
+
+
+class Row(NamedTuple):
+    """One array's names on both sides, its shape in T5X, and whether PyTorch's is transposed."""
+
+    t5x: str
+    pytorch: str
+    transposed: bool
+    shape: tuple[int, ...]
+
+
+def kind(config: ModelConfig) -> str:
+    """Returns 't5', 'umt5', 'llama' or 'gpt2'; InputError for a network that none of these can represent."""
+    if not config.is_decoder_only:
+        return "umt5" if config.relative_bias_per_layer else "t5"
+    is_llama, (first, *gate) = config.positions == "rotary", config.mlp_activations
+    name = "GPT-2 or Llama" if config.is_t5_decoder else "Llama" if is_llama else "GPT-2"
+    norm, mlp = ("RMS", "gated") if is_llama else ("layer", "plain")
+    for fits, what in (
+        (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
+        (config.norm == norm.lower(), f"has {norm} norms, and ModelConfig.norm is {config.norm!r}"),
+        (
+            first != "linear" and gate == (["linear"] if is_llama else []),
+            f"has a {mlp} MLP, and mlp_activations are {config.mlp_activations}",
+        ),
+        (is_llama or config.kv_heads == config.num_heads, "has keys for every head, and num_kv_heads is set"),
+        (
+            is_llama or config.num_heads * config.head_dim == config.emb_dim,
+            "cuts emb_dim into heads, and num_heads times head_dim is another number",
+        ),
+        ("logits" not in config.biases, NO_LOGITS_BIAS),
+    ):
+        if not fits:
+            raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
+    return "llama" if is_llama else "gpt2"
+
+
+def _family(name: str) -> str:
+    return "t5" if name in ("mt5", "umt5") else name
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns a network's parameters by T5X's names, unstacked: name -> shape."""
+    d, joined, shared = config.emb_dim, config.num_heads * config.head_dim, config.kv_heads * config.head_dim
+    gates = ("wi",) if len(config.mlp_activations) == 1 else ("wi_0", "wi_1")
+    found: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, d)}
+
+    def dense(name: str, shape: tuple[int, int], part: str) -> None:
+        found[f"{name}/kernel"] = shape
+        if part in config.biases:
+            found[f"{name}/bias"] = shape[1:]
+
+    def norm(name: str) -> None:
+        found[f"{name}/scale"] = (d,)
+        if config.norm == "layer":
+            found[f"{name}/bias"] = (d,)
+
+    def relative_bias(place: str) -> None:
+        found[f"{place}/relpos_bias/rel_embedding"] = (config.num_heads, config.num_relpos_buckets)
+
+    if config.positions == "learned":
+        found["decoder/position_embedding"] = (config.max_length, d)
+    # Of each side: its layers, and of each layer the attentions and the norms before them.
+    encoder = {"attention": "pre_attention_layer_norm"}
+    decoder = {"self_attention": "pre_self_attention_layer_norm"}
+    cross = {"encoder_decoder_attention": "pre_cross_attention_layer_norm"}
+    sides = [("encoder", config.num_encoder_layers, encoder), ("decoder", config.num_decoder_layers, decoder | cross)]
+    if config.is_decoder_only:
+        sides = [("decoder", config.num_decoder_layers, decoder)]
+    for side, num_layers, attentions in sides:
+        for i in range(num_layers):
+            layer = f"{side}/layers_{i}"
+            for attention, norm_before in attentions.items():
+                norm(f"{layer}/{norm_before}")
+                for name, width in zip(_GATES, (joined, shared, shared), strict=True):
+                    dense(f"{layer}/{attention}/{name}", (d, width), "attention")
+                dense(f"{layer}/{attention}/out", (joined, d), "attention")
+            norm(f"{layer}/pre_mlp_layer_norm")
+            for name in gates:
+                dense(f"{layer}/mlp/{name}", (d, config.mlp_dim), "mlp")
+            dense(f"{layer}/mlp/wo", (config.mlp_dim, d), "mlp")
+            if config.relative_bias_per_layer:
+                relative_bias(layer)
+        if config.positions == "relative" and not config.relative_bias_per_layer:
+            relative_bias(side)
+        norm(f"{side}/{side}_norm")
+    if not config.logits_via_embedding:
+        dense("decoder/logits_dense", (d, config.vocab_size), "logits")
+    return found
+
+
+def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -> None:
+    """Raises InputError for the first array that is missing, unknown, or of another shape."""
+    found, wanted = arrays.shapes, shapes(config)
+    check_names([name for name in wanted if name not in found], [name for name in found if name not in wanted], place)
+    for name, shape in found.items():
+        if shape != wanted[name]:
+            raise InputError(
+                f"{place} holds {name} as {shape}, and its configuration makes it {wanted[name]}; {advice}."
+            )
+
+
+def _pytorch_name(name: str, family: str) -> str:
+    if name == HEAD:
+        return STORED_HEAD
+    parts = dict(_PARTS[family])
+    if family == "t5":
+        place = "layer.1" if name.startswith("encoder") else "layer.2"
+        parts |= {"mlp": f"{place}.DenseReluDense", "pre_mlp_layer_norm": f"{place}.layer_norm"}
+        name = re.sub(r"^(\w+)/relpos_bias", r"\1/layers_0/relpos_bias", name)  # one for all layers is the first's
+    *path, leaf = re.sub(r"/layers_(\d+)/", rf"/{parts['layers']}.\1/", name).split("/")
+    return ".".join([*(parts.get(part, part) for part in path), parts.get(leaf, _LEAVES.get(leaf, leaf))])
+
+
+def rows(config: ModelConfig) -> list[Row]:
+    """Returns the arrays that are written of a network; a GPT-2's are those of `written`."""
+    name, table = kind(config), []
+    if name == "gpt2":
+        config = dataclasses.replace(config, biases=("attention", "mlp"), positions="learned")
+    for ours, shape in shapes(config).items():
+        gate = _GATE.search(ours) if name == "gpt2" else None
+        if gate and gate[1] != "query":
+            continue
+        if gate:
+            ours, shape = ours.replace("/query/", "/qkv/"), (*shape[:-1], 3 * shape[-1])
+        is_transposed = ours.endswith(("kernel", "rel_embedding")) and (name != "gpt2" or ours == HEAD)
+        table.append(Row(ours, _pytorch_name(ours, _family(name)), is_transposed, shape))
+    return table
+
+
+def sinusoid_table(length: int, width: int) -> np.ndarray:
+    """Returns the embeddings of positions 0 to length - 1, float32 [length, width]."""
+    half = width // 2
+    frequencies = SINUSOID_SCALE ** (-np.arange(half) / max(half - 1, 1))
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    return np.pad(table, ((0, 0), (0, width - 2 * half)))
+
+
+def written(arrays: Mapping[str, np.ndarray], config: ModelConfig) -> Mapping[str, np.ndarray]:
+    """Returns the network's arrays by T5X's names in `rows`, computed one at a time."""
+    if kind(config) != "gpt2":
+        return arrays
+
+    def make(row: Row) -> np.ndarray:
+        if row.t5x in arrays:
+            return np.asarray(arrays[row.t5x])
+        fused = _FUSED.fullmatch(row.t5x)
+        if fused and (fused[2] == "kernel" or "attention" in config.biases):
+            return np.concatenate([np.asarray(arrays[f"{fused[1]}/{gate}/{fused[2]}"]) for gate in _GATES], axis=-1)
+        if row.t5x == "decoder/position_embedding":
+            return sinusoid_table(config.max_length, config.emb_dim)
+        return np.zeros(row.shape, np.float32)
+
+    return Arrays({row.t5x: Stored(row.shape, np.dtype("float32"), partial(make, row)) for row in rows(config)})
+
+
+def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+    """Returns the arrays of the network from those in `rows`, both by T5X's names: the way back from `written`."""
+
+    def cut(read: Callable[[], np.ndarray], gate: str) -> np.ndarray:
+        return np.split(read(), 3, axis=-1)[_GATES.index(gate)]
+
+    found = {}
+    for name in shapes(config):
+        gate = _GATE.search(name)
+        if gate and name not in stored:
+            whole = stored[name.replace(f"/{gate[1]}/", "/qkv/")]
+            shape = (*whole.shape[:-1], whole.shape[-1] // 3)
+            found[name] = Stored(shape, whole.dtype, partial(cut, whole.read, gate[1]))
+        else:
+            found[name] = stored[name]
+    return found
+
+
+def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) -> Json:
+    """Returns config.json for transformers 4.57 and 5; InputError for a network that they lack.
+
+    `eos_id` is the vocabulary's end of sequence; the start id is padding, 0, as in training.
+    Without a bias in every layer it is always a `t5`, also for mT5: transformers' `mt5` never scales the logits of a
+    tied head. `scale_decoder_outputs` is what version 5 reads instead of `tie_word_embeddings`.
+    """
+    name, (first, *gate) = kind(config), config.mlp_activations
+    if not config.is_decoder_only and gate not in ([], ["linear"]):
+        raise InputError(
+            f"mlp_activations are {config.mlp_activations}, and transformers' T5 has only a linear second one;"
+            " use the model in Limba."
+        )
+    about: Json = {"architectures": [CLASSES[name]], "model_type": name}
+    about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
+    about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
+    activation = _GELU.get(name, "gelu_new") if first == "gelu" else first
+    if name == "llama":
+        about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
+        return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
+    if name == "gpt2":
+        about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
+        return about | {"activation_function": activation, "bos_token_id": 0}
+    return about | {
+        "feed_forward_proj": f"gated-{first}" if gate else activation,  # a plain `gelu` would be the exact one
+        "dense_act_fn": activation,
+        "is_gated_act": bool(gate),
+        "dropout_rate": config.dropout_rate,
+        "scale_decoder_outputs": config.logits_via_embedding,
+        "is_encoder_decoder": True,
+        "initializer_factor": 1.0,
+        "decoder_start_token_id": 0,
+    }
+
+
+def model_fields(about: Json, name: str) -> Json:
+    """Returns the fields of ModelConfig from the config.json of a t5, mt5, umt5, llama or gpt2."""
+    is_t5 = name.endswith("t5")
+    about = {_ALIASES.get(key, key): value for key, value in about.items()} if is_t5 else about
+    defaults = _OF_MT5 if name in ("mt5", "umt5") else {}
+    fields: Json = {} if is_t5 else {"num_encoder_layers": 0}
+    for ours, (theirs, default) in _FIELDS[_family(name)].items():
+        fields[ours] = about[theirs] if default is REQUIRED else about.get(theirs, defaults.get(ours, default))
+    if is_t5:
+        projection = about.get("feed_forward_proj", "gated-gelu" if defaults else "relu")
+        activation = projection.removeprefix("gated-").replace("gelu_new", "gelu")
+        fields["num_decoder_layers"] = fields["num_decoder_layers"] or fields["num_encoder_layers"]
+        fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
+        return fields | {"relative_bias_per_layer": name == "umt5"}
+    width = fields["emb_dim"] // fields["num_heads"]
+    key, default = ("hidden_act", "silu") if name == "llama" else ("activation_function", "gelu_new")
+    known = {"relu": "relu", "silu": "silu", _GELU[name]: "gelu"}
+    activation = known.get(about.get(key, default))
+    if activation is None:
+        raise InputError("The activation in config.json is not supported; only relu, gelu (tanh) and silu are.")
+    if name == "gpt2":
+        fields["mlp_dim"] = fields["mlp_dim"] or 4 * fields["emb_dim"]
+        return fields | {"head_dim": width, "mlp_activations": (activation,), "norm": "layer"}
+    rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise InputError(
+            "The Llama's rotary positions are scaled (rope_scaling), which is not supported; use a model without."
+        )
+    biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
+    return fields | {
+        "mlp_activations": (activation, "linear"),
+        "positions": "rotary",
+        "biases": biases,
+        "head_dim": fields["head_dim"] or width,
+        "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
+        "rotary_base": float(fields["rotary_base"] or rope.get("rope_theta", 10_000.0)),
+    }
