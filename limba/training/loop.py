@@ -29,13 +29,13 @@ from limba.storage import manifest
 from limba.storage.files import read_text, try_to_write, write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.checks import is_out_of_memory, memory_sentence
-from limba.training.epochs import Plan, is_due
 from limba.training.guard import Guard, Spike
 from limba.training.metrics.figures import RecentSteps, advice_on
+from limba.training.optimizer import evaluated_weights
 from limba.training.reading import RowReader, ShardRows
+from limba.training.start import Plan, is_due
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
-from limba.training.updates.average import evaluated_weights
 
 Figures = Mapping[str, float]
 # From the state, this process's rows of the batch and the guard's limits to the next state and the step's metrics.

@@ -19,8 +19,8 @@ from limba.formats import byt5, hub_models, huggingface, limba_checkpoint, t5x
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
+from limba.training.optimizer import restarted
 from limba.training.state import TrainState
-from limba.training.updates.average import restarted
 
 logger = logging.getLogger(__name__)
 
