@@ -119,7 +119,7 @@ class Loop:
     ):
         self.config, self.plan, self.model, self.reader, self.evaluations = config, plan, model, reader, evaluations
         self.recent, self.guard, self.metrics, self.checkpoints = recent, guard, recent.metrics, reader.checkpoints
-        self.best, self.ahead = Best(config), Ahead()
+        self.best, self.ahead = Best(config) if config.checkpoint.best_metric else None, Ahead()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -241,9 +241,10 @@ class Loop:
         if evaluations.text is not None:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
-        ending = self.best.judge(
-            step, {**found["validation"], **found.get("text", {})}, state, self.reader.stream.positions
-        )
+        ending = ""
+        if self.best is not None:
+            figures = {**found["validation"], **found.get("text", {})}
+            ending = self.best.judge(step, figures, state, self.reader.stream.positions)
         self.recent.restart()
         return ending
 
