@@ -38,7 +38,6 @@ from limba.training.checks import (
     check_steps,
     memory_advice,
 )
-from limba.training.epochs import plan_of_run
 from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
@@ -47,7 +46,7 @@ from limba.training.metrics.logging import Metrics
 from limba.training.optimizer import optimizer_of
 from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
-from limba.training.start import first_state, task_of_run, write_config
+from limba.training.start import first_state, plan_of_run, task_of_run, write_config
 from limba.training.state import TrainState, abstract_state, count_parameters, state_shardings
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 

@@ -100,7 +100,7 @@ def _stages(run_of: Source) -> tuple[dict[str, int], Callable[[int], Stage]]:
     from limba.data.stream.stages import Stage, task_of_stage
     from limba.data.tasks import pinned_for_run
     from limba.inference.source import task_of
-    from limba.training.epochs import deal_of_run
+    from limba.training.start import deal_of_run
 
     assert run_of.run is not None
     run, data = run_of.run, run_of.run.data

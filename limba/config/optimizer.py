@@ -299,7 +299,7 @@ class AdamWRMS(AdamW):
 
 @dataclass(frozen=True)
 class Muon(Factored, AdamW):
-    """Muon for the layers' matrices (`limba/training/updates/muon.py`), AdamW or Adafactor for all else."""
+    """Muon for the layers' matrices (`limba/training/muon.py`), AdamW or Adafactor for all else."""
 
     name: str = "muon"
     # the rule of the other parameters; adafactor: without momentum, next to no state

@@ -29,13 +29,13 @@ from limba.storage import manifest
 from limba.storage.files import read_text, try_to_write, write_whole
 from limba.training.checkpoints.directory import Checkpoints, Positions
 from limba.training.checks import is_out_of_memory, memory_sentence
-from limba.training.epochs import Plan, is_due
 from limba.training.guard import Guard, Spike
 from limba.training.metrics.figures import RecentSteps, advice_on
+from limba.training.optimizer import evaluated_weights
 from limba.training.reading import RowReader, ShardRows
+from limba.training.start import Plan, is_due
 from limba.training.state import TrainState, gather_parameters
 from limba.training.step import Limits, StepMetrics, without_update
-from limba.training.updates.average import evaluated_weights
 
 Figures = Mapping[str, float]
 # From the state, this process's rows of the batch and the guard's limits to the next state and the step's metrics.
@@ -119,7 +119,7 @@ class Loop:
     ):
         self.config, self.plan, self.model, self.reader, self.evaluations = config, plan, model, reader, evaluations
         self.recent, self.guard, self.metrics, self.checkpoints = recent, guard, recent.metrics, reader.checkpoints
-        self.best, self.ahead = Best(config), Ahead()
+        self.best, self.ahead = Best(config) if config.checkpoint.best_metric else None, Ahead()
         self.turn = 0  # passes of the loop; a rewind changes only the step
         self.figures: dict[Literal["train", "validation", "text"], Figures] = {"train": {}, "validation": {}}
         self.has_advised = False
@@ -241,9 +241,10 @@ class Loop:
         if evaluations.text is not None:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
-        ending = self.best.judge(
-            step, {**found["validation"], **found.get("text", {})}, state, self.reader.stream.positions
-        )
+        ending = ""
+        if self.best is not None:
+            figures = {**found["validation"], **found.get("text", {})}
+            ending = self.best.judge(step, figures, state, self.reader.stream.positions)
         self.recent.restart()
         return ending
 

@@ -1,25 +1,31 @@
-"""The optimizer of a run as one optax chain around its rule, which `limba/config/optimizer.py` builds of our parts."""
+"""The optimizer of a run as one optax chain around its rule, which `limba/config/optimizer.py` builds of our parts.
+
+What a run's state holds beside the rule's own arrays ends the chain: the average of the weights, and float16's scale.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from limba.config import ConfigError, OptimizerConfig, RunConfig
 from limba.config.optimizer import Parts
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
+from limba.training.muon import matrices_by_muon
 from limba.training.schedule import make_schedule
 from limba.training.state import trained_shardings
-from limba.training.updates.average import with_average
-from limba.training.updates.loss_scale import with_loss_scale
-from limba.training.updates.muon import matrices_by_muon
+
+FIRST_SCALE = 2.0**15  # of the mean loss
+LEAST_SCALE, LARGEST_SCALE = 2.0**-8, 2.0**24
+GROWTH_STEPS = 1000  # good steps in a row, after which the scale is doubled
 
 
 def optimizer_of(run: RunConfig, model: Network) -> optax.GradientTransformation:
@@ -145,3 +151,136 @@ def _over_layers(function: Callable, stack: str) -> Callable:
 def _is_decayed(params: PyTree) -> PyTree:
     """Returns True at parameters with weight decay: all but the scales of norms and biases."""
     return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
+
+
+class AverageState(NamedTuple):
+    """The updates that the average of the weights has seen, int32 [], and the average, with the parameters' names.
+
+    An exponential moving average that each update adds to (Polyak and Juditsky 1992 for averages of weights). Its decay
+    rises from 2/11 as TensorFlow's ExponentialMovingAverage lets it, so that the first weights are forgotten. It is
+    float32, sharded as the parameters are, saved and resumed with them.
+    """
+
+    average_updates: PyTree
+    average: PyTree
+
+
+def with_average(optimizer: optax.GradientTransformation, decay: float | None) -> optax.GradientTransformation:
+    """Returns the optimizer, an optax chain; with a `decay` its state ends with an AverageState.
+
+    After update t, counted from the average's first, the average is d x itself + (1 - d) x the new parameters, with
+    d = min(decay, (1 + t) / (10 + t)). It begins as the parameters.
+    """
+    if decay is None:
+        return optimizer
+
+    def init(params: PyTree) -> PyTree:
+        states: PyTree = optimizer.init(params)
+        return (*states, AverageState(jnp.zeros((), jnp.int32), _copied(params)))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        *others, before = state
+        states: PyTree
+        updates, states = optimizer.update(updates, tuple(others), params)
+        number = before.average_updates + 1
+        rest = jnp.maximum(1 - decay, 9 / (10 + number))  # 1 - d, without what float32 loses of a d near 1
+        average = jax.tree.map(
+            lambda average, new: average + rest * (new.astype(jnp.float32) - average),
+            before.average,
+            optax.apply_updates(params, updates),
+        )
+        return updates, (*states, AverageState(number, average))
+
+    return optax.GradientTransformation(init, update)
+
+
+def _copied(params: PyTree) -> PyTree:
+    """Returns the parameters in arrays of their own: a step donates both."""
+    return jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), params)
+
+
+def evaluated_weights(params: PyTree, opt_state: PyTree) -> PyTree:
+    """Returns what a run evaluates: the average of its weights if its optimizer's state has one, else `params`."""
+    found = filter(_is_average, jax.tree.leaves(opt_state, is_leaf=_is_average))
+    return next((state.average for state in found), params)
+
+
+def restarted(params: PyTree, opt_state: PyTree) -> PyTree:
+    """Returns a new optimizer's state, whose average, if it has one, begins as these parameters."""
+    begun = lambda state: state._replace(average=_copied(params)) if _is_average(state) else state
+    return jax.tree.map(begun, opt_state, is_leaf=_is_average)
+
+
+def _is_average(state: object) -> bool:
+    return isinstance(state, AverageState)
+
+
+class LossScale(NamedTuple):
+    """The scale as doublings of FIRST_SCALE, int32 [], and the good steps since it changed, int32 [].
+
+    For gradients that are computed in float16 (Micikevicius et al. 2018, arXiv:1710.03740): the loss is multiplied by
+    the scale before the backward pass, so that small gradients do not become 0, and the gradients are divided by it
+    afterwards. Where a gradient overflows, the usual rule (`flax.training.dynamic_scale`, torch's GradScaler) lowers
+    the scale and drops the step. Here the same batch is computed again with half of the scale: no update is lost, batch
+    n remains the batch of step n, and Adam's counts, the schedule and the guard know nothing of it. A batch whose
+    gradient overflows at every scale is not finite for another reason, and is left to the guard.
+
+    Zeros are its first value: a checkpoint of a run in another dtype holds neither, and can be resumed.
+    """
+
+    loss_scale_doublings: PyTree
+    loss_scale_steps: PyTree
+
+
+def with_loss_scale(optimizer: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
+    """Returns the optimizer, an optax chain; for float16 its state ends with a LossScale, which it passes on."""
+    if dtype != "float16":
+        return optimizer
+
+    def init(params: PyTree) -> PyTree:
+        states: PyTree = optimizer.init(params)
+        return (*states, LossScale(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        *others, scale = state
+        states: PyTree
+        updates, states = optimizer.update(updates, tuple(others), params)
+        return updates, (*states, scale)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scaled_gradients(compute: Callable[..., tuple[PyTree, PyTree]], opt_state: PyTree, num_targets: int) -> tuple:
+    """Returns (gradient of the summed loss, sums, optimizer state); the state's LossScale, if any, is the next one.
+
+    `compute(factor)` returns the gradient of factor x the summed loss, and the sums; it is called under a trace, once.
+    A batch has `num_targets` places for targets, so that the scale is that of the mean loss.
+    """
+    if not (isinstance(opt_state, tuple) and opt_state and isinstance(opt_state[-1], LossScale)):
+        return *compute(), opt_state
+    *others, before = opt_state
+    first = FIRST_SCALE * jnp.exp2(before.loss_scale_doublings.astype(jnp.float32))
+
+    def attempt(tried: tuple[PyTree, PyTree, Array, Array]) -> tuple[PyTree, PyTree, Array, Array]:
+        factor = tried[2] / num_targets
+        grads, sums = compute(factor)
+        grads = jax.tree.map(lambda g: g / factor, grads)
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
+        return grads, sums, jnp.where(finite, tried[2], tried[2] / 2), finite
+
+    def goes_on(tried: tuple[PyTree, PyTree, Array, Array]) -> Array:
+        return ~tried[3] & (tried[2] >= LEAST_SCALE)
+
+    shapes = jax.eval_shape(compute, first)
+    grads, sums = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    grads, sums, scale, finite = jax.lax.while_loop(goes_on, attempt, (grads, sums, first, jnp.array(False)))
+    return grads, sums, (*others, _next(before, first, scale, finite))
+
+
+def _next(before: LossScale, first: Array, scale: Array, finite: Array) -> LossScale:
+    """Returns the LossScale after a step that began with the scale `first`; unchanged if no scale was small enough."""
+    steps = jnp.where(scale == first, before.loss_scale_steps + 1, 0)
+    grows = (steps >= GROWTH_STEPS) & (scale < LARGEST_SCALE)
+    doublings = jnp.round(jnp.log2(scale / FIRST_SCALE)).astype(jnp.int32) + grows
+    after = LossScale(doublings, jnp.where(grows, 0, steps))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)

@@ -1,17 +1,30 @@
-"""What a run makes before its first step: its task, its first state, and the description of itself."""
+"""What a run makes before its first step: its task, its plan, its first state, and the description of itself.
+
+The plan says what epochs mean for the run: how its rows are dealt, and the steps at which it ends, saves and evaluates.
+"""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import jax
 import optax
+from etils import epath
 
-from limba.config import RunConfig, plain
+from limba.config import ConfigError, RunConfig, plain
 from limba.config.secrets import without_credentials
+from limba.data.deal import Deal, corpora_of, deal_of, said
 from limba.data.objectives import derive_lengths
-from limba.data.stream.stages import check_rows_of_stage, task_of_stage
+from limba.data.stream.positions import opened
+from limba.data.stream.stages import Stage, check_rows_of_stage, task_of_stage
 from limba.data.tasks import (
     Provider,
     check_sources,
@@ -24,11 +37,20 @@ from limba.data.vocabulary.load import byte_extra_ids, check_vocabulary
 from limba.data.vocabulary.train import HOURS_WAITED, ensure_vocabulary
 from limba.formats import limba_checkpoint
 from limba.model import Network
-from limba.sharding.agreement import check_alike, together
-from limba.storage.files import resolved, write_whole
+from limba.sharding.agreement import check_alike, is_first, of_first, together
+from limba.storage.files import read_text, resolved, write_whole
 from limba.training.checkpoints.initial import check_initial, load_initial
 from limba.training.checks import check_steps, facts_of_data
 from limba.training.state import TrainState, create_state
+
+FILE = "rows.json"  # in the run's directory: the counts of its corpora, made once
+COUNTING_SECONDS = 3600.0  # for which the others wait while the first process counts
+MOST_STEPS = 2**31 - 1
+NOT_COUNTED = "its documents were not counted when the run began"
+EPOCH = "epoch"
+STAGES = "stages"  # of FILE: the later stages' counts, by their first batches
+
+logger = logging.getLogger(__name__)
 
 
 def task_of_run(config: RunConfig) -> tuple[Provider, dict[str, int]]:
@@ -83,6 +105,166 @@ def tasks_of_stages(config: RunConfig, task: Provider, lengths: Mapping[str, int
         check_alike(functools.partial(facts_of_data, later, config.data))
         found[begins] = later
     return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes over its corpora.
+
+    `planned` is its configuration with the step at which it ends as far as that is known: what the schedule of the
+    learning rate and the log go by; `stages` are those of its data, in most runs only one. The periods are in steps; a
+    fraction where an epoch is no whole number of them.
+    """
+
+    stages: Sequence[Stage]
+    planned: RunConfig
+    most_steps: int
+    saving: int | Fraction
+    evaluation: int | Fraction
+    notes: Sequence[str]
+
+
+def is_due(step: int, period: int | Fraction) -> bool:
+    """Returns whether a period ends with this step.
+
+    >>> [step for step in range(1, 40) if is_due(step, Fraction(300, 32))], is_due(20, 10)
+    ([10, 19, 29, 38], True)
+    """
+    return step // period > (step - 1) // period
+
+
+def plan_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int]) -> Plan:
+    """Returns the plan, the same in all processes; counts small corpora at the first start.
+
+    Raises InputError, in all processes alike, for a corpus that cannot be read, and for a choice that needs the number
+    of rows where it cannot be known.
+    """
+    tasks, text = tasks_of_stages(config, task, lengths), ""
+    with together(COUNTING_SECONDS):
+        if is_first():
+            text = json.dumps([deal_of_run(config, each, lengths, place).to_text() for place, each in tasks.items()])
+    deals = [Deal.of_text(each) for each in json.loads(of_first(text))]
+    of_stages, deal = config.data.of_stages, deals[0]
+    end, notes = _end(config, deal)
+    return Plan(
+        [Stage(place, tasks[place], of_stages[place], each) for place, each in zip(tasks, deals, strict=True)],
+        dataclasses.replace(config, train_steps=end),
+        config.train_steps or MOST_STEPS,
+        _period("CheckpointConfig", config.checkpoint.every_steps, deal, config),
+        _period("EvaluationConfig", config.evaluation.every_steps, deal, config),
+        (*said(deal, config.data), *notes, *_said_of_stages(config)),
+    )
+
+
+def _said_of_stages(config: RunConfig) -> Iterator[str]:
+    for step, name in config.data.stages:
+        never = config.train_steps is not None and step >= config.train_steps
+        last = f": after the run's last step, {config.train_steps:,}, so it is never read" if never else ""
+        yield f"From step {step:,} on the text is that of {name}{last}."
+
+
+def deal_of_run(config: RunConfig, task: Provider, lengths: Mapping[str, int], begins: int = 0) -> Deal:
+    """Returns the deal with which a run has begun, or begins; the counts of its corpora are made once.
+
+    `begins` is the first batch of the stage whose task it is.
+    """
+    data = config.data.of_stages[begins]
+    has_begun, dealing = _dealing(config, task, data.seed)
+    if has_begun and dealing is None:
+        return Deal(reason=NOT_COUNTED)
+    path, corpora = epath.Path(config.model_dir) / FILE, corpora_of(task, data)
+    names = None if dealing is None else dealing["tasks"]
+    written, known = dict[str, Any](), None
+    if path.exists():
+        try:
+            written = json.loads(path.read_text())
+            found = written if not begins else written.get(STAGES, {}).get(str(begins), {"corpora": None})
+            known = Deal.of_text(json.dumps(found["deal"])).counts if found["corpora"] == corpora else None
+        except (ValueError, KeyError, TypeError):
+            logger.warning("%s cannot be read: the rows are counted again.", path)
+    if known is not None and names is not None and set(known) != set(names):
+        known = None
+    periods = (config.checkpoint.every_steps, config.evaluation.every_steps)
+    wants_epochs = names is not None or config.data.num_epochs is not None or EPOCH in periods
+    marks = dealing is None or bool(dealing.get("corpora"))  # a run keeps what it began with
+    deal = deal_of(task, lengths, data, wants_epochs, names, known, marks)
+    if known is None and deal.counts:
+        entry = {"corpora": corpora, "deal": json.loads(deal.to_text())}
+        others = written.get(STAGES, {}) if config.data.stages else {}
+        if begins:
+            entry = {**written, STAGES: {**others, str(begins): entry}}
+        elif others:
+            entry[STAGES] = others
+        write_whole(path, json.dumps(entry) + "\n")
+    return deal
+
+
+def _dealing(config: RunConfig, task: Provider, seed: int) -> tuple[bool, Mapping[str, Any] | None]:
+    """Returns (whether a checkpoint has read a stage, how the newest readable one says that its rows are dealt).
+
+    A stage is known by its task and its seed. In a run of only one all checkpoints are of it.
+    """
+    directory, found = epath.Path(config.model_dir) / "checkpoints", dict[int, epath.Path]()
+    for place in (limba_checkpoint.fallback_directory(config.model_dir, config.checkpoint.fallback_dir), directory):
+        found |= limba_checkpoint.steps_in(place) if place is not None else {}
+    for step in sorted(found, reverse=True):
+        try:
+            shard, position = next(iter(limba_checkpoint.read_data(found[step])["positions"].items()))
+            saved = opened(base64.b64decode(position), int(shard))
+        except Exception:
+            logger.debug("The data position of %s cannot be read:", found[step], exc_info=True)
+            continue
+        if not config.data.stages or (saved.about.get("task"), saved.about.get("seed")) == (task.name, seed):
+            return True, saved.about.get("dealing")
+        for ended in saved.stages.get("ended", ()):
+            if (ended["task"], config.data.seed + ended["begins"]) == (task.name, seed):
+                return True, ended["dealing"]
+        return False, None
+    return False, None
+
+
+def known_end(config: RunConfig) -> int | None:
+    """Returns the step at which a run that has begun ends, as far as its directory says it; see `Plan.planned`."""
+    path, deal = resolved(config.model_dir) / FILE, Deal()
+    if config.data.num_epochs is not None and path.exists():
+        deal = Deal.of_text(json.dumps(json.loads(read_text(path))["deal"]))
+    return config.train_steps if deal.rows is None else _end(config, deal)[0]
+
+
+def _end(config: RunConfig, deal: Deal) -> tuple[int | None, list[str]]:
+    """Returns (the step at which the run ends as far as known, what is to be said of it)."""
+    epochs, given, schedule = config.data.num_epochs, config.train_steps, config.optimizer.schedule
+    if epochs is None:
+        return given, []
+    if deal.rows is not None:
+        steps = -(-epochs * deal.rows // config.data.batch_size)
+        return min(steps, given or steps), []
+    needs_end = schedule.name == "warmup_stable_decay" or 0 < schedule.warmup_steps < 1
+    needs_end = needs_end or (schedule.name in ("linear", "cosine") and (schedule.decay_steps or 0.1) < 1)
+    if not needs_end:
+        return given, []
+    if given is None:
+        raise ConfigError(
+            "RunConfig.train_steps",
+            f"is None, and the {schedule.name} schedule needs the step at which DataConfig.num_epochs {epochs} end,"
+            f" which is not known beforehand: {deal.reason}; give epochs x rows / {config.data.batch_size}.",
+        )
+    return given, [
+        f"The learning rate falls up to step {given:,} (RunConfig.train_steps), wherever DataConfig.num_epochs"
+        f" {epochs} end: that is not known beforehand, since {deal.reason}."
+    ]
+
+
+def _period(owner: str, every_steps: int | str, deal: Deal, config: RunConfig) -> int | Fraction:
+    if not isinstance(every_steps, str):
+        return every_steps
+    if deal.rows is None:
+        raise ConfigError(
+            f"{owner}.every_steps",
+            f"is {every_steps!r}, and the rows of an epoch are not known beforehand: {deal.reason}; give a number of"
+            " steps.",
+        )
+    return Fraction(deal.rows, config.data.batch_size)
 
 
 def first_state(

@@ -19,8 +19,8 @@ from limba.model.trees import Parameters
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
 from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.optimizer import scaled_gradients
 from limba.training.state import TrainState
-from limba.training.updates.loss_scale import scaled_gradients
 
 StepMetrics = dict[str, Float[Array, ""]]
 Limits = tuple[np.ndarray, ...]  # the last arguments of a step that may drop its update: its limits, float32 [2]

@@ -23,7 +23,7 @@ from limba.evaluation.status import RunDirectory
 from limba.tools.pages.page.page import MARK, MOST_BYTES
 from limba.tools.pages.page.runs import Run
 from limba.tools.pages.report_server import ReportServer
-from limba.training.metrics.bucket import Uploads
+from limba.training.metrics.logging import Uploads
 from tests import browser
 from tests.bucket_server import emulated
 from tests.evaluation import report_runs

@@ -20,9 +20,9 @@ from limba.config import (
 from limba.data.objectives import derive_lengths
 from limba.data.tasks import resolve_task
 from limba.run import train
-from limba.training.epochs import plan_of_run
 from limba.training.metrics.logging import read_metrics
 from limba.training.schedule import make_schedule
+from limba.training.start import plan_of_run
 from tests import tiny
 
 

@@ -35,8 +35,8 @@ from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub_models as models
 from limba.run import train
 from limba.tools.corpus import new
-from limba.training.epochs import plan_of_run
 from limba.training.metrics.logging import read_metrics
+from limba.training.start import plan_of_run
 from tests import tiny
 from tests.http_server import DataHubHandler, FileServer, Handler, as_hub, serving
 from tests.hub_server import CONVERTED, HubHandler, write_data_set

@@ -28,12 +28,10 @@ from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
-from limba.training.optimizer import make_optimizer
+from limba.training.optimizer import AverageState, LossScale, evaluated_weights, make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, gather_parameters, state_shardings, trained_shardings
 from limba.training.step import Gradient, jit_train_step
-from limba.training.updates.average import AverageState, evaluated_weights
-from limba.training.updates.loss_scale import LossScale
 from tests import tiny
 
 SMALL = tiny.model(

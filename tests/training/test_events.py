@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 
 from limba.config import DataConfig, RunConfig
-from limba.training.epochs import Plan
 from limba.training.loop import Due, Events
+from limba.training.start import Plan
 from tests import tiny
 
 DATA = DataConfig("task", {"inputs": 24, "targets": 10}, batch_size=8, num_data_shards=2, num_epochs=3)

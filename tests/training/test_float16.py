@@ -10,12 +10,12 @@ import pytest
 from limba.config import CheckpointConfig, DataConfig, LossConfig, MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
+from limba.training import optimizer as loss_scale
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.optimizer import make_optimizer
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, state_shardings
 from limba.training.step import Gradient, jit_train_step
-from limba.training.updates import loss_scale
 from tests import tiny
 
 ADAM = OptimizerConfig("adamw", ScheduleConfig("linear", 1e-3, warmup_steps=5), clip_global_norm=1.0)

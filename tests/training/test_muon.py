@@ -10,9 +10,9 @@ from limba.config import MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.tools.preflight.compiled.program import costs_of_program
+from limba.training.muon import orthogonalized, orthogonalized_by_shares, sized
 from limba.training.optimizer import make_optimizer
 from limba.training.state import state_shardings, trained_shardings
-from limba.training.updates.muon import orthogonalized, orthogonalized_by_shares, sized
 from tests import tiny
 
 CONSTANT = ScheduleConfig("factors", base_learning_rate=0.5, factors="constant", warmup_steps=0)

@@ -10,9 +10,14 @@ import pytest
 
 from limba.config import ConfigError, DataConfig, EvaluationConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from limba.model import Network
-from limba.training.optimizer import make_optimizer, optimizer_of, per_layer, scale_by_parameter_rms
-from limba.training.updates.average import AverageState
-from limba.training.updates.loss_scale import LossScale
+from limba.training.optimizer import (
+    AverageState,
+    LossScale,
+    make_optimizer,
+    optimizer_of,
+    per_layer,
+    scale_by_parameter_rms,
+)
 from tests import tiny
 
 pytestmark = pytest.mark.core

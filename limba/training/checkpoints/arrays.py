@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from limba.formats.t5x import key_value_store, orbax_leaves
 from limba.sharding.mesh import leaf_name, named_leaves
 
 Index = tuple[slice, ...]
+Spec = Mapping[str, object]  # of a tensorstore
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ def stored_shapes(directory: epath.Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(store.result().shape) for name, store in zip(leaves, opened, strict=True)}
 
 
-def _leaves(directory: epath.Path) -> dict[str, Any]:
+def _leaves(directory: epath.Path) -> Mapping[str, Spec]:
     try:
         return orbax_leaves(directory)
     except InputError as error:  # to a run's own checkpoint it is damage, and no wrong input
@@ -314,7 +315,7 @@ def read_arrays(directory: epath.Path, abstract: PyTree) -> PyTree:
     return jax.tree.map_with_path(lambda path, _: read[leaf_name(path)], abstract)
 
 
-def _place(name: str, specs: Mapping[str, Any]) -> str | None:
+def _place(name: str, specs: Mapping[str, Spec]) -> str | None:
     """Returns the stored array that an array of the state is read from; None for a number of OPTIONAL that is absent.
 
     Numbers of OPTIONAL are found by their last name, as what stands before them in the optimizer's chain may differ.
@@ -337,7 +338,7 @@ def _about_average(checkpoint: epath.Path, wanted: AbstractSet[str], stored: Abs
     return f"{checkpoint} holds no average of the weights: it begins here, as the weights of step {checkpoint.name}."
 
 
-def _started(spec: Mapping[str, Any], leaf: PyTree, context: ts.Context) -> dict[Key, Any]:
+def _started(spec: Spec, leaf: PyTree, context: ts.Context) -> dict[Key, ts.Future[np.ndarray]]:
     """Returns the reads of an array's shards, one for each index that this process's devices hold."""
     store = ts.open({**spec, "fill_missing_data_reads": False}, read=True, open=True, context=context).result()
     if tuple(store.shape) != tuple(leaf.shape):
@@ -367,6 +368,6 @@ def _batches(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         yield batch
 
 
-def _base(folder: epath.Path) -> dict[str, Any]:
+def _base(folder: epath.Path) -> Spec:
     base = key_value_store(folder)
     return {**base, **FILE_OPTIONS} if base["driver"] == "file" else dict(base)

@@ -25,10 +25,10 @@ from limba.storage.failures import short_reason
 from limba.storage.files import read_text, resolved, write_whole
 from limba.training.auto_mesh import FILE as MESH_FILE
 from limba.training.checkpoints import step_files
-from limba.training.epochs import FILE as ROWS_FILE
-from limba.training.epochs import known_end
 from limba.training.ledger import FILE as LEDGER_FILE
 from limba.training.schedule import make_schedule
+from limba.training.start import FILE as ROWS_FILE
+from limba.training.start import known_end
 
 FILE = "branch.json"  # in a branch's directory: where it comes from
 # What a resumed run reads of its directory: the branch has to see the same batches.

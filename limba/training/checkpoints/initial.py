@@ -20,8 +20,8 @@ from limba.formats.names import Arrays
 from limba.sharding.mesh import leaf_name, named_leaves
 from limba.storage.files import resolved
 from limba.training.checkpoints.directory import check_together, limba_checkpoint_at, load_limba_checkpoint
+from limba.training.optimizer import restarted
 from limba.training.state import TrainState
-from limba.training.updates.average import restarted
 
 logger = logging.getLogger(__name__)
 

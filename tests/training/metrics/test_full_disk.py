@@ -17,7 +17,7 @@ from limba.storage.files import LocalFile
 from limba.training.ledger import FILE, Ledger
 from limba.training.loop import Trace
 from limba.training.metrics import figures
-from limba.training.metrics.bucket import Uploads
+from limba.training.metrics.logging import Uploads
 from tests import tiny
 
 FIGURES = (
