@@ -26,8 +26,11 @@ def _relative_bias(config: ModelConfig, bidirectional: bool, attend: AttentionKe
     return attend.bias(RelativeBias(config, bidirectional, name="relpos_bias")())
 
 
-class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+class Layer(nn.Module):
+    """Self-attention, in the decoder attention to the encoder's output, MLP; each of norm(x), and added to x.
+
+    `cross`, of the decoder, is the encoder's output with the kernel and the mask of the attention to it.
+    """
 
     config: ModelConfig
 
@@ -38,68 +41,31 @@ class EncoderLayer(nn.Module):
         attend: AttentionKernel,
         bias: Array | None,
         mask: Mask,
+        cross: tuple[Float[Array, "B K D"], AttentionKernel, Mask] | None,
         deterministic: bool,
     ) -> Float[Array, "B L D"]:
         config = self.config
-        drop = Dropout(config.dropout_rate)
+        drop, name = Dropout(config.dropout_rate), "attention" if cross is None else "self_attention"
         if config.relative_bias_per_layer:
-            bias = _relative_bias(config, True, attend)
-        y = norm(config, "pre_attention_layer_norm")(x)
-        y = Attention(config, name="attention")(y, y, attend, bias, mask, deterministic)
+            bias = _relative_bias(config, cross is None, attend)
+        y = norm(config, f"pre_{name}_layer_norm")(x)
+        y = Attention(config, name=name)(y, y, attend, bias, mask, deterministic)
         x = x + drop(y, deterministic)
+        if cross is not None:
+            encoded, attend_across, cross_mask = cross
+            y = norm(config, "pre_cross_attention_layer_norm")(x)
+            cross_attention = Attention(config, name="encoder_decoder_attention")
+            y = cross_attention(y, encoded, attend_across, None, cross_mask, deterministic)
+            x = x + drop(y, deterministic)
         y = norm(config, "pre_mlp_layer_norm")(x)
         return x + drop(MlpBlock(config, name="mlp")(y, deterministic), deterministic)
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output, MLP; each of norm(x), and added to x."""
+class Stack(nn.Module):
+    """Embedded tokens to normalized hidden states: the encoder, or with `cross` (its output, a mask) the decoder.
 
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B Q D"],
-        encoded: Float[Array, "B K D"],
-        attend: AttentionKernel,
-        bias: Array | None,
-        mask: Mask,
-        cross: tuple[AttentionKernel, Mask],
-        deterministic: bool,
-    ) -> Float[Array, "B Q D"]:
-        config = self.config
-        drop = Dropout(config.dropout_rate)
-        if config.relative_bias_per_layer:
-            bias = _relative_bias(config, False, attend)
-        y = norm(config, "pre_self_attention_layer_norm")(x)
-        y = Attention(config, name="self_attention")(y, y, attend, bias, mask, deterministic)
-        x = x + drop(y, deterministic)
-        y = norm(config, "pre_cross_attention_layer_norm")(x)
-        cross_attention = Attention(config, name="encoder_decoder_attention")
-        y = cross_attention(y, encoded, cross[0], None, cross[1], deterministic)
-        x = x + drop(y, deterministic)
-        y = norm(config, "pre_mlp_layer_norm")(x)
-        return x + drop(MlpBlock(config, name="mlp")(y, deterministic), deterministic)
-
-
-class Encoder(nn.Module):
-    """Embedded tokens to the encoder's output, from which the decoder takes keys and values."""
-
-    config: ModelConfig
-    mesh: Mesh | None
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B L D"], mask: Mask, deterministic: bool) -> Float[Array, "B L D"]:
-        config, (batch, length, _) = self.config, x.shape
-        attend = choose(config, self.mesh, batch, length, length)
-        bias = None if config.relative_bias_per_layer else _relative_bias(config, True, attend)
-        x = Dropout(config.dropout_rate)(x, deterministic)
-        x = run_layers(self, EncoderLayer, config.num_encoder_layers, x, (attend, bias, mask), deterministic)
-        return Dropout(config.dropout_rate)(norm(config, "encoder_norm")(x), deterministic)
-
-
-class Decoder(nn.Module):
-    """Embedded, shifted targets and the encoder's output to logits, or, with a tied head, to hidden states."""
+    The decoder returns logits, unless its head is tied or `as_states` asks for hidden states.
+    """
 
     config: ModelConfig
     mesh: Mesh | None
@@ -107,22 +73,24 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B Q D"],
-        encoded: Float[Array, "B K D"],
+        x: Float[Array, "B L D"],
         mask: Mask,
-        cross_mask: Mask,
         deterministic: bool,
+        cross: tuple[Float[Array, "B K D"], Mask] | None = None,
         as_states: bool = False,
-    ) -> Float[Array, "B Q DorV"]:
+    ) -> Float[Array, "B L DorV"]:
         config, (batch, length, _) = self.config, x.shape
-        attend = choose(config, self.mesh, batch, length, length)
-        cross_attend = choose(config, self.mesh, batch, length, encoded.shape[1])
-        bias = None if config.relative_bias_per_layer else _relative_bias(config, False, attend)
+        num_layers = config.num_encoder_layers if cross is None else config.num_decoder_layers
+        attend, across = choose(config, self.mesh, batch, length, length), None
+        if cross is not None:
+            across = cross[0], choose(config, self.mesh, batch, length, cross[0].shape[1]), cross[1]
+        bias = None if config.relative_bias_per_layer else _relative_bias(config, cross is None, attend)
         x = Dropout(config.dropout_rate)(x, deterministic)
-        inputs = (encoded, attend, bias, mask, (cross_attend, cross_mask))
-        x = run_layers(self, DecoderLayer, config.num_decoder_layers, x, inputs, deterministic)
-        x = Dropout(config.dropout_rate)(norm(config, "decoder_norm")(x), deterministic)
-        return x if config.logits_via_embedding or as_states else logits_dense(config, "logits_dense")(x)
+        x = run_layers(self, Layer, num_layers, x, (attend, bias, mask, across), deterministic)
+        x = norm(config, "encoder_norm" if cross is None else "decoder_norm")(x)
+        x = Dropout(config.dropout_rate)(x, deterministic)
+        is_whole = cross is None or as_states or config.logits_via_embedding
+        return x if is_whole else logits_dense(config, "logits_dense")(x)
 
 
 class Transformer(nn.Module):
@@ -137,8 +105,8 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         self.token_embedder = Embed(self.config)
-        self.encoder = Encoder(self.config, self.mesh)
-        self.decoder = Decoder(self.config, self.mesh)
+        self.encoder = Stack(self.config, self.mesh)
+        self.decoder = Stack(self.config, self.mesh)
 
     def encode(
         self, batch: Batch, deterministic: bool, x: Float[Array, "B K D"] | None = None
@@ -156,7 +124,7 @@ class Transformer(nn.Module):
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))
-        x = self.decoder(x, encoded, mask, cross_mask, deterministic, as_states)
+        x = self.decoder(x, mask, deterministic, (encoded, cross_mask), as_states)
         if self.config.logits_via_embedding and not as_states:
             # Tied logits are scaled by D^-1/2, since the embeddings start at variance 1 (T5 1.0).
             return self.token_embedder.attend(x) / jnp.sqrt(jnp.float32(self.config.emb_dim))

@@ -1,4 +1,4 @@
-"""A T5's decoder, one decode step at a time, with a KV cache: same parameters and numbers as `Decoder`.
+"""A T5's decoder, one decode step at a time, with a KV cache: same parameters and numbers as the `Stack` of `t5.py`.
 
 The cache holds the keys and values of self-attention; a search copies and reorders it. Those of the encoder's output
 are computed once, the same for all continuations of an input.

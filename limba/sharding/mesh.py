@@ -70,7 +70,7 @@ def across_slices(sizes: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
     return mesh_utils.create_hybrid_device_mesh(within, over, devices)
 
 
-def _slice(device: Any) -> int:
+def _slice(device: object) -> int:
     return getattr(device, "slice_index", 0)
 
 

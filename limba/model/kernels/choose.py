@@ -37,7 +37,7 @@ def device_of(mesh: Mesh | None) -> Any:
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
-def compute_capability(device: Any) -> float:
+def compute_capability(device: object) -> float:
     """Returns a GPU's CUDA compute capability: 8.0 for an A100, 9.0 for an H100 or H200; 0 for other vendors."""
     text = str(getattr(device, "compute_capability", ""))
     return float(text) if re.fullmatch(r"\d+\.\d+", text) else 0.0
