@@ -102,7 +102,7 @@ def test_a_device_makes_the_logits_of_its_rows_and_ids() -> None:
     assert scans_of(8, ids + 1, mesh) == [(2, 1, ids + 1)]  # an odd number of ids: each device has all of them
     for chunks in (None, 6):  # rows that do not divide by the devices
         assert scans_of(6, 64, mesh, chunks) == [(chunks or 1, 6 // (chunks or 1), 64)]
-    assert scans_of(6, 64, MeshConfig(1, 1, 1)) == [(1, 6, 64)]
+    assert scans_of(6, 64, MeshConfig(1, 1, 1)) == [(1, 6, 64)] and scans_of(6, 64, MeshConfig(2, 1, 1)) == [(1, 3, 64)]
 
 
 @pytest.mark.parametrize(
