@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from typing import Any, cast
 
 import jiwer
 
@@ -31,7 +32,8 @@ def main(argv: list[str]) -> None:
     document = ""
     run = model.source.run
     assert run is not None, "a run names its corpus"
-    source, split = model.task.source, run.data.validation_split
+    source = cast(Any, model.task).source
+    split = run.data.validation_split
     for each in source.documents(split, shuffle=False, num_epochs=1).as_numpy_iterator():
         document += normalized(each["text"].decode(), given.language) + "\n\n"
         if len(document.split()) >= given.words:

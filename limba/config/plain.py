@@ -67,19 +67,22 @@ def from_text(text: str, place: str) -> RunConfig | ModelConfig:
             " install a newer version."
         )
     values, owner = document[kinds[0]], KINDS[kinds[0]]
-    return _built(_upgraded(values, owner, place) if document["format"] < FORMAT else values, owner, place)
+    return _built(_upgraded(values, owner, place, document["format"] < FORMAT), owner, place)
 
 
-def _upgraded(values: object, owner: Any, place: str) -> object:
-    """Returns the fields of a dataclass in format 1, which listed, and ignored, those of all optimizers, as today's."""
+def _upgraded(values: object, owner: Any, place: str, lists_all: bool) -> object:
+    """Returns the fields of a dataclass without those that are gone.
+
+    Format 1 `lists_all` fields of all optimizers, and ignored them.
+    """
     if not isinstance(values, dict):
         return values
     hints, kept = fields_of(owner), dict[str, object]()
-    ignored = foreign_fields(values.get("name", owner.name), values) if owner is OptimizerConfig else ()
+    ignored = foreign_fields(values.get("name", owner.name), values) if lists_all and owner is OptimizerConfig else ()
     for name, value in values.items():
         if name not in ignored and not is_gone(f"{owner.__name__}.{name}", value, place):
             inner = hints.get(name)
-            kept[name] = _upgraded(value, inner, place) if dataclasses.is_dataclass(inner) else value
+            kept[name] = _upgraded(value, inner, place, lists_all) if dataclasses.is_dataclass(inner) else value
     return kept
 
 

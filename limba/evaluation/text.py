@@ -212,7 +212,9 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
         evaluation=dataclasses.replace(run.evaluation, num_examples=num_examples),
     )
     model, mesh, lengths = trained.network, trained.mesh, trained.lengths
-    of_loss = loss_evaluation(config, trained.task, lengths, model, batch_sharding(mesh))
-    of_text = TextEvaluation(config, trained.task, lengths, model, mesh, name=split)
+    task = trained.task
+    assert task is not None, "a run has one"
+    of_loss = loss_evaluation(config, task, lengths, model, batch_sharding(mesh))
+    of_text = TextEvaluation(config, task, lengths, model, mesh, name=split)
     figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
     return figures, of_text.copied()

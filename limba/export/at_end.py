@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import huggingface_hub
 from etils import epath
@@ -211,7 +211,7 @@ def check(config: RunConfig) -> None:
         place.check()
 
 
-def deliver_all(config: RunConfig, result: Json, say: Callable[[str], None] = print) -> Json:
+def deliver_all(config: RunConfig, result: Mapping[str, Any], say: Callable[[str], None] = print) -> Json:
     """Returns the result of a run with `exports`, the places that got its model, and `failed_exports`, sentences.
 
     A run that was interrupted exports nothing. All processes must call it; process 0 exports, and the others wait.
@@ -232,8 +232,9 @@ def _delivered(config: RunConfig, step: int, places: Sequence[Destination], say:
         out, reason = _staging(config, places, stack), ""
         folder, reason = _repeated(lambda: written(config, step, out), say)
         for place in places:
-            deliver = functools.partial(place.deliver, folder, step)
-            found, why = (None, reason) if folder is None else _repeated(deliver, say)
+            found, why = None, reason
+            if folder is not None:
+                found, why = _repeated(functools.partial(place.deliver, folder, step), say)
             if found is not None:
                 say(f"step {step:,}: the model is in {found}")
                 done.append(str(found))

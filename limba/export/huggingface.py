@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -142,7 +143,7 @@ def _is_done(folder: Path, name: str, choices: Choices) -> bool:
     return is_made_of(record, name, choices, folder)
 
 
-def is_made_of(record: Json | None, name: str, choices: Choices, folder: object) -> bool:
+def is_made_of(record: Any, name: str, choices: Choices, folder: object) -> bool:
     """Returns whether a finished folder's record has these choices; InputError if it was made from another run."""
     try:
         source, same = record["source"], record["dtype"] == choices.dtype
@@ -213,7 +214,7 @@ def _convert(
 def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfig:
     """Returns what the card says: the choices, and where they say nothing the run's own."""
     given, own = choices.card, CardConfig() if source.run is None else source.run.card
-    said = {name: value or getattr(own, name) for name, value in vars(given).items()}
+    said: dict[str, Any] = {name: value or getattr(own, name) for name, value in vars(given).items()}
     return CardConfig(**said | {"datasets": said["datasets"] or (task and tuple(hub_datasets(task)))})
 
 

@@ -242,7 +242,7 @@ def _check_same(parts: Sequence[Part], stores: Sequence[Stores]) -> None:
         shapes = {name: tuple(store.shape) for name, store in sorted(opened.items()) if name.startswith(PARAMETERS)}
         fields = {name: value for name, value in vars(part.source.model).items() if name not in FREE_FIELDS}
         named = {f"ModelConfig.{name}": repr(value) for name, value in fields.items()}
-        return {name.removeprefix(PARAMETERS): shape for name, shape in shapes.items()} | named
+        return {**{name.removeprefix(PARAMETERS): shape for name, shape in shapes.items()}, **named}
 
     first, wanted = parts[0], described(parts[0], stores[0])
     for part, opened in zip(parts[1:], stores[1:], strict=True):

@@ -104,7 +104,7 @@ def flatten(tree: Mapping, prefix: str = "") -> dict[str, np.ndarray]:
     return flat
 
 
-def unflatten(flat: Mapping[str, np.ndarray]) -> dict:
+def unflatten(flat: Mapping[str, Any]) -> dict:
     """Returns the nested dict of {"a/b/c": leaf}."""
     tree: dict = {}
     for name, value in flat.items():

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePosixPath
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -83,7 +84,7 @@ class StoredTree(Arrays):
         """Returns the number of zarr chunks that an array has, and the number that it needs."""
         store = self._stores[name]
         chunks = store.chunk_layout.read_chunk.shape or ()
-        wanted = math.prod(-(-size // chunk) for size, chunk in zip(store.shape, chunks, strict=True))
+        wanted = math.prod(-(-size // (chunk or 1)) for size, chunk in zip(store.shape, chunks, strict=True))
         keys = store.kvstore.list().result()  # pyright: ignore[reportOptionalMemberAccess]
         return sum(not key.rsplit(b"/", 1)[-1].startswith(b".z") for key in keys), wanted
 
@@ -238,7 +239,7 @@ def numpy_dtype(name: str) -> np.dtype:
     return ts.dtype(name).numpy_dtype
 
 
-def joined(chunks: Json) -> np.ndarray:
+def joined(chunks: Mapping[str, Any]) -> np.ndarray:
     """Returns an array that flax cut into pieces because it is over a gibibyte."""
     pieces = [chunks["chunks"][str(i)] for i in range(len(chunks["chunks"]))]
     shape = [chunks["shape"][str(i)] for i in range(len(chunks["shape"]))]
@@ -305,7 +306,7 @@ def write_legacy(
         writing.mkdir(parents=True)
         leaves = {name: _write_leaf(writing, name, tree[name], dtype) for name in tree}
         root = {"version": FORMAT_VERSION, "optimizer": {"target": {}, "state": {}, **unflatten(leaves)}}
-        (writing / "checkpoint").write_bytes(msgpack.packb(root))
+        (writing / "checkpoint").write_bytes(msgpack.packb(root) or b"")
         return writing.rename(final)
 
 

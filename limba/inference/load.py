@@ -173,11 +173,12 @@ class TrainedModel:
     @functools.cached_property
     def lengths(self) -> Mapping[str, int]:
         """The maximum number of tokens of inputs and targets; longer ones are truncated."""
-        if self.source.run is None:
+        run, task = self.source.run, self.task
+        if run is None or task is None:
             return LENGTHS
         with quiet_imports():
             from limba.data.objectives import derive_lengths
-        return derive_lengths(self.task, self.source.run.data.task_feature_lengths)
+        return derive_lengths(task, run.data.task_feature_lengths)
 
     @functools.cached_property
     def prefix(self) -> str:
@@ -206,7 +207,7 @@ class TrainedModel:
             return False
         from limba.data.objectives.choice import reads_prefix
 
-        return reads_prefix(task)
+        return task is not None and reads_prefix(task)
 
     @property
     def generation(self) -> GenerationConfig:

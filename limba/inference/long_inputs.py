@@ -214,7 +214,7 @@ class SegmentWriter:
         return [*halves[:-1], halves[-1]._replace(after=halves[-1].after + segment.after)]
 
     def _is_unfinished(self, samples: Sequence[Written]) -> bool:
-        return not self._continues and any(int(self._trained.vocabulary.eos_id) not in each.ids for each in samples)
+        return not self._continues and any((self._trained.vocabulary.eos_id or 1) not in each.ids for each in samples)
 
     def _joined(self, read: Read, parts: Sequence[tuple[Segment, Sequence[Written]]]) -> Result:
         unfinished = sum(self._is_unfinished(samples) for _, samples in parts)

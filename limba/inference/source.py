@@ -147,7 +147,9 @@ def find(
             vocabulary = vocabulary or beside
     elif config is None:
         config = read_config(directory) if kind == LIMBA else huggingface.model_config(Path(directory))
-    run, model = (config, config.model) if isinstance(config, RunConfig) else (None, config)
+    run = config if isinstance(config, RunConfig) else None
+    model = config.model if isinstance(config, RunConfig) else config
+    assert model is not None, "T5X's arrays and both kinds of folders tell the network"
     vocabulary = vocabulary or _vocabulary_beside(directory, run)
     newest_best = best[max(best)] if best else None
     return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed))

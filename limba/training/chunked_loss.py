@@ -58,7 +58,7 @@ def chunked_cross_entropy(
     vocab_size = matrix.shape[1]
     groups, parts = num_batch_groups(mesh), _vocab_parts(mesh, vocab_size)
     if rows % groups:
-        mesh, groups, parts = None, 1, 1  # a validation's few rows, on any device
+        mesh, groups = None, 1  # a validation's few rows, on any device
     if num_chunks is None:
         num_chunks = math.ceil(logits_bytes(rows, length, vocab_size, mesh) / CHUNK_BYTES)
     own_rows = rows // groups

@@ -212,3 +212,53 @@ def test_other_networks_are_refused(legacy):
         loaded(legacy, ModelConfig(**{**vars(CONFIG), "vocab_size": 256}))
     with pytest.raises(InputError, match="has no Limba checkpoint"):
         loaded(legacy.parent.parent)
+
+
+def shapes_of(encoder: int, decoder: int, plain: bool, tied: bool, bias_in_layers: bool, inside: bool) -> dict:
+    """Names and shapes of T5X: width 16, 3 heads of 4, 24 in the MLP, 40 ids, 32 buckets."""
+    found = {f"{'decoder/' if inside else ''}token_embedder/embedding": (40, 16)}
+    for side, number in (("encoder", encoder), ("decoder", decoder)):
+        for i in range(number):
+            attention = "self_attention" if side == "decoder" else "attention"
+            found[f"{side}/layers_{i}/{attention}/query/kernel"] = (16, 12)
+            for name in ("wi",) if plain else ("wi_0", "wi_1"):
+                found[f"{side}/layers_{i}/mlp/{name}/kernel"] = (16, 24)
+            if bias_in_layers:
+                found[f"{side}/layers_{i}/relpos_bias/rel_embedding"] = (3, 32)
+        if number and not bias_in_layers:
+            found[f"{side}/relpos_bias/rel_embedding"] = (3, 32)
+    return found if tied else {**found, "decoder/logits_dense/kernel": (16, 40)}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("bias_in_layers", [False, True])
+def test_shapes_tell_the_network(plain, bias_in_layers):
+    kinds = [(2, 3, False, False), (3, 1, True, False)]
+    for encoder, decoder, tied, inside in kinds if bias_in_layers else [*kinds, (0, 2, True, True)]:
+        found = t5x.network_of(shapes_of(encoder, decoder, plain, tied, bias_in_layers, inside), "there")
+        assert (found.vocab_size, found.emb_dim, found.num_heads, found.head_dim, found.mlp_dim) == (40, 16, 3, 4, 24)
+        assert (found.num_encoder_layers, found.num_decoder_layers) == (encoder, decoder)
+        assert found.mlp_activations == (("relu",) if plain else ("gelu", "linear"))
+        assert (found.logits_via_embedding, found.relative_bias_per_layer) == (tied, bias_in_layers)
+        assert (found.num_relpos_buckets, found.dtype) == (32, "float32")
+    for name in ("token_embedder/embedding", "decoder/logits_dense/kernel"):
+        theirs = t5x.their_name(f"target/{name}")
+        assert t5x.own_name(theirs) == f"target/{name}" and t5x.their_name(theirs) == theirs
+    assert t5x.their_name("token_embedder/embedding") == "decoder/token_embedder/embedding"
+
+
+@pytest.mark.core
+def test_shapes_of_scanned_layers_tell_the_network():
+    """Layers on axis 1, heads apart, the bias of each layer in them."""
+    scanned = {
+        "decoder/decoder/relpos_bias/rel_embedding": (3, 5, 32),
+        "decoder/decoder/self_attention/query/kernel": (16, 5, 3, 4),
+        "decoder/decoder/mlp/wi_0/kernel": (16, 5, 24),
+        "encoder/encoder/mlp/wi_0/kernel": (16, 4, 24),
+    }
+    found = t5x.network_of({"token_embedder/embedding": (40, 16), **scanned}, "there")
+    assert (found.num_encoder_layers, found.num_decoder_layers, found.head_dim, found.mlp_dim) == (4, 5, 4, 24)
+    assert found.num_heads == 3 and found.relative_bias_per_layer
+    with pytest.raises(InputError, match="there has no array token_embedder/embedding"):
+        t5x.network_of(scanned, "there")

@@ -108,6 +108,16 @@ def test_the_average_is_the_recursion_in_float64() -> None:
     assert evaluated_weights(params, plain.init(params)) is params
 
 
+@pytest.mark.core
+def test_an_average_has_arrays_of_its_own() -> None:
+    """A step donates the parameters and the average: no two arrays may be one."""
+    params = {"kernel": jnp.ones((4, 5)), "scale": jnp.ones(5)}
+    state = make_optimizer(OptimizerConfig("adamw"), 1, average=0.9).init(params)
+    for each in (state, restarted(params, state)):
+        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((params, evaluated_weights(params, each)))]
+        assert len(set(places)) == 4
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

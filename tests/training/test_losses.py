@@ -1,15 +1,17 @@
 """Cross entropy as T5X defines it, and the same in chunks."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from limba.config import ConfigError, LossConfig, MeshConfig, ModelConfig
 from limba.model import Network
-from limba.training.chunked_loss import chunked_cross_entropy
+from limba.training.chunked_loss import chunked_cross_entropy, logits_bytes
 from limba.training.losses import cross_entropy, divisor, token_weights, weighted_sums
 from limba.training.step import Gradient, gradients, loss_sums
 from tests import tiny
@@ -55,6 +57,52 @@ def test_loss_in_chunks_and_its_gradients_equal_whole_logits(mesh: MeshConfig | 
         for sums in (whole, chunked)
     ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *gradients)
+
+
+def scans_of(rows: int, vocab_size: int, mesh: MeshConfig | None = None, num_chunks: int | None = None) -> list[tuple]:
+    """Returns (length, rows of a chunk, ids of a device) of each loop in the loss of rows of 512 tokens of width 4."""
+    shapes = [jax.ShapeDtypeStruct(each, jnp.float32) for each in ((rows, 512, 4), (4, vocab_size), (rows, 512))]
+    devices = None if mesh is None else tiny.mesh_of(mesh, mesh.data * mesh.fsdp * mesh.model)
+
+    def sums(states: jax.Array, head: jax.Array, weights: jax.Array) -> tuple:
+        targets = jnp.zeros(weights.shape, jnp.int32)
+        return chunked_cross_entropy(states, (head, 1.0), targets, weights, LossConfig(), devices, num_chunks)
+
+    return loops_of(jax.make_jaxpr(sums)(*shapes).jaxpr)
+
+
+def loops_of(jaxpr: Any) -> list[tuple]:
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            head, states = (next(v.aval.shape for v in equation.invars if len(v.aval.shape) == n) for n in (2, 4))
+            found.append((equation.params["length"], states[1], head[1]))
+            continue
+        for inner in jaxprs_in_params(equation.params):
+            found += loops_of(inner)
+    return found
+
+
+@pytest.mark.core
+def test_logits_are_made_in_the_fewest_chunks_of_a_gibibyte() -> None:
+    ids = 1 << 18  # a row of 512 tokens is half a gibibyte of float32 logits
+    assert logits_bytes(1, 512, ids, None) == 1 << 29
+    for rows, chunks in ((1, 1), (2, 1), (4, 2), (32, 16), (9, 9), (6, 3)):  # 5 of 9 rows do not divide them
+        assert scans_of(rows, ids) == [(chunks, rows // chunks, ids)]
+    assert scans_of(6, 64, num_chunks=4) == [(6, 1, 64)] and scans_of(6, 64, num_chunks=3) == [(3, 2, 64)]
+    assert scans_of(2, 64, num_chunks=9) == [(2, 1, 64)]  # a row at least
+
+
+@pytest.mark.core
+def test_a_device_makes_the_logits_of_its_rows_and_ids() -> None:
+    ids, mesh = 1 << 18, MeshConfig(2, 2, 2)
+    devices = tiny.mesh_of(mesh, 8)
+    assert logits_bytes(8, 512, ids, devices) == 1 << 29 and logits_bytes(8, 512, ids + 1, devices) == (1 << 30) + 4096
+    assert scans_of(8, ids, mesh) == [(1, 2, ids // 2)] and scans_of(64, ids, mesh) == [(4, 4, ids // 2)]
+    assert scans_of(8, ids + 1, mesh) == [(2, 1, ids + 1)]  # an odd number of ids: each device has all of them
+    for chunks in (None, 6):  # rows that do not divide by the devices
+        assert scans_of(6, 64, mesh, chunks) == [(chunks or 1, 6 // (chunks or 1), 64)]
+    assert scans_of(6, 64, MeshConfig(1, 1, 1)) == [(1, 6, 64)] and scans_of(6, 64, MeshConfig(2, 1, 1)) == [(1, 3, 64)]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from limba.config import MeshConfig, OptimizerConfig, ScheduleConfig
 from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.tools.preflight.compiled.program import costs_of_program
+from limba.training import muon
 from limba.training.muon import orthogonalized, orthogonalized_by_shares, sized
 from limba.training.optimizer import make_optimizer
 from limba.training.state import state_shardings, trained_shardings
@@ -78,6 +79,29 @@ def test_singular_values_end_near_one_also_in_bfloat16(shape: tuple[int, ...]) -
     error = np.linalg.norm(rounded - exact, axis=(1, 2)) / np.linalg.norm(exact, axis=(1, 2))
     assert error.max() < 0.03  # both matrices have a norm of sqrt(n)
     assert not np.any(orthogonalized(jnp.zeros((1, 4, 6))))  # of a parameter without a gradient
+
+
+@pytest.mark.core
+def test_matrices_of_one_shape_are_computed_together_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"a": (3, 4, 6), "b": (2, 4, 6), "c": (1, 6, 4), "d": (1, 4, 6), "e": (4, 4, 6), "f": (4, 6)}
+    stacks = {name: jnp.asarray(random.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    wanted = {
+        name: orthogonalized(stack.reshape(-1, *stack.shape[-2:])).reshape(stack.shape)
+        for name, stack in stacks.items()
+    }
+    asked = []
+    compute = muon._by_shares
+    monkeypatch.setattr(
+        muon, "_by_shares", lambda group, *others: asked.append(sum(map(len, group))) or compute(group, *others)
+    )
+    for most, numbers in ((1 << 29, [11, 1]), (6 * 96, [6, 5, 1]), (6 * 96 - 1, [5, 5, 1, 1]), (1, [3, 2, 1, 4, 1, 1])):
+        monkeypatch.setattr(muon, "MOST_BYTES", most)
+        asked.clear()
+        found = orthogonalized_by_shares(stacks, 5, "float32")
+        assert list(found) == list(stacks) and asked == numbers
+        for name, each in found.items():
+            np.testing.assert_allclose(each, wanted[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.night

@@ -91,7 +91,7 @@ class Player:
 
         self.name, self._trained, self._max_seconds, self._clock = name, trained, max_seconds, clock
         self._table = PieceTable(trained.vocabulary)
-        self._sentinels = self._table.sentinels
+        self._sentinels, self._eos_id = self._table.sentinels, self._table.eos_id
         self._pieces = self._table.spelled(trained.network.config.vocab_size)
 
     def about(self) -> dict[str, Any]:
@@ -148,14 +148,14 @@ class Player:
     def _targets(self, ids: np.ndarray) -> np.ndarray:
         """Returns the ids of a written text up to its end, without padding."""
         ids = np.asarray(ids, np.int32)
-        ends = np.flatnonzero(ids == int(self._trained.vocabulary.eos_id))
+        ends = np.flatnonzero(ids == self._eos_id)
         stop = ends[0] + 1 if ends.size else len(ids)
         kept = ids[:stop]
-        return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([int(self._trained.vocabulary.eos_id)], np.int32)
+        return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([self._eos_id], np.int32)
 
     def _piece(self, token: int) -> dict[str, Any]:
         """Returns one piece as the page shows it: its text, id, bytes, and whether it is a gap's name or the end."""
-        special = {0: "<s>", int(self._trained.vocabulary.eos_id): "</s>"}
+        special = {0: "<s>", self._eos_id: "</s>"}
         special.update({each: f"<extra_id_{i}>" for i, each in enumerate(self._sentinels)})
         if token in special:
             return {"text": special[token], "id": token, "bytes": 0, "special": True}
