@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from limba.inference.generate import Written, ids_of
 if TYPE_CHECKING:
     from limba.data.objectives.text_segments import Segment
     from limba.inference.generate import Writer
-    from limba.inference.load import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        trained: TrainedModel,
+        trained: Any,
         config: GenerationConfig,
         writer: Writer,
         say: Callable[[str], None] | None = None,
@@ -224,7 +223,7 @@ class SegmentWriter:
         return Result(read, [_sample(parts, number) for number in range(self._config.num_samples)], parts, unfinished)
 
 
-def choice_of(trained: TrainedModel, config: GenerationConfig) -> str:
+def choice_of(trained: Any, config: GenerationConfig) -> str:
     """Returns what is done with long inputs: the configuration's choice, else the task's.
 
     A language model has no length of inputs: 'cut', which then means nothing. ConfigError for its 'segments'.
