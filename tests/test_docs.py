@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from limba import config
+from limba.cli import generate
 from limba.cli.main import COMMANDS
 from limba.config.optimizer import fields_of
 from limba.tools.migrate.huggingface.keys import KNOWN
@@ -155,7 +156,7 @@ def unknown_commands(page: Path) -> Iterator[str]:
             if not (ROOT / f"{module.replace('.', '/')}.py").exists():
                 yield f"has python -m {module}"
         for flag in FLAG.findall(line) if commands else ():
-            if flag not in ("gin", "help", *KNOWN) and f"--{flag}" not in spelt_by_commands():
+            if flag not in ("gin", "help", *KNOWN, *generate.FLAGS) and f"--{flag}" not in spelt_by_commands():
                 yield f"has --{flag} in {line}"
 
 

@@ -72,7 +72,9 @@ class DataConfig:
     new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
     new_vocabulary_coverage: Coverage = 0.9995  # share of letters with a piece of their own; others are bytes
-    objective: Annotated[str, choice(*OBJECTIVES)] | None = None  # None: the task's own
+    objective: Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")] | None = (
+        None  # None: the task's own
+    )
     noise_density: Density | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
     pack: bool = False  # several short examples in a row, separated by segment ids

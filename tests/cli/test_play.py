@@ -283,14 +283,14 @@ def test_a_question_that_has_waited_too_long_is_refused(players: list[Player], m
 def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_is_answered(
     players: list[Player], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = itertools.count()  # a clock on which each look at it takes a second
+    seconds = itertools.count()  # a clock on which each look at it, after 16 tokens, takes a second
     monkeypatch.setattr(players[1], "_clock", lambda: float(next(seconds)))
     monkeypatch.setattr(players[1], "_max_seconds", 12.0)
     asked_of = {"model": "run, step 9", "text": TEXT, "way": "sample", "num_samples": 1}
     with serving(players) as server:
         status, answer = asked(server, "/api/texts", {**asked_of, "max_tokens": 400})
         assert status == 503 and answer["error"] == (
-            "There was no answer within 12 seconds (12 tokens were written); ask for fewer tokens, beams or samples."
+            "There was no answer within 12 seconds (176 tokens were written); ask for fewer tokens, beams or samples."
         )
         assert next(seconds) < 20, "it ended soon after its time"
         status, answer = asked(server, "/api/texts", {**asked_of, "max_tokens": 3})

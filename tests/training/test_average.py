@@ -28,7 +28,7 @@ from limba.model import Network
 from limba.sharding.mesh import named_leaves
 from limba.training.checkpoints.directory import Checkpoints
 from limba.training.checkpoints.initial import load_initial
-from limba.training.optimizer import AverageState, LossScale, evaluated_weights, make_optimizer
+from limba.training.optimizer import AverageState, LossScale, evaluated_weights, make_optimizer, restarted
 from limba.training.schedule import make_schedule
 from limba.training.state import TrainState, abstract_state, gather_parameters, state_shardings, trained_shardings
 from limba.training.step import Gradient, jit_train_step
