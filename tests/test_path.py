@@ -11,7 +11,7 @@ import pytest
 from tests.shipped import ROOT
 
 # Numbers that may only fall. The goals: 60 files with 8,000 lines, and 2,000 lines of functions in the loop.
-MOST_FILES, MOST_LINES, MOST_LINES_IN_THE_LOOP = 95, 19_200, 2_750
+MOST_FILES, MOST_LINES, MOST_LINES_IN_THE_LOOP = 91, 19_060, 2_610
 
 # Trains three steps, and prints the functions of limba/ that are called after the imports: [file, first line, last
 # line, whether it was called while the loop ran], of this thread and all others.
