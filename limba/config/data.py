@@ -40,6 +40,7 @@ OBJECTIVES = {
     "lm_adaptation": Objective("language_modeling", for_decoder=True),
     "causal_lm": Objective("language_modeling", has_inputs=False, for_decoder=True),
 }
+ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")]
 READ_FAILURES = ("stop", "skip")
 LEAST_DENSITY = 0.001  # T5 tried 0.1 to 0.5 (arXiv:1910.10683, table 6); less hides a token of many rows
 DENSITIES = f"a share from {LEAST_DENSITY} to below 1 (usual: 0.1 to 0.5)"
@@ -72,9 +73,7 @@ class DataConfig:
     new_vocabulary_size: PositiveInt | None = None  # ids, with sentinels, of one to train if the file is missing
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
     new_vocabulary_coverage: Coverage = 0.9995  # share of letters with a piece of their own; others are bytes
-    objective: Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")] | None = (
-        None  # None: the task's own
-    )
+    objective: ObjectiveName | None = None  # None: the task's own
     noise_density: Density | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
     pack: bool = False  # several short examples in a row, separated by segment ids
