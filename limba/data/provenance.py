@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
@@ -25,12 +24,14 @@ from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
+from limba.data.registry import Task
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR
 from limba.data.sources.units import DOCUMENT, UnitSource
 from limba.data.stream.positions import DataPositions
 from limba.data.stream.shard import Follow, Pipeline, examples_of, source_errors
 from limba.data.tasks import Provider
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
@@ -133,7 +134,7 @@ class _Names:
         vocabularies = [feature.vocabulary for part in self.parts for feature in part.output_features.values()]
         self._base = 2 * max(vocabulary.vocab_size for vocabulary in vocabularies)
 
-    def place_of(self, part: seqio.Task) -> int:
+    def place_of(self, part: Task) -> int:
         return [each.name for each in self.parts].index(part.name)
 
     def counts(self) -> list[int]:
@@ -180,7 +181,7 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
     """Returns a function from a task's traced documents to its examples, with marked numbers in place of tokens."""
 
     def follow(
-        part: seqio.Task, sequence_length: Mapping[str, int], documents: tf.data.Dataset, seed: int
+        part: Task, sequence_length: Mapping[str, int], documents: tf.data.Dataset, seed: int
     ) -> tf.data.Dataset:
         place = names.place_of(part)
         followed = part.replace(preprocessors=[_followed(names, place, part, step) for step in part.preprocessors])
@@ -204,7 +205,7 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
 def _counting(names: _Names) -> Follow:
     """Returns a function that makes a task's own examples, and only numbers the documents as they are read."""
 
-    def follow(part: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    def follow(part: Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
         numbered = names.numbered(names.place_of(part), documents)
         # The number must have been asked for before the text is passed on.
         plain = numbered.map(lambda example: {name: value for name, value in example.items() if name != DOCUMENT})
@@ -214,7 +215,7 @@ def _counting(names: _Names) -> Follow:
 
 
 def _followed(
-    names: _Names, place: int, part: seqio.Task, step: Callable[..., tf.data.Dataset]
+    names: _Names, place: int, part: Task, step: Callable[..., tf.data.Dataset]
 ) -> Callable[..., tf.data.Dataset]:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
     function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
@@ -254,7 +255,7 @@ def _followed(
     return objective if objective_of(step) else step
 
 
-def _marks(part: seqio.Task) -> Callable[[tf.Tensor], tf.Tensor | bool]:
+def _marks(part: Task) -> Callable[[tf.Tensor], tf.Tensor | bool]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:
@@ -336,7 +337,7 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is
         yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary), is_exact)
 
 
-def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> str:
+def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:
     if source.keys == (TOKENS,):
         return vocabulary.decode(np.frombuffer(document, "<i4").tolist())
     return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")

@@ -14,6 +14,7 @@ from limba.config import DataConfig
 from limba.data.objectives.supervised import is_supervised, lengths_of, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES, batched, model_features
+from limba.data.registry import Task
 from limba.data.stream.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
 from limba.data.tasks import Provider, parts_of, unit_sources
 
@@ -53,9 +54,7 @@ def validation_batches(
     return batches
 
 
-def validation_examples(
-    part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
-) -> list[dict[str, Any]]:
+def validation_examples(part: Task, lengths: Mapping[str, int], config: DataConfig, count: int) -> list[dict[str, Any]]:
     """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
     There are none where the task has no such split. The text is bytes. They are the same on every host and in every
@@ -71,11 +70,11 @@ def validation_examples(
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
 
 
-def _has_split(part: seqio.Task, config: DataConfig) -> bool:
+def _has_split(part: Task, config: DataConfig) -> bool:
     return bool(unit_sources(part)) or config.validation_split in part.splits
 
 
-def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
+def _as_read(part: Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
     """Returns an example with the text of its tokens in place of a longer one."""
     for name in FEATURES:
         vocabulary, ids = part.output_features[name].vocabulary, example[name]
@@ -85,7 +84,7 @@ def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, An
     return example
 
 
-def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:
+def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:
     """Returns the validation split's examples, once and in order."""
     split = config.validation_split
     for source in unit_sources(part).values():

@@ -17,13 +17,15 @@ from limba import toolbox
 from limba.config import ConfigError
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES
+from limba.data.registry import Mixture, Task
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
 SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
 TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
 
 
-def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
+def text_of(example: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> str:
     """Returns a feature's text before tokenization or, if the example lacks it, the text of its ids."""
     text = example.get(f"{name}_pretokenized")
     return vocabulary.decode(example[name].tolist()) if text is None else text.decode()
@@ -34,7 +36,7 @@ def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
     return dataset.map(lambda example: {**example, "inputs": tf.strings.join([prefix, example["inputs"]])})
 
 
-def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
+def with_prefix(task: Task, prefix: str) -> Task:
     """Returns the task with another prefix; ConfigError if it has no `add_prefix`."""
     steps = list(task.preprocessors)
     places = [i for i, step in enumerate(steps) if unwrapped(step) is add_prefix]
@@ -47,7 +49,7 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
-def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
+def prefix_of(task: Task | Mixture) -> str:
     """Returns the task's prefix; "" for a task without `add_prefix`, and for a mixture."""
     for step in getattr(task, "preprocessors", ()):
         if isinstance(step, functools.partial) and step.func is add_prefix:
@@ -55,12 +57,12 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
     return ""
 
 
-def is_supervised(task: seqio.Task) -> bool:
+def is_supervised(task: Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
     return any(unwrapped(step) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
 
 
-def has_objective(task: seqio.Task) -> bool:
+def has_objective(task: Task) -> bool:
     """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
     migrate = toolbox.find("migrate")
     modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)
@@ -71,10 +73,11 @@ def name_of(step: Callable[..., object]) -> str:
     return getattr(unwrapped(step), "__name__", "")
 
 
-def lengths_of(
-    task: seqio.Task, documents: tf.data.Dataset, limits: Mapping[str, int], count: int
-) -> list[dict[str, int]]:
+def lengths_of(task: Task, documents: tf.data.Dataset, limits: Mapping[str, int], count: int) -> list[dict[str, int]]:
     """Returns the lengths of the first examples before truncation, including the end of sequence."""
+    from limba.data.seqio_tasks import as_seqio
+
+    task = as_seqio(task)
     examples = task.preprocess_postcache(task.preprocess_precache(documents), sequence_length=limits)
     vocabularies = {name: task.output_features[name].vocabulary for name in FEATURES}
     return [

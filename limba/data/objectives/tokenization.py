@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 import sentencepiece
-import seqio
 import tensorflow as tf
 
 from limba.data.objectives.token_blocks import Features
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 DOCUMENTS_PER_BATCH = 32  # documents tokenized at once; a saved data position may hold their tokens
 
@@ -51,11 +51,11 @@ def _decoder(end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:
     return decoded
 
 
-def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:
+def _tokenizer(vocabulary: Vocabulary, end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function from texts [n] to all their tokens, int32 [m], with `end` after each document."""
-    if isinstance(vocabulary, seqio.ByteVocabulary) and end is None:
+    if isinstance(vocabulary, ByteVocabulary) and end is None:
         return lambda texts: vocabulary.encode_tf(tf.strings.reduce_join(texts))
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if not isinstance(vocabulary, SentencePieceVocabulary):
 
         def encoded(text: tf.Tensor) -> tf.Tensor:
             tokens = tf.cast(vocabulary.encode_tf(text), tf.int32)

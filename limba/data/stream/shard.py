@@ -21,6 +21,8 @@ from limba.config import DataConfig, InputError
 from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.function_tasks import failure_of_function
 from limba.data.packing import batched
+from limba.data.registry import Mixture, Task
+from limba.data.seqio_tasks import as_seqio
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.stream.prefetch import Prefetch
@@ -32,7 +34,7 @@ Rows = dict[str, np.ndarray]
 FirstEpochs = Mapping[str, int]
 Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
 # (task, lengths, documents, seed) -> examples
-Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
+Follow = Callable[[Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
 
 FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
@@ -46,15 +48,14 @@ def _seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
 
-def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+def examples_of(task: Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
     """Returns the documents after the task's preprocessors."""
+    task = as_seqio(task)
     dataset = task.preprocess_precache(documents, seed=seed)
     return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
 
 
-def _seqio_documents(
-    task: seqio.Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool
-) -> tf.data.Dataset:
+def _seqio_documents(task: Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool) -> tf.data.Dataset:
     """Returns one epoch of a shard from a seqio source, divided by files or, if these are too few, by rows."""
     shard = seqio.ShardInfo(index, num_shards)
     try:
@@ -91,7 +92,7 @@ class Pipeline:
     deal: Deal = WHOLE_UNITS
 
     @functools.cached_property
-    def parts(self) -> list[seqio.Task]:
+    def parts(self) -> list[Task]:
         return parts_of(self.task)
 
     @functools.cached_property
@@ -101,7 +102,7 @@ class Pipeline:
 
     @property
     def is_mixture(self) -> bool:
-        return isinstance(self.task, seqio.Mixture)
+        return isinstance(self.task, Mixture)
 
     @property
     def is_exact(self) -> bool:
@@ -124,7 +125,7 @@ class Pipeline:
         first_epochs, config = first_epochs or {}, self.config
         parts = [self._examples(part, shard, first_epochs.get(part.name, 0), follow) for part in self.parts]
         dataset = parts[0]
-        if isinstance(self.task, seqio.Mixture):
+        if isinstance(self.task, Mixture):
             same_features = [part.map(functools.partial(self._of_mixture, n)) for n, part in enumerate(parts, 1)]
             rates = np.array([self.task.get_rate(part) for part in self.parts])
             seed = _seed(config.seed, self.task.name, "mix", shard, *first_epochs.values())
@@ -137,7 +138,7 @@ class Pipeline:
         features = {name: example[name] for name in self.lengths}
         return marked(features, number) if self.deal.marks_corpora else features
 
-    def _examples(self, part: seqio.Task, shard: int, first_epoch: int, follow: Follow | None) -> tf.data.Dataset:
+    def _examples(self, part: Task, shard: int, first_epoch: int, follow: Follow | None) -> tf.data.Dataset:
         """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
         All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
@@ -189,7 +190,7 @@ def source_error(task: Provider, error: BaseException) -> BaseException:
     if not isinstance(error, tf.errors.OpError):
         return error
     failures = [source.failure for source in unit_sources(task).values()]
-    if isinstance(task, seqio.Task):
+    if isinstance(task, Task):
         failures.append(failure_of_function(task, error))
     return next((failure for failure in failures if failure is not None), error)
 
