@@ -6,9 +6,9 @@ import functools
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
-import seqio
 import tensorflow as tf
 
 from limba.config import ConfigError, InputError
@@ -52,9 +52,15 @@ def _with_features(step: Callable, features: Features) -> Callable:
     return with_lengths if "sequence_length" in takes else whole
 
 
+def _is_of_seqio(value: object, name: str) -> bool:
+    """Returns whether a value is an instance of a class of seqio, which imports seqio only where it is used."""
+    seqio = sys.modules.get("seqio")
+    return seqio is not None and isinstance(value, getattr(seqio, name))
+
+
 def gives_texts(task: Task, split: str) -> bool:
     """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _is_of_seqio(task.source, "FunctionDataSource"):
         return False
     try:
         with tf.device("cpu"):
@@ -71,7 +77,7 @@ def text_alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def resumable_form(task: Task) -> str | None:
     """Returns the line that makes a task resumable whose source is a function; None for other sources."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _is_of_seqio(task.source, "FunctionDataSource"):
         return None
     arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
     about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
@@ -107,7 +113,7 @@ def warn_of_function(name: str, form: str) -> None:
     )
 
 
-class CachedSource(seqio.DataSource):
+class CachedSource:
     """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
 
     def __init__(self, task: Task):
@@ -117,7 +123,7 @@ class CachedSource(seqio.DataSource):
         splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
         # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
         self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
-        super().__init__(tuple(self._sources), caching_permitted=False)
+        self.splits, self.caching_permitted = tuple(self._sources), False
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
@@ -132,9 +138,10 @@ class CachedSource(seqio.DataSource):
 
 def from_cache(task: Task, directory: str) -> Task:
     """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
-    seqio.add_global_cache_dirs([directory])
+    if seqio := sys.modules.get("seqio"):  # else it has no task with a cache
+        seqio.add_global_cache_dirs([directory])
     steps = list(task.preprocessors)
-    places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
+    places = [place for place, step in enumerate(steps) if _is_of_seqio(step, "CacheDatasetPlaceholder")]
     if not places or not task.cache_dir:
         why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
         raise ConfigError(

@@ -116,14 +116,20 @@ class _Registry:
     @classmethod
     def add(cls, name: str, *arguments: Any, **choices: Any) -> Any:
         """Registers `kind(name, …)`, and returns it; InputError for a name that is taken."""
+        made = cls.kind(name, *arguments, **choices)
+        cls.add_provider(name, made)
+        return made
+
+    @classmethod
+    def add_provider(cls, name: str, provider: Any) -> None:
+        """Registers a task or mixture; InputError for a name that is taken."""
         if name in cls.names():
             raise InputError(f"The name {name} is registered already; give another one.")
-        cls._own[name] = made = cls.kind(name, *arguments, **choices)
+        cls._own[name] = provider
         if "seqio" in sys.modules:
-            _add_to_seqio(made)
+            _add_to_seqio(provider)
         elif not any(isinstance(finder, _SeqioFinder) for finder in sys.meta_path):
             sys.meta_path.insert(0, _SeqioFinder())
-        return made
 
     @classmethod
     def _of_seqio(cls) -> Any:
