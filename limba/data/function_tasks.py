@@ -7,9 +7,10 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import seqio
-import tensorflow as tf
+from etils import epath
 
 from limba.config import ConfigError, InputError
 from limba.data.objectives.supervised import has_objective, name_of
@@ -42,10 +43,10 @@ def _with_features(step: Callable, features: Features) -> Callable:
     if "output_features" not in takes:
         return step
 
-    def whole(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def whole(dataset: Any) -> Any:
         return step(dataset, output_features=features)
 
-    def with_lengths(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+    def with_lengths(dataset: Any, sequence_length: Mapping[str, int]) -> Any:
         return step(dataset, sequence_length=sequence_length, output_features=features)
 
     return with_lengths if "sequence_length" in takes else whole
@@ -55,6 +56,8 @@ def gives_texts(task: seqio.Task, split: str) -> bool:
     """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
     if not isinstance(task.source, seqio.FunctionDataSource):
         return False
+    import tensorflow as tf
+
     try:
         with tf.device("cpu"):
             spec = task.source.get_dataset(split, shuffle=False).element_spec
@@ -63,7 +66,7 @@ def gives_texts(task: seqio.Task, split: str) -> bool:
     return isinstance(spec, tf.TensorSpec)
 
 
-def text_alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def text_alone(dataset: Any) -> Any:
     """Returns the texts of {"text"}, for preprocessors that take strings."""
     return dataset.map(lambda example: example["text"])
 
@@ -112,7 +115,7 @@ class CachedSource(seqio.DataSource):
     def __init__(self, task: seqio.Task):
         prefix, ending = "info.", ".json"
         assert task.cache_dir is not None  # as `from_cache` checks
-        names = tf.io.gfile.listdir(task.cache_dir)
+        names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
         splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
         # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
         self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
@@ -125,7 +128,7 @@ class CachedSource(seqio.DataSource):
     def list_shards(self, split: str) -> Sequence[str]:
         return self._sources[split].list_shards(split)
 
-    def get_dataset(self, split: str, *arguments, **choices) -> tf.data.Dataset:
+    def get_dataset(self, split: str, *arguments, **choices) -> Any:
         return self._sources[split].get_dataset(split, *arguments, **choices)
 
 

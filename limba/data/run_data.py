@@ -14,7 +14,7 @@ from limba.data.objectives.choice import derive_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.sources.counts import Counts
 from limba.data.sources.units import UnitSource
-from limba.data.stream.shard import Pipeline, source_errors
+from limba.data.stream.shard import Pipeline
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import Provider, check_sources, parts_of, resolve_task
@@ -60,8 +60,7 @@ class RunData:
 
     def rows(self, lengths: Mapping[str, int]) -> Iterator[Mapping[str, np.ndarray]]:
         """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises."""
-        with source_errors(self.task):
-            yield from Pipeline(self.task, lengths, self.config).dataset(0).as_numpy_iterator()  # pyright: ignore[reportReturnType]
+        yield from Pipeline(self.task, lengths, self.config).dataset(0)
 
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""

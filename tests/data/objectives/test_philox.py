@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from limba.data.objectives import philox
+from limba.data import philox
 
 SEEDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, [8, 2])
 

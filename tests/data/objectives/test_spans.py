@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from limba.config import ConfigError
-from limba.data.objectives import philox, spans
+from limba.data import philox
+from limba.data.objectives import spans
 
 pytestmark = pytest.mark.core
 DENSITIES, MEANS = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75), (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)

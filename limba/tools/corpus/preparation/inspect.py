@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import rich.console
 import rich.text
 import seqio
-import tensorflow as tf
 
 from limba.api import PieceTable, RunData, Texts, UnitSource
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
+from limba.data import bridge
+from limba.data.dataset import TEXT, Elements
+from limba.data.objectives.steps import examples_of
 from limba.tools.corpus.fertility import Fertility, fertility
 
 SPACE = "\u2581"  # SentencePiece's character for a space
@@ -139,14 +141,13 @@ def _examples(
     task: seqio.Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
 ) -> list[Mapping[str, np.ndarray]]:
     if not isinstance(task.source, UnitSource):
-        dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
+        of_seqio = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
+        dataset = bridge.OfTensorflow(of_seqio)
     else:
-        texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
-        dataset = texts.batch(64).map(task.source.features).unbatch()
-        dataset = task.preprocess_precache(dataset, seed=seed)
-        dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-    names = [name for name in ("inputs", "targets") if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
-    rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
+        texts = Elements(task.source.elements(documents), dict.fromkeys(task.source.keys, TEXT))
+        dataset = examples_of(task, lengths, texts, seed)
+    rows = itertools.islice(dataset, EXAMPLES_COUNTED)
+    names = [name for name in ("inputs", "targets") if name in dataset.spec]
     return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
 
 
