@@ -52,6 +52,16 @@ class OfTensorflow(Dataset):
             next(self)
 
 
+def of_seqio(
+    task: Any, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
+) -> OfTensorflow:
+    """Returns the examples of a task, whatever its source, once and in order, as seqio's `get_dataset` does."""
+    from limba.data.seqio_tasks import as_seqio
+
+    choices = {"shuffle": False, "seed": seed, "num_epochs": 1, "try_in_mem_cache": False}
+    return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
+
+
 def to_tensorflow(make: Callable[[], Dataset]) -> Any:
     """Returns a tf.data.Dataset of the data sets that `make` returns, a new one for each time that it is read."""
     return _generated(make().spec, make)
@@ -87,6 +97,9 @@ def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Ma
     import seqio
     import tensorflow as tf
 
+    from limba.data.seqio_tasks import feature_as_seqio
+
+    features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
     beginning, failures = dataset.state(), list[Exception]()
 
     def from_beginning() -> Iterator[Any]:
@@ -105,7 +118,7 @@ def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Ma
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with seqio.map_seed_manager(dataset.next_seed):
         for step in steps:
-            found = seqio.utils.add_kwargs_to_transform(step, **arguments)(found)
+            found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
     return OfTensorflow(found, next_seed, failure)
 

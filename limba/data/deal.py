@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import seqio
 
 from limba.config import ConfigError, DataConfig
 from limba.data.dataset import TEXT, Elements
 from limba.data.objectives.steps import examples_of
+from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
@@ -139,14 +139,14 @@ def deal_of(
             counts[part.name] = found
         reasons.append(_unknown(part, lengths, config, counts.get(part.name)))
     reason = next(filter(None, reasons), "")
-    if isinstance(task, seqio.Mixture) and config.num_epochs is None:
+    if isinstance(task, Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
     rows = None if reason else sum(each.total for each in counts.values())
-    marks_corpora = marks_corpora and isinstance(task, seqio.Mixture) and len(parts_of(task)) <= MOST_TASKS
+    marks_corpora = marks_corpora and isinstance(task, Mixture) and len(parts_of(task)) <= MOST_TASKS
     return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason, marks_corpora)
 
 
-def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
+def _unknown(part: Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
     """Returns why the number of a task's rows is not known beforehand, or ""."""
     if counts is None:
         return f"the documents of {part.name} are not counted, since its corpus is large or not on a local disk"
@@ -159,7 +159,7 @@ def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, c
     return ""
 
 
-def has_row_per_document(part: seqio.Task, lengths: Mapping[str, int]) -> bool:
+def has_row_per_document(part: Task, lengths: Mapping[str, int]) -> bool:
     """Returns whether each document gives exactly one row: no preprocessor cuts, joins or filters."""
     keys = unit_sources(part)[part.name].keys
     documents = Elements([dict.fromkeys(keys, b"")] * TRIED, dict.fromkeys(keys, TEXT))

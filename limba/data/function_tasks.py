@@ -15,6 +15,7 @@ from etils import epath
 from limba.config import ConfigError, InputError
 from limba.data.objectives.supervised import has_objective, name_of
 from limba.data.objectives.token_blocks import Features
+from limba.data.registry import Feature, Task
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
 
 
-def with_inputs(task: seqio.Task) -> seqio.Task:
+def with_inputs(task: Task) -> Task:
     """Returns a task of one of t5's objectives that only registers 'targets' with 'inputs' too.
 
     As in T5X the inputs then have no end of sequence, which follows from a registered feature. The preprocessors see
@@ -33,7 +34,7 @@ def with_inputs(task: seqio.Task) -> seqio.Task:
     if "inputs" in features or "targets" not in features or not has_objective(task):
         return task
     targets = features["targets"]
-    inputs = seqio.Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
+    inputs = Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
     steps = [_with_features(step, features) for step in task.preprocessors]
     return task.replace(preprocessors=steps, output_features={"inputs": inputs, **features})
 
@@ -52,7 +53,7 @@ def _with_features(step: Callable, features: Features) -> Callable:
     return with_lengths if "sequence_length" in takes else whole
 
 
-def gives_texts(task: seqio.Task, split: str) -> bool:
+def gives_texts(task: Task, split: str) -> bool:
     """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
     if not isinstance(task.source, seqio.FunctionDataSource):
         return False
@@ -71,7 +72,7 @@ def text_alone(dataset: Any) -> Any:
     return dataset.map(lambda example: example["text"])
 
 
-def resumable_form(task: seqio.Task) -> str | None:
+def resumable_form(task: Task) -> str | None:
     """Returns the line that makes a task resumable whose source is a function; None for other sources."""
     if not isinstance(task.source, seqio.FunctionDataSource):
         return None
@@ -86,7 +87,7 @@ def resumable_form(task: seqio.Task) -> str | None:
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 
 
-def failure_of_function(task: seqio.Task, error: BaseException) -> InputError | None:
+def failure_of_function(task: Task, error: BaseException) -> InputError | None:
     """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
     form = resumable_form(task)
     if form is None:
@@ -112,7 +113,7 @@ def warn_of_function(name: str, form: str) -> None:
 class CachedSource(seqio.DataSource):
     """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
 
-    def __init__(self, task: seqio.Task):
+    def __init__(self, task: Task):
         prefix, ending = "info.", ".json"
         assert task.cache_dir is not None  # as `from_cache` checks
         names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
@@ -132,7 +133,7 @@ class CachedSource(seqio.DataSource):
         return self._sources[split].get_dataset(split, *arguments, **choices)
 
 
-def from_cache(task: seqio.Task, directory: str) -> seqio.Task:
+def from_cache(task: Task, directory: str) -> Task:
     """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
     seqio.add_global_cache_dirs([directory])
     steps = list(task.preprocessors)

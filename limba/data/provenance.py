@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.config import DataConfig, InputError
 from limba.data.dataset import TOKENS as TOKENS_SPEC
@@ -28,6 +27,7 @@ from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
+from limba.data.registry import Task
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR
 from limba.data.sources.splits import DOCUMENT
@@ -35,6 +35,7 @@ from limba.data.sources.units import UnitSource
 from limba.data.stream.positions import DataPositions
 from limba.data.stream.shard import Follow, Pipeline
 from limba.data.tasks import Provider
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
@@ -136,7 +137,7 @@ class _Names:
         vocabularies = [feature.vocabulary for part in self.parts for feature in part.output_features.values()]
         self._base = 2 * max(vocabulary.vocab_size for vocabulary in vocabularies)
 
-    def place_of(self, part: seqio.Task) -> int:
+    def place_of(self, part: Task) -> int:
         return [each.name for each in self.parts].index(part.name)
 
     def counts(self) -> list[int]:
@@ -178,7 +179,7 @@ class _Names:
 def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
     """Returns a function from a task's traced documents to its examples, with marked numbers in place of tokens."""
 
-    def follow(part: seqio.Task, sequence_length: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
+    def follow(part: Task, sequence_length: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
         place = names.place_of(part)
         followed = part.replace(preprocessors=[_followed(names, place, part, step) for step in part.preprocessors])
         try:
@@ -202,7 +203,7 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
 def _counting(names: _Names) -> Follow:
     """Returns a function that makes a task's own examples, and only numbers the documents as they are read."""
 
-    def follow(part: seqio.Task, lengths: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
+    def follow(part: Task, lengths: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
         numbered = names.numbered(names.place_of(part), documents)
         spec = {name: each for name, each in documents.spec.items() if name != DOCUMENT}
         plain = numbered.map(lambda example: {name: example[name] for name in spec}, spec)
@@ -211,7 +212,7 @@ def _counting(names: _Names) -> Follow:
     return follow
 
 
-def _followed(names: _Names, place: int, part: seqio.Task, step: Callable[..., Any]) -> Callable[..., Any]:
+def _followed(names: _Names, place: int, part: Task, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
     function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
 
@@ -251,7 +252,7 @@ def _followed(names: _Names, place: int, part: seqio.Task, step: Callable[..., A
     return objective if objective_of(step) else step
 
 
-def _marks(part: seqio.Task) -> Callable[[np.ndarray], np.ndarray | bool]:
+def _marks(part: Task) -> Callable[[np.ndarray], np.ndarray | bool]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:
@@ -324,7 +325,7 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is
         yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary), is_exact)
 
 
-def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> str:
+def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:
     if source.keys == (TOKENS,):
         return vocabulary.decode(np.frombuffer(document, "<i4").tolist())
     return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")

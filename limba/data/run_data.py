@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.config import DataConfig
 from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths
 from limba.data.objectives.supervised import is_supervised
+from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.sources.units import UnitSource
 from limba.data.stream.shard import Pipeline
@@ -45,7 +45,7 @@ class RunData:
         """Reads the beginning of every corpus; InputError for what a run could not read."""
         check_sources(self.task, self.config)
 
-    def check_stage(self, begins: int, lengths: Mapping[str, int]) -> seqio.Task | seqio.Mixture:
+    def check_stage(self, begins: int, lengths: Mapping[str, int]) -> Task | Mixture:
         """Returns the task of the stage that begins at a step; InputError unless its rows are like the first one's."""
         later = RunData(self.config, task_of_stage(begins, self.task, lengths, self.config))
         later.check()

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.config import DataConfig
 from limba.data import bridge
@@ -18,6 +17,7 @@ from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES, batched, model_features
+from limba.data.registry import Task
 from limba.data.stream.shard import padded_rows
 from limba.data.tasks import Provider, parts_of, unit_sources
 
@@ -56,9 +56,7 @@ def validation_batches(
     return batches
 
 
-def validation_examples(
-    part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
-) -> list[dict[str, Any]]:
+def validation_examples(part: Task, lengths: Mapping[str, int], config: DataConfig, count: int) -> list[dict[str, Any]]:
     """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
     There are none where the task has no such split. The text is bytes. They are the same on every host and in every
@@ -75,11 +73,11 @@ def validation_examples(
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
 
 
-def _has_split(part: seqio.Task, config: DataConfig) -> bool:
+def _has_split(part: Task, config: DataConfig) -> bool:
     return bool(unit_sources(part)) or config.validation_split in part.splits
 
 
-def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
+def _as_read(part: Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
     """Returns an example with the text of its tokens in place of a longer one."""
     for name in FEATURES:
         vocabulary, ids = part.output_features[name].vocabulary, example[name]
@@ -89,13 +87,12 @@ def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, An
     return example
 
 
-def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> Dataset:
+def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> Dataset:
     """Returns the validation split's examples, once and in order."""
     split = config.validation_split
     for source in unit_sources(part).values():
         return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
-    of_seqio = part.get_dataset(lengths, split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False)
-    return bridge.OfTensorflow(of_seqio, failure=lambda error: failure_of_function(part, error))
+    return bridge.of_seqio(part, lengths, split, SEED, lambda error: failure_of_function(part, error))
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import seqio
 from etils import epath
 from jax.sharding import Mesh
 from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
@@ -28,6 +27,7 @@ from limba.config.errors import reason_of
 from limba.data import validation_split
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
+from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
 from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference.generate import Writer, log_likelihoods, padded
@@ -67,7 +67,7 @@ class TextEvaluation:
             part.name: validation_split.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
-        self.tasks: list[seqio.Task] = [part for part in parts if self._examples[part.name]]
+        self.tasks: list[Task] = [part for part in parts if self._examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model, self._mesh, self._name = model, mesh, name
         if self.tasks:
@@ -87,7 +87,7 @@ class TextEvaluation:
         """Returns the ids that the model reads: in a language model's rows a start precedes the inputs."""
         return np.pad(example["inputs"], (1, 0)) if self._model.config.is_decoder_only else example["inputs"]
 
-    def _of_targets(self, part: seqio.Task) -> Figures:
+    def _of_targets(self, part: Task) -> Figures:
         """Returns a task's figures of the targets themselves; those that are not finite too."""
         examples = self._examples[part.name]
         ids = list(padded([example["targets"] for example in examples], len(examples)))  # all of one length, as written
@@ -115,7 +115,7 @@ class TextEvaluation:
             return next(iter(found.values()))
         return {f"{name}/{metric}": value for name, figures in found.items() for metric, value in figures.items()}
 
-    def _judge(self, part: seqio.Task, params: Parameters, step: int) -> Figures:
+    def _judge(self, part: Task, params: Parameters, step: int) -> Figures:
         examples = self._examples[part.name]
         kinds = {metric.model_output_type for metric in part.metric_objs}
         outputs: dict[ModelOutputType, Sequence[Any] | np.ndarray] = {}
@@ -135,7 +135,7 @@ class TextEvaluation:
             self._write(part, step, figures, [samples[0].text for samples in written])
         return figures
 
-    def _write(self, part: seqio.Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
+    def _write(self, part: Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
         make_folder(self._directory)
         lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
@@ -155,7 +155,7 @@ def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
 
 
 def figures_of(
-    part: seqio.Task,
+    part: Task,
     metrics: Sequence[Any],
     examples: Sequence[Mapping[str, np.ndarray]],
     outputs: Mapping[ModelOutputType, Sequence[Any] | np.ndarray],
@@ -186,9 +186,7 @@ def figures_of(
     return figures
 
 
-def _computed(
-    part: seqio.Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any
-) -> Mapping[str, Any]:
+def _computed(part: Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any) -> Mapping[str, Any]:
     judged = metric.from_model_output(examples, output, part.output_features)
     if isinstance(judged, CollectingMetric):
         return judged.actual_compute(examples, part.output_features)[0]

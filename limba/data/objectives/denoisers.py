@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import seqio
 
 from limba.config import ConfigError, InputError
 from limba.data import philox
@@ -28,6 +27,7 @@ from limba.data.objectives.token_blocks import (
     stacked,
 )
 from limba.data.vocabulary.load import num_sentinels
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 MODES = ("R", "S", "X")
 TOKENS_PER_BLOCK = 20_000  # about: a saved data position may hold one block of tokens and one of rows
@@ -65,14 +65,15 @@ UL2 = (
 )
 
 
-def mode_ids(vocabulary: seqio.Vocabulary) -> dict[str, int]:
+def mode_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Returns the ids of the mode tokens: the vocabulary's last three sentinels.
 
     So <extra_id_0>, <extra_id_1>, … keep their meaning, and the ids do not depend on the rows' length. With 100
     sentinels [R], [S], [X] are <extra_id_97>, <extra_id_98>, <extra_id_99>. Raises ConfigError where
     the vocabulary has fewer than three sentinels.
 
-    >>> mode_ids(seqio.ByteVocabulary(100))
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> mode_ids(ByteVocabulary(100))
     {'R': 261, 'S': 260, 'X': 259}
     """
     require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")

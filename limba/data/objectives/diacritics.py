@@ -14,13 +14,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import seqio
-
 from limba.config import InputError
 from limba.data.dataset import TEXT, Dataset, preprocessor
 from limba.data.objectives import transliteration
 from limba.data.objectives.text_segments import SPACES, segments_of
 from limba.data.objectives.token_blocks import Features
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 LETTERS = {
     "az": "çəğıöşü",
@@ -155,9 +154,7 @@ def restore_diacritics(
     strip = stripper(language, transliterate)
     bases = re.compile("|".join(sorted(set(table(language).values()))), re.IGNORECASE)
 
-    def pairs(
-        text: bytes, limit: int, ratio: float | None, vocabulary: seqio.Vocabulary | None
-    ) -> list[tuple[bytes, bytes]]:
+    def pairs(text: bytes, limit: int, ratio: float | None, vocabulary: Vocabulary | None) -> list[tuple[bytes, bytes]]:
         parts = _segments(normalized(text.decode(), language), limit, ratio, vocabulary, strip)
         parts = [part for part in parts if bases.search(strip(part))]
         plain = [stripped(part, language, share, transliterate) for part in parts]
@@ -196,7 +193,7 @@ _restore.is_one_text = True  # pyright: ignore[reportFunctionMemberAccess]  inpu
 
 
 def _segments(
-    text: str, limit: int, ratio: float | None, vocabulary: seqio.Vocabulary | None, strip: Callable[[str], str]
+    text: str, limit: int, ratio: float | None, vocabulary: Vocabulary | None, strip: Callable[[str], str]
 ) -> Iterator[str]:
     """Yields the segments of a document; of at most `limit` tokens of the vocabulary, if there is one."""
     guess = _bytes_per_token(text, strip, vocabulary) if ratio is None else ratio
@@ -215,7 +212,7 @@ def _segments(
             yield from (segment.text for segment in segments_of(part, count, limit, SPACES))
 
 
-def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: seqio.Vocabulary | None) -> float:
+def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: Vocabulary | None) -> float:
     """Returns the bytes of text that a token spells, of the text or of its stripped form, whichever takes more tokens.
 
     A tenth is left free, since a segment may have longer spellings than its document.

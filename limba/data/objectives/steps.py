@@ -7,17 +7,16 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import seqio
-
 from limba.data import bridge
 from limba.data.dataset import Dataset
 from limba.data.objectives.supervised import own
 from limba.data.objectives.token_blocks import unwrapped
+from limba.data.registry import Task
 
 SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
 
 
-def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: Dataset, seed: int | None) -> Dataset:
+def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed: int | None) -> Dataset:
     """Returns the documents after the task's preprocessors, whose random choices follow from the seed.
 
     As in seqio, those before the place of a cache get no lengths, and those after it have seeds of their own.

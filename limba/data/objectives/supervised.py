@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba import toolbox
 from limba.config import ConfigError
@@ -19,6 +18,8 @@ from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import encoder
 from limba.data.packing import FEATURES
+from limba.data.registry import Feature, Mixture, Task
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 
 @preprocessor
@@ -77,7 +78,7 @@ def append_eos_after_trim(
     return dataset.map(ended, {**dataset.spec, **dict.fromkeys(ends, TOKENS)})
 
 
-def _end(feature: seqio.Feature) -> np.ndarray:
+def _end(feature: Feature) -> np.ndarray:
     return np.array([feature.vocabulary.eos_id], np.int32)
 
 
@@ -96,7 +97,7 @@ def own(step: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(found, **choices) if choices else found
 
 
-def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
+def text_of(example: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> str:
     """Returns a feature's text before tokenization or, if the example lacks it, the text of its ids."""
     text = example.get(f"{name}_pretokenized")
     return vocabulary.decode(example[name].tolist()) if text is None else text.decode()
@@ -109,7 +110,7 @@ def add_prefix(dataset: Dataset, prefix: str = "") -> Dataset:
     return dataset.map(lambda example: {**example, "inputs": before + example["inputs"]})
 
 
-def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
+def with_prefix(task: Task, prefix: str) -> Task:
     """Returns the task with another prefix; ConfigError if it has no `add_prefix`."""
     steps = list(task.preprocessors)
     places = [i for i, step in enumerate(steps) if unwrapped(step) is add_prefix]
@@ -122,7 +123,7 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
-def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
+def prefix_of(task: Task | Mixture) -> str:
     """Returns the task's prefix; "" for a task without `add_prefix`, and for a mixture."""
     for step in getattr(task, "preprocessors", ()):
         if isinstance(step, functools.partial) and step.func is add_prefix:
@@ -130,12 +131,12 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
     return ""
 
 
-def is_supervised(task: seqio.Task) -> bool:
+def is_supervised(task: Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
     return any(unwrapped(own(step)) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
 
 
-def has_objective(task: seqio.Task) -> bool:
+def has_objective(task: Task) -> bool:
     """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
     migrate = toolbox.find("migrate")
     modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)

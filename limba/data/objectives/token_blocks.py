@@ -10,13 +10,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import seqio
 
 from limba.config import ConfigError, InputError
 from limba.data.dataset import TOKENS, Dataset
+from limba.data.registry import Feature
 from limba.data.vocabulary.load import has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
+from limba.data.vocabulary.vocabularies import Vocabulary
 
-Features = Mapping[str, seqio.Feature]
+Features = Mapping[str, Feature]
 Side = tuple[np.ndarray, np.ndarray]  # tokens int32 [B, L], and bool [B, L]: which of them stay
 # {"inputs": int32 [B, I], "num_inputs": int32 [B], "targets": …, "num_targets": …}: rows, and how much of each counts
 Rows = Mapping[str, np.ndarray]
@@ -103,7 +104,7 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
 
 
 def require_sentinels(
-    vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str, may_be_bytes: bool = False
+    vocabulary: Vocabulary, needed: int, what: str, otherwise: str, may_be_bytes: bool = False
 ) -> None:
     """Raises InputError if the vocabulary has too few sentinels for `what`.
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import sentencepiece
-import seqio
 
 from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
 from limba.data.vocabulary.load import first_byte
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 DOCUMENTS_PER_BATCH = 32  # documents tokenized at once
 Tokenize = Callable[[Sequence[bytes]], np.ndarray]  # from documents to all their tokens, int32 [n]
@@ -49,7 +49,7 @@ def _decoder(end: int | None) -> Tokenize:
     return decoded
 
 
-def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Tokenize:
+def _tokenizer(vocabulary: Vocabulary, end: int | None) -> Tokenize:
     """Returns a function from texts to all their tokens, with `end` after each document."""
     vectors, ending = encoder(vocabulary), np.array([] if end is None else [end], np.int32)
 
@@ -62,12 +62,12 @@ def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Tokenize:
     return tokens
 
 
-def encoder(vocabulary: seqio.Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarray]]:
+def encoder(vocabulary: Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarray]]:
     """Returns a function from texts to the tokens of each, int32 [n]."""
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if isinstance(vocabulary, ByteVocabulary):
         first = np.int32(first_byte(vocabulary))
         return lambda texts: [np.frombuffer(text, np.uint8) + first for text in texts]
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if not isinstance(vocabulary, SentencePieceVocabulary):
         return lambda texts: [np.asarray(vocabulary.encode(text.decode()), np.int32) for text in texts]
     encode = vocabulary.tokenizer.Encode
 

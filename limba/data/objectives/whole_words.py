@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import seqio
 
 from limba.config import ConfigError, InputError
 from limba.data import philox
@@ -17,6 +16,7 @@ from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
 
@@ -91,15 +91,15 @@ def corrupt_words(
     return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)
 
 
-def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def begins_word(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [vocab_size]: the pieces that begin a word, or the bytes of white space.
 
     Raises InputError for other vocabularies, and if no piece has the marker.
     """
     begins = np.zeros([vocabulary.vocab_size], bool)
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if isinstance(vocabulary, ByteVocabulary):
         begins[[first_byte(vocabulary) + byte for byte in b" \t\r\n"]] = True
-    elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    elif isinstance(vocabulary, SentencePieceVocabulary):
         pieces = vocabulary.tokenizer
         begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
         begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False

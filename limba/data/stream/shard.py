@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import seqio
 
 from limba.config import DataConfig, InputError
 from limba.data import bridge
@@ -22,6 +21,7 @@ from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.function_tasks import failure_of_function
 from limba.data.objectives.steps import examples_of
 from limba.data.packing import batched
+from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.stream.prefetch import Prefetch
@@ -33,7 +33,7 @@ Rows = dict[str, np.ndarray]
 FirstEpochs = Mapping[str, int]
 Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
 # (task, lengths, documents, seed) -> examples
-Follow = Callable[[seqio.Task, Mapping[str, int], Dataset, int], Dataset]
+Follow = Callable[[Task, Mapping[str, int], Dataset, int], Dataset]
 
 FETCHED_ROWS = 32  # rows that are made at once
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
@@ -48,7 +48,7 @@ def _seed(*parts: object) -> int:
 
 
 def _seqio_documents(
-    task: seqio.Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool, num_epochs: int | None
+    task: Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool, num_epochs: int | None
 ) -> Dataset:
     """Returns the epochs of a shard from a seqio source, divided by files or, if these are too few, by rows."""
     shard = seqio.ShardInfo(index, num_shards)
@@ -77,7 +77,7 @@ class Pipeline:
     deal: Deal = WHOLE_UNITS
 
     @functools.cached_property
-    def parts(self) -> list[seqio.Task]:
+    def parts(self) -> list[Task]:
         return parts_of(self.task)
 
     @functools.cached_property
@@ -87,7 +87,7 @@ class Pipeline:
 
     @property
     def is_mixture(self) -> bool:
-        return isinstance(self.task, seqio.Mixture)
+        return isinstance(self.task, Mixture)
 
     @property
     def is_exact(self) -> bool:
@@ -108,7 +108,7 @@ class Pipeline:
         first_epochs, config = first_epochs or {}, self.config
         parts = [self._examples(part, shard, first_epochs.get(part.name, 0), follow) for part in self.parts]
         dataset = parts[0]
-        if isinstance(self.task, seqio.Mixture):
+        if isinstance(self.task, Mixture):
             spec = dict.fromkeys(self.lengths, TOKENS)
             same_features = [part.map(functools.partial(self._of_mixture, n), spec) for n, part in enumerate(parts, 1)]
             rates = np.array([self.task.get_rate(part) for part in self.parts])
@@ -121,7 +121,7 @@ class Pipeline:
         features = {name: example[name] for name in self.lengths}
         return marked(features, number) if self.deal.marks_corpora else features
 
-    def _examples(self, part: seqio.Task, shard: int, first_epoch: int, follow: Follow | None) -> Dataset:
+    def _examples(self, part: Task, shard: int, first_epoch: int, follow: Follow | None) -> Dataset:
         """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
         All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
