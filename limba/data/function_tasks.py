@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import seqio
 from etils import epath
 
 from limba.config import ConfigError, InputError
@@ -55,7 +54,7 @@ def _with_features(step: Callable, features: Features) -> Callable:
 
 def gives_texts(task: Task, split: str) -> bool:
     """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _reads_function(task):
         return False
     import tensorflow as tf
 
@@ -67,6 +66,10 @@ def gives_texts(task: Task, split: str) -> bool:
     return isinstance(spec, tf.TensorSpec)
 
 
+def _reads_function(task: Task) -> bool:
+    return any(kind.__name__ == "FunctionDataSource" for kind in type(task.source).__mro__)
+
+
 def text_alone(dataset: Any) -> Any:
     """Returns the texts of {"text"}, for preprocessors that take strings."""
     return dataset.map(lambda example: example["text"])
@@ -74,7 +77,7 @@ def text_alone(dataset: Any) -> Any:
 
 def resumable_form(task: Task) -> str | None:
     """Returns the line that makes a task resumable whose source is a function; None for other sources."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _reads_function(task):
         return None
     arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
     about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
@@ -110,21 +113,19 @@ def warn_of_function(name: str, form: str) -> None:
     )
 
 
-class CachedSource(seqio.DataSource):
-    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
+class CachedSource:
+    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split: a seqio.DataSource."""
 
-    def __init__(self, task: Task):
+    caching_permitted = supports_arbitrary_sharding = False
+
+    def __init__(self, task: Any):
         prefix, ending = "info.", ".json"
         assert task.cache_dir is not None  # as `from_cache` checks
         names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
         splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
         # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
         self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
-        super().__init__(tuple(self._sources), caching_permitted=False)
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        return False
+        self.splits = tuple(self._sources)
 
     def list_shards(self, split: str) -> Sequence[str]:
         return self._sources[split].list_shards(split)
@@ -135,14 +136,18 @@ class CachedSource(seqio.DataSource):
 
 def from_cache(task: Task, directory: str) -> Task:
     """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
+    import seqio
+
+    from limba.data.seqio_tasks import as_seqio
+
     seqio.add_global_cache_dirs([directory])
-    steps = list(task.preprocessors)
+    steps, of_seqio = list(task.preprocessors), as_seqio(task)
     places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
-    if not places or not task.cache_dir:
+    if not places or not of_seqio.cache_dir:
         why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
         raise ConfigError(
             "DataConfig.cache_dir",
             f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
             " DataConfig.cache_dir out.",
         )
-    return task.replace(source=CachedSource(task), preprocessors=steps[places[0] + 1 :])
+    return task.replace(source=CachedSource(of_seqio), preprocessors=steps[places[0] + 1 :])
