@@ -5,36 +5,55 @@ The only module of `data/` that imports TensorFlow; it does so when it is first 
 
 from __future__ import annotations
 
+import logging
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from limba.config import InputError
+from limba.config.errors import reason_of
 from limba.data.dataset import Dataset, Pairs, Spec, State
 
+logger = logging.getLogger(__name__)
+
+CHECKPOINT = "position"  # the prefix of tf.data's files
+CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
+ELEMENTS_A_STATE = 64  # between two states of what tf.data reads
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
 
 class OfTensorflow(Dataset):
-    """The elements of a tf.data.Dataset, `source`. It is restored by reading it again up to its place."""
+    """The elements of a tf.data.Dataset, `source`.
 
-    def __init__(self, dataset: Any, next_seed: Any = None, failure: Failure | None = None):
-        spec = dataset.element_spec if isinstance(dataset.element_spec, Mapping) else {}
-        cardinality = int(dataset.cardinality())
+    A state has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
+    installed TensorFlow cannot read, or that has none, is restored by reading again from the beginning. `documents` are
+    those that the source reads.
+    """
+
+    def __init__(
+        self, source: Any, next_seed: Any = None, failure: Failure | None = None, documents: _Numbered | None = None
+    ):
+        spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
+        cardinality = int(source.cardinality())
         super().__init__(
             {name: _spec(each) for name, each in spec.items()}, next_seed, None if cardinality < 0 else cardinality
         )
-        self.source, self.failure, self._number = dataset, failure or (lambda error: None), 0
-        self._iterator: Iterator[Any] | None = None
+        self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
+        self._iterator: Any = None
+        self._number, self._kept, self._kept_at = 0, None, time.monotonic()
 
     def __next__(self) -> Any:
         import tensorflow as tf
 
         if self._iterator is None:
-            self._iterator = iter(_single_threaded(self.source).as_numpy_iterator())
+            self._iterator = iter(_single_threaded(self.source))
         try:
-            element = next(self._iterator)
+            element = tf.nest.map_structure(lambda each: each.numpy(), next(self._iterator))
         except tf.errors.OpError as error:
             failure = self.failure(error)
             if failure is None:
@@ -44,12 +63,96 @@ class OfTensorflow(Dataset):
         return element
 
     def state(self) -> State:
-        return self._number
+        if self._iterator is not None and self._documents and time.monotonic() > self._kept_at + CHECKPOINT_SECONDS:
+            documents = self._documents.kept  # not later than what the checkpoint has read
+            self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+            self._kept_at = time.monotonic()
+        return {"number": self._number, "kept": self._kept}
+
+    def _checkpoint(self) -> dict[str, np.ndarray]:
+        import tensorflow as tf
+
+        with tempfile.TemporaryDirectory() as folder:
+            tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/{CHECKPOINT}")
+            return {path.name: np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(folder).iterdir())}
 
     def restore(self, state: State) -> None:
         self._iterator, self._number = None, 0
-        while self._number < state:
+        if state["kept"] is not None and self._documents is not None:
+            self._restore_checkpoint(state["kept"], self._documents)
+        while self._number < state["number"]:
             next(self)
+
+    def _restore_checkpoint(self, kept: State, documents: _Numbered) -> None:
+        import tensorflow as tf
+
+        iterator = iter(_single_threaded(self.source))
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in kept["files"].items():
+                    (Path(folder) / name).write_bytes(content.tobytes())
+                tf.train.Checkpoint(iterator=iterator).read(f"{folder}/{CHECKPOINT}").assert_consumed()
+        except (AssertionError, tf.errors.OpError) as error:
+            logger.warning(
+                "TensorFlow %s cannot read its own part of the data position (%s): the text before it is read again.",
+                tf.__version__,
+                reason_of(error),
+            )
+            return
+        self._iterator, self._number, self._kept, documents.kept = iterator, kept["number"], kept, kept["documents"]
+
+
+class _Numbered:
+    """The elements of a data set by their numbers, asked for in order, so that tf.data can begin at any of them."""
+
+    def __init__(self, dataset: Dataset):
+        self._dataset, self._next, self._lock = dataset, -1, threading.Lock()
+        self.kept = [0, dataset.state()]  # a number, and the state before that element
+        self.failure: Exception | None = None
+
+    def __call__(self, number: int) -> Any:
+        """Returns an element; None at the end."""
+        with self._lock:
+            try:
+                if number != self._next:
+                    self._next, state = self.kept
+                    self._dataset.restore(state)
+                    while self._next < number:
+                        next(self._dataset, None)
+                        self._next += 1
+                if number >= self.kept[0] + ELEMENTS_A_STATE:
+                    self.kept = [number, self._dataset.state()]
+                self._next += 1
+                return next(self._dataset, None)
+            except InputError as error:
+                self.failure = error
+                raise
+
+    def in_tensorflow(self) -> Any:
+        """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
+        import tensorflow as tf
+
+        spec = self._dataset.spec
+        kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
+        nothing = [
+            b"" if each.dtype == "string" else np.zeros([size or 0 for size in each.shape], each.dtype)
+            for each in spec.values()
+        ]
+
+        def element(number: np.int64) -> list[Any]:
+            found = self(int(number))
+            return [False, *nothing] if found is None else [True, *(found[name] for name in spec)]
+
+        def in_graph(number: Any) -> Any:
+            # Declared stateless, so that tf.data can save and restore the iterator.
+            exists, *values = tf.numpy_function(element, [number], [tf.bool, *kinds], stateful=False)
+            pairs = zip(spec.items(), values, strict=True)
+            return tf.ensure_shape(exists, []), {
+                name: tf.ensure_shape(value, each.shape) for (name, each), value in pairs
+            }
+
+        found = tf.data.Dataset.range(2**62).map(in_graph)
+        return found.take_while(lambda exists, _: exists).map(lambda _, values: values)
 
 
 def of_seqio(
@@ -100,27 +203,18 @@ def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Ma
     from limba.data.seqio_tasks import feature_as_seqio
 
     features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
-    beginning, failures = dataset.state(), list[Exception]()
-
-    def from_beginning() -> Iterator[Any]:
-        dataset.restore(beginning)
-        try:
-            yield from dataset
-        except InputError as error:
-            failures.append(error)
-            raise
-
     if isinstance(dataset, OfTensorflow):
-        found, failure = dataset.source, dataset.failure
+        documents, found, failure = None, dataset.source, dataset.failure
     else:
-        found, failure = _generated(dataset.spec, from_beginning), lambda error: failures[-1] if failures else None
+        documents = _Numbered(dataset)
+        found, failure = documents.in_tensorflow(), lambda error: documents.failure
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
     with seqio.map_seed_manager(dataset.next_seed):
         for step in steps:
             found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
-    return OfTensorflow(found, next_seed, failure)
+    return OfTensorflow(found, next_seed, failure, documents)
 
 
 def _generated(spec: Mapping[str, Spec], elements: Callable[[], Iterator[Any]]) -> Any:
