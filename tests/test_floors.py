@@ -29,6 +29,8 @@ FLOORS = {
     **dict.fromkeys(("api", "tools"), 6),
 }
 IN_DATA = {  # the floors inside of limba/data/; the longest name that fits a module counts
+    "philox": -2,
+    **dict.fromkeys(("dataset", "bridge"), -1),
     **dict.fromkeys(("demo_corpus", "sources", "task_modules"), 0),
     **dict.fromkeys(("packing", "vocabulary"), 1),
     "objectives": 2,

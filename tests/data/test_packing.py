@@ -1,6 +1,7 @@
 """Packed rows hold every example whole, cost what the examples cost alone, and go on exactly after a restart."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np

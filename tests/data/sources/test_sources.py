@@ -2,8 +2,11 @@
 
 import contextlib
 import itertools
+import json
 import time
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
