@@ -72,8 +72,9 @@ class OfTensorflow(Dataset):
     def _checkpoint(self) -> dict[str, np.ndarray]:
         import tensorflow as tf
 
+        iterator = self._iterator
         with tempfile.TemporaryDirectory() as folder:
-            tf.train.Checkpoint(iterator=self._iterator).write(f"{folder}/{CHECKPOINT}")
+            tf.train.Checkpoint(iterator=iterator).write(f"{folder}/{CHECKPOINT}")
             return {path.name: np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(folder).iterdir())}
 
     def restore(self, state: State) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import importlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -336,8 +337,7 @@ def preprocessor(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_either(dataset: Any, *arguments: Any, **choices: Any) -> Any:
         if isinstance(dataset, Dataset):
             return function(dataset, *arguments, **choices)
-        from limba.data import bridge
-
+        bridge = importlib.import_module(f"{__package__}.bridge")  # which stands above
         return bridge.in_tensorflow(dataset, lambda plain: function(plain, *arguments, **choices))
 
     of_either.is_plain = True  # pyright: ignore[reportAttributeAccessIssue]

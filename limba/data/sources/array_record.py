@@ -16,8 +16,8 @@ import numpy as np
 
 from limba.config import ConfigError, InputError
 from limba.config.secrets import without_credentials
+from limba.data.examples import features_of
 from limba.data.sources.counts import Counts
-from limba.data.sources.examples import features_of
 from limba.data.sources.order import Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
 from limba.data.sources.shards import Parts

@@ -7,6 +7,7 @@ shuffle buffer, and a saved data position holds indices and not text.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,8 +71,7 @@ class UnitSource(Splits):
         num_epochs: int | None = 1,
     ) -> Any:
         """Returns the documents as a tf.data.Dataset, with the signature that seqio's `task.get_dataset` calls."""
-        from limba.data import bridge
-
+        bridge = importlib.import_module("..bridge", __package__)  # which stands above
         del sequence_length, use_cached
         index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         return bridge.to_tensorflow(

@@ -15,9 +15,6 @@ import rich.text
 from limba.api import PieceTable, RunData, Texts, UnitSource
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
-from limba.data import bridge
-from limba.data.dataset import TEXT, Elements
-from limba.data.objectives.steps import examples_of
 from limba.data.registry import Mixture, Task
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from limba.tools.corpus.fertility import Fertility, fertility
@@ -141,14 +138,11 @@ def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[byt
 def _examples(
     task: Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
 ) -> list[Mapping[str, np.ndarray]]:
-    if not isinstance(task.source, UnitSource):
-        dataset = bridge.of_seqio(task, lengths, split, seed)
-    else:
-        texts = Elements(task.source.elements(documents), dict.fromkeys(task.source.keys, TEXT))
-        dataset = examples_of(task, lengths, texts, seed)
-    rows = itertools.islice(dataset, EXAMPLES_COUNTED)
-    names = [name for name in ("inputs", "targets") if name in dataset.spec]
-    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
+    data = RunData(DataConfig(task.name, lengths, 1), task)
+    rows = itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED)
+    return [
+        {name: np.trim_zeros(tokens, "b") for name, tokens in row.items()} for row in rows
+    ]  # some are padded already
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from limba.data.sources.examples import example_class
+from limba.api import example_class
 
 TOKENS = "tokens"  # the column that a run reads as ids
 ROWS_PER_GROUP = 1_000  # of parquet; a unit of reading
