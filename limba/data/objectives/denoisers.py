@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives import philox
+from limba.data import philox
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import (
     Features,
@@ -134,14 +134,15 @@ def ul2_lengths(lengths: Mapping[str, int], denoisers: Sequence[Denoiser] = UL2)
     }
 
 
+@preprocessor
 def ul2(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     denoisers: Sequence[Denoiser] = UL2,
     mode_tokens: bool = True,
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: rows of the denoisers in their shares.
 
     Rows come in cycles that have each denoiser `share` times, in random order. A row takes as many tokens as fill its
@@ -205,7 +206,7 @@ def _block_function(
         return padded(*sides, (inputs_length, targets_length), None if modes is None else modes[number], end)
 
     def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
-        seeds = philox.split(seed[None], _SEEDS * (len(denoisers) + 1) + 1)[0]
+        seeds = philox.split(seed, _SEEDS * (len(denoisers) + 1) + 1)[0]
         draws = philox.uniform([seeds[-1:]], [num_cycles * len(cycle)])[0].reshape(num_cycles, -1)
         layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
         edges = np.append(0, np.cumsum(raws[layout]))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives import philox
+from limba.data import philox
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
@@ -39,14 +39,15 @@ def whole_word_span_corruption_lengths(
     return {"inputs": lengths["inputs"], "targets": targets + targets // 16}
 
 
+@preprocessor
 def whole_word_span_corruption(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: spans begin and end with a word.
 
     `noise_density` is the share of words that are noise. Spans have the given mean length in tokens, or
@@ -62,13 +63,13 @@ def whole_word_span_corruption(
 
 
 def corrupt_words(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     choices: tuple[float, float],
     append_eos: bool,
     begins: Begins | None = None,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns what `whole_word_span_corruption` does; `begins` says which tokens begin a word, if it is not their ids.
 
     `choices` are the density and the mean span.
@@ -120,8 +121,8 @@ def _block_function(
     top_sentinel: int,
     end: int | None,
 ) -> Callable[[np.ndarray, np.ndarray], Rows]:
-    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
-        draws = philox.uniform([seed[None]], [2 * len(tokens)])[0].reshape(2, -1)
+    def rows_of(tokens: np.ndarray, seeds: np.ndarray) -> Rows:
+        draws = philox.uniform([seeds], [2 * len(tokens)])[0].reshape(2, -1)
         edges = word_edges(begins(tokens))
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
         pairs = [

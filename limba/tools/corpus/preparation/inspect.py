@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import rich.console
 import rich.text
-import tensorflow as tf
 
 from limba.api import PieceTable, RunData, Texts, UnitSource
 from limba.config import ConfigError, DataConfig, InputError
@@ -139,19 +138,11 @@ def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[byt
 def _examples(
     task: Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
 ) -> list[Mapping[str, np.ndarray]]:
-    if not isinstance(task.source, UnitSource):
-        dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
-    else:
-        texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
-        dataset = texts.batch(64).map(task.source.features).unbatch()
-        from limba.data.seqio_tasks import as_seqio
-
-        task = as_seqio(task)
-        dataset = task.preprocess_precache(dataset, seed=seed)
-        dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-    names = [name for name in ("inputs", "targets") if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
-    rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
-    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
+    data = RunData(DataConfig(task.name, lengths, 1), task)
+    rows = itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED)
+    return [
+        {name: np.trim_zeros(tokens, "b") for name, tokens in row.items()} for row in rows
+    ]  # some are padded already
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:
