@@ -47,10 +47,8 @@ def import_all(modules: Sequence[str]) -> None:
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
-                told = extras.sentence(f"The module {module}", error)
-                raise InputError(
-                    told or f"The module {module} imports {error.name}, which is not installed."
-                ) from error
+                missing = f"The module {module} imports {error.name}, which is not installed."
+                raise InputError(extras.sentence(f"The module {module}", error) or missing) from error
             except Exception as error:  # of the user's own code
                 raise InputError(
                     f"The module {module} fails when it is imported: {_told(error)}; correct it."
