@@ -14,6 +14,7 @@ Commands
 `find_tool`         another tool, by the engine's table of tools; None without it
 
 Data
+`example_class`     the records of ArrayRecord files, as protobuf's class
 `RunData`           a run's task with what it reads: its parts, lengths, rows, checks
 `UnitSource`        a source of documents in files: its units, and their texts in order
 `source_of_files`   the source of files, or of a data set of the hub
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from limba.cli.gin.read import read_model as read_model
     from limba.cli.model import GinFlags as GinFlags
     from limba.cli.model import add_import_flag as add_import_flag
+    from limba.data.examples import example_class as example_class
     from limba.data.run_data import RunData as RunData
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
@@ -92,6 +94,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.arguments": "Parser with_two_dashes",
     "limba.cli.gin.read": "read_model",
     "limba.cli.model": "GinFlags add_import_flag",
+    "limba.data.examples": "example_class",
     "limba.data.run_data": "RunData",
     "limba.data.sources.units": "UnitSource",
     "limba.data.task_modules": "task_modules=all_names import_tasks",

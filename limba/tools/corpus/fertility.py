@@ -9,10 +9,10 @@ from typing import Any
 
 import rich.box
 import rich.table
-import seqio
 
 from limba.api import PieceTable, Texts, source_of_files
 from limba.config import InputError
+from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary
 
 REPORT_BYTES = 2_000_000  # bytes of each text
 
@@ -51,7 +51,7 @@ class Fertility:
         return self.in_bytes / max(self.tokens, 1)
 
 
-def fertility(documents: Iterable[bytes], vocabulary: seqio.Vocabulary) -> Fertility:
+def fertility(documents: Iterable[bytes], vocabulary: Vocabulary) -> Fertility:
     """Returns the counts of these UTF-8 documents under the vocabulary."""
     pieces, found = PieceTable(vocabulary), Fertility()
     byte_ids = pieces.is_byte
@@ -70,8 +70,8 @@ def fertility(documents: Iterable[bytes], vocabulary: seqio.Vocabulary) -> Ferti
     return found
 
 
-def _letters_without_piece(text: str, vocabulary: seqio.Vocabulary) -> Iterable[str]:
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+def _letters_without_piece(text: str, vocabulary: Vocabulary) -> Iterable[str]:
+    if not isinstance(vocabulary, SentencePieceVocabulary):
         return
     pieces = vocabulary.tokenizer
     for piece in pieces.EncodeAsProto(text).pieces:
@@ -81,7 +81,7 @@ def _letters_without_piece(text: str, vocabulary: seqio.Vocabulary) -> Iterable[
 
 
 def fertility_table(
-    texts: Mapping[str, Sequence[bytes]], vocabularies: Mapping[str, seqio.Vocabulary]
+    texts: Mapping[str, Sequence[bytes]], vocabularies: Mapping[str, Vocabulary]
 ) -> tuple[rich.table.Table, dict[tuple[str, str], Fertility]]:
     """Returns a table of each text under each vocabulary, and its figures by (text, vocabulary)."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -40,8 +40,8 @@ def test_rows_keep_their_columns_together(tmp_path: Path, suffix: str) -> None:
     found = []
     for shard in range(2):
         documents = source.documents("train", shard=shard, num_shards=2, seed=1, num_epochs=1)
-        found += [(e["inputs"].decode(), e["targets"].decode()) for e in documents.as_numpy_iterator()]
-    validation_texts = [e["inputs"].decode() for e in source.documents("validation", num_epochs=1).as_numpy_iterator()]
+        found += [(e["inputs"].decode(), e["targets"].decode()) for e in documents]
+    validation_texts = [e["inputs"].decode() for e in source.documents("validation", num_epochs=1)]
     clean = [(a.replace("\0", "").replace("\n", " " if suffix == ".csv" else "\n"), b) for a, b in ROWS]
     assert sorted(found) == sorted(row for row in clean if row[0] not in validation_texts)
 

@@ -45,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketSe
 def texts(name: str, data_dir: str | None = "gs://bucket/tfds") -> list[str]:
     source = TfdsSource(name, {"train": "train"}, data_dir=data_dir)
     assert source.num_bytes("train") > 1000
-    return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1).as_numpy_iterator())
+    return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1))
 
 
 @pytest.mark.filterwarnings("ignore")  # TFDS's own

@@ -1,0 +1,38 @@
+"""What not every installation has: the libraries of pyproject.toml's extras, and the sentence where one is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from limba.config.errors import InputError
+
+EXTRAS = {  # module: pyproject.toml's extra
+    **dict.fromkeys(("seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"), "seqio"),
+    "bokeh": "report",
+    "gcsfs": "gcs",
+    "rouge_score": "rouge",
+}
+_SETUP = Path(__file__).resolve().parents[2] / "launch" / "setup.sh"
+
+
+def sentence(what: str, error: ImportError) -> str | None:
+    """Returns what is missing for `what`, with the one command that installs it; None for a module of no extra."""
+    extra = EXTRAS.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return None
+    command = "LEAN=0 bash launch/setup.sh" if _SETUP.exists() else f"pip install 'limba[{extra}]'"
+    return f"{what} needs {error.name}, which is not installed; run {command}."
+
+
+@contextlib.contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """Raises InputError with the `sentence` where an import inside finds no such module."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        told = sentence(what, error)
+        if told is None:
+            raise
+        raise InputError(told) from error
