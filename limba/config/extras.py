@@ -22,7 +22,7 @@ def sentence(what: str, error: ImportError) -> str | None:
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     if extra is None:
         return None
-    command = "LEAN=0 bash launch/setup.sh" if _SETUP.exists() else f"pip install 'limba[{extra}]'"
+    command = f"LEAN=0 bash {_SETUP.parent.name}/{_SETUP.name}" if _SETUP.exists() else f"pip install 'limba[{extra}]'"
     return f"{what} needs {error.name}, which is not installed; run {command}."
 
 

@@ -7,6 +7,7 @@ there is found here. Objects of seqio count as instances of these classes (`Like
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,9 +176,8 @@ def _get(name: str) -> Any:
 
 
 def _add_to_seqio(*made: Task | Mixture) -> None:
-    from limba.data import seqio_tasks
-
-    seqio_tasks.add(made)
+    # By its name, since it stands above: it imports seqio and TensorFlow.
+    importlib.import_module(f"{__package__}.seqio_tasks").add(made)
 
 
 class _SeqioFinder(MetaPathFinder):

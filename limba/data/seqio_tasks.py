@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import seqio
 import tensorflow as tf
-from seqio.vocabularies import _ModelContext
 
 from limba.data.registry import Feature, Mixture, Task
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, plain
@@ -69,9 +68,8 @@ def vocabulary_as_seqio(vocabulary: Any) -> seqio.Vocabulary:
 class _SentencePiece(seqio.SentencePieceVocabulary):
     """seqio's vocabulary, whose model is read as ours: at any address, and again where another file is there."""
 
-    def _model_context(self) -> _ModelContext:
-        ours = plain(self)
-        self._model = self._model or _ModelContext(tokenizer=ours.tokenizer, sp_model=ours.sp_model)
+    def _model_context(self) -> Any:
+        self._model = self._model or plain(self)
         return self._model
 
 

@@ -215,7 +215,8 @@ def _about(source: Source, choices: Choices, task: Provider | None) -> CardConfi
     """Returns what the card says: the choices, and where they say nothing the run's own."""
     given, own = choices.card, CardConfig() if source.run is None else source.run.card
     said: dict[str, Any] = {name: value or getattr(own, name) for name, value in vars(given).items()}
-    return CardConfig(**said | {"datasets": said["datasets"] or (task and tuple(hub_datasets(task)))})
+    said["datasets"] = said["datasets"] or (task and tuple(hub_datasets(task)))
+    return CardConfig(**said)
 
 
 def _task(source: Source) -> Provider | None:

@@ -270,6 +270,13 @@ class PieceTable:
         return num_sentinels(self.vocabulary)
 
     @property
+    def kind(self) -> str:
+        """What makes the pieces: 'bytes', 'sentencepiece' or 'tokenizers'."""
+        if isinstance(self.vocabulary, ByteVocabulary):
+            return "bytes"
+        return "sentencepiece" if isinstance(self.vocabulary, SentencePieceVocabulary) else "tokenizers"
+
+    @property
     def eos_id(self) -> int:
         """The end of sequence; 1 where the vocabulary has none."""
         return 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)

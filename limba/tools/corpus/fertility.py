@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import rich.box
 import rich.table
 
-from limba.api import PieceTable, Texts, source_of_files
+from limba.api import PieceTable, Texts, Vocabulary, source_of_files
 from limba.config import InputError
-from limba.data.vocabulary.vocabularies import SentencePieceVocabulary, Vocabulary
 
 REPORT_BYTES = 2_000_000  # bytes of each text
 
@@ -71,9 +70,9 @@ def fertility(documents: Iterable[bytes], vocabulary: Vocabulary) -> Fertility:
 
 
 def _letters_without_piece(text: str, vocabulary: Vocabulary) -> Iterable[str]:
-    if not isinstance(vocabulary, SentencePieceVocabulary):
+    if PieceTable(vocabulary).kind != "sentencepiece":
         return
-    pieces = vocabulary.tokenizer
+    pieces = cast(Any, vocabulary).tokenizer
     for piece in pieces.EncodeAsProto(text).pieces:
         # Only the last byte of a letter has a surface, which is the letter.
         if piece.id == vocabulary.unk_id or (pieces.IsByte(piece.id) and piece.surface):

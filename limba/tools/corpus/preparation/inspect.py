@@ -12,11 +12,9 @@ import numpy as np
 import rich.console
 import rich.text
 
-from limba.api import PieceTable, RunData, Texts, UnitSource
+from limba.api import Mixture, PieceTable, RunData, Task, Texts, UnitSource, Vocabulary
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
-from limba.data.registry import Mixture, Task
-from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 from limba.tools.corpus.fertility import Fertility, fertility
 
 SPACE = "\u2581"  # SentencePiece's character for a space
@@ -188,6 +186,7 @@ class _Painter:
         # The separator stands between pieces, where colours do not show their ends.
         self._vocabulary, self._separator = vocabulary, separator
         pieces = PieceTable(vocabulary)
+        self._kind, self._table = pieces.kind, pieces
         self._first_sentinel, self._byte_ids = vocabulary.vocab_size - pieces.num_sentinels, pieces.is_byte
 
     def painted(self, ids: np.ndarray) -> rich.text.Text:
@@ -199,7 +198,7 @@ class _Painter:
         return text
 
     def _pieces(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
-        if isinstance(self._vocabulary, ByteVocabulary):
+        if self._kind == "bytes":
             yield from self._letters(ids)
             return
         for number, index in enumerate(ids.tolist()):
@@ -207,8 +206,8 @@ class _Painter:
                 yield number, f"<{self._vocabulary.vocab_size - 1 - index}>", SENTINEL_STYLE
             elif index == self._vocabulary.unk_id:
                 yield number, "<unk>", UNKNOWN_STYLE
-            elif isinstance(self._vocabulary, SentencePieceVocabulary):
-                name = self._vocabulary.tokenizer.IdToPiece(index).replace(SPACE, "_")
+            elif self._kind == "sentencepiece":
+                name = self._table.name(index).replace(SPACE, "_")
                 yield number, name, BYTE_STYLE if self._byte_ids[index] else None
             else:
                 yield number, self._vocabulary.decode([index]), None

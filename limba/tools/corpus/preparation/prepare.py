@@ -24,10 +24,9 @@ from typing import Any
 import fsspec
 import numpy as np
 
-from limba.api import PieceTable, Texts, UnitSource, held, write_whole
+from limba.api import Mixture, PieceTable, Task, Texts, UnitSource, held, write_whole
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.data.registry import Mixture, Task
 from limba.tools.corpus.preparation import queued
 from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder, parsed
 from limba.tools.corpus.preparation.workers import Job, Workers

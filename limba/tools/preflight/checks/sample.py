@@ -12,7 +12,6 @@ import numpy as np
 from limba.api import PieceTable, RunData, find_tool
 from limba.config import RunConfig
 from limba.config.errors import Open
-from limba.data.vocabulary.vocabularies import SentencePieceVocabulary
 from limba.tools.preflight.checks.verdict import Data, Line
 
 SAMPLE_BYTES = 1_500_000
@@ -96,7 +95,7 @@ def of_pieces(found: Any, data: Data) -> Iterator[Line]:
     counted = found.fertility
     letters = sum(counted.letters_without_piece.values())
     lost = letters / max(counted.letters, 1) if counted.unknown and not counted.in_bytes else 0.0
-    if not isinstance(found.vocabulary, SentencePieceVocabulary):
+    if PieceTable(found.vocabulary).kind != "sentencepiece":
         lost = counted.unknown / max(counted.letters, 1)
     data |= {"unknown_share": counted.unknown_share, "unspelled_share": lost, "in_bytes_share": counted.in_bytes_share}
     commonest = ", ".join(f"{letter} U+{ord(letter):04X}" for letter, _ in counted.letters_without_piece.most_common(8))
