@@ -51,6 +51,8 @@ def _seqio_documents(
     task: Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool, num_epochs: int | None
 ) -> Dataset:
     """Returns the epochs of a shard from a seqio source, divided by files or, if these are too few, by rows."""
+    import seqio
+
     shard = seqio.ShardInfo(index, num_shards)
     try:
         by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
