@@ -55,19 +55,6 @@ source = TfdsSource("cc100/ja", data_dir=sys.argv[1], splits={"train": "train[:9
 texts = [each["text"].decode() for each in source.dataset(Reading("train", 0, 1, 1, False, 1, 0, False))]
 print(len(texts), texts[0], texts[-1])
 """
-REGISTERED = """
-import sys
-if sys.argv[1] == "seqio":
-    import seqio
-import tasks.t5_mlm
-from limba.data.registry import TaskRegistry
-assert ("seqio" in sys.modules) == (sys.argv[1] == "seqio")
-import seqio
-task = seqio.get_mixture_or_task("t5_mlm")
-print(type(task) is seqio.Task, sorted(task.output_features), type(task.output_features["targets"]) is seqio.Feature)
-seqio.TaskRegistry.add("theirs", source=task.source, output_features=task.output_features, preprocessors=[])
-print(TaskRegistry.get("theirs") is seqio.TaskRegistry.get("theirs"), "t5_mlm" in TaskRegistry.names())
-"""
 
 
 def printed(program: str, argument: str, absent: tuple[str, ...] = ()) -> list[str]:
@@ -89,9 +76,3 @@ def test_a_run_of_our_tasks_needs_neither(tmp_path: Path, absent: tuple[str, ...
 @pytest.mark.slow
 def test_tfds_is_read_without_tensorflow(tmp_path: Path) -> None:
     assert printed(OF_TFDS, str(tmp_path), HEAVY) == ["90 日本語 0 日本語 89"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["seqio", "tasks"])
-def test_tasks_stand_in_seqios_registries(first: str) -> None:
-    assert printed(REGISTERED, first) == ["True ['inputs', 'targets'] True", "True True"]
