@@ -1,0 +1,158 @@
+"""What tasks/ registers is in seqio's registries as soon as seqio is there, and what these have is found here."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import seqio
+
+from limba.config import InputError
+from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.registry import Feature, Mixture, MixtureRegistry, Task, TaskRegistry
+from limba.data.seqio_tasks import as_seqio
+from limba.data.sources import FileSource
+from limba.data.vocabulary.vocabularies import ByteVocabulary
+from tests.shipped import ROOT
+
+# What a task's examples are, read by seqio and by the plain engine from the same documents.
+PROGRAM = """
+import json, sys
+order = sys.argv[1]
+if order == "seqio first":
+    import seqio
+from limba.data import task_modules
+task_modules.import_all(task_modules.all_names())
+before = "seqio" in sys.modules
+import seqio
+from limba.data.objectives.steps import examples_of
+from limba.data.registry import MixtureRegistry, TaskRegistry
+
+kinds = ((TaskRegistry, seqio.TaskRegistry, seqio.Task), (MixtureRegistry, seqio.MixtureRegistry, seqio.Mixture))
+own = {ours.__name__: sorted(ours._own) for ours, _, _ in kinds}
+absent = [name for ours, theirs, kind in kinds for name in ours._own if type(theirs.get(name)) is not kind]
+lengths, task = {"inputs": 48, "targets": 24}, TaskRegistry.get("t5_mlm")
+plain = lambda examples: [{name: example[name].tolist() for name in ("inputs", "targets")} for example in examples]
+wanted = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), 7))
+theirs = seqio.get_mixture_or_task("t5_mlm").get_dataset(lengths, "train", shuffle=False, seed=7)
+found = plain(theirs.as_numpy_iterator())
+other = plain(examples_of(task, lengths, task.source.documents("train", shuffle=False, num_epochs=1), 8))
+print(json.dumps({"before": before, "own": own, "absent": absent, "wanted": wanted, "found": found, "other": other}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["limba first", "seqio first"])
+def test_shipped_tasks_are_seqio_s_own_in_either_order(
+    order: str, tmp_path: Path, corpus: Path, vocabulary: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    lines = corpus.read_text().splitlines(keepends=True)[:20]
+    (tmp_path / "corpus" / "first.jsonl").write_text("".join(lines))
+    (tmp_path / "vocabulary.model").write_bytes(vocabulary.read_bytes())
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, order]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["before"] is (order == "seqio first")  # our tasks alone import no seqio
+    assert {"t5_mlm", "demo_span_corruption"} <= set(told["own"]["TaskRegistry"]) and told["own"]["MixtureRegistry"]
+    assert told["absent"] == []
+    assert len(told["wanted"]) > 50 and told["found"] == told["wanted"] != told["other"]
+
+
+def task(name: str, registry: type = TaskRegistry, feature: type = Feature, vocabulary: object = None) -> Task:
+    """Registers a task of bytes under a name that is removed after the test."""
+    features = dict.fromkeys(("inputs", "targets"), feature(vocabulary or ByteVocabulary(100)))
+    steps = [tokenize_documents, span_corruption]
+    return registry.add(f"registered_{name}", FileSource("nowhere.jsonl"), features, steps)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """Removes what a test has registered."""
+    yield
+    for ours, theirs in ((TaskRegistry, seqio.TaskRegistry), (MixtureRegistry, seqio.MixtureRegistry)):
+        for name in [name for name in ours.names() if name.startswith("registered_")]:
+            ours.remove(name)
+            assert name not in theirs.names()
+
+
+def test_what_is_registered_now_is_in_both() -> None:
+    made = task("now")
+    found = seqio.TaskRegistry.get("registered_now")
+    assert type(found) is seqio.Task and TaskRegistry.get("registered_now") is made
+    assert found.source is made.source and found.output_features["targets"].vocabulary == seqio.ByteVocabulary(100)
+    assert isinstance(found, Task) and not isinstance(found, Mixture) and isinstance(made, Task)
+
+
+def test_a_user_s_task_of_seqio_is_found() -> None:
+    theirs = seqio.TaskRegistry.add(
+        "registered_theirs",
+        seqio.TextLineDataSource({"train": "nowhere.txt"}),
+        preprocessors=[],
+        output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
+    )
+    assert TaskRegistry.get("registered_theirs") is theirs is as_seqio(theirs)
+    assert "registered_theirs" in TaskRegistry.names() and isinstance(theirs, Task)
+    seqio.MixtureRegistry.add("registered_of_theirs", ["registered_theirs"], default_rate=2.0)
+    mixture = MixtureRegistry.get("registered_of_theirs")
+    assert isinstance(mixture, Mixture) and mixture.get_rate(theirs) == 2.0
+    ours = Mixture("ours", [("registered_of_theirs", 3.0)])  # tasks of seqio in a mixture of ours
+    assert [part.name for part in ours.tasks] == ["registered_theirs"] and ours.get_rate(theirs) == 3.0
+
+
+def test_what_cannot_be_registered_or_found_is_said() -> None:
+    task("twice")
+    task("theirs", seqio.TaskRegistry, seqio.Feature, seqio.ByteVocabulary(100))
+    for name in ("twice", "theirs"):
+        with pytest.raises(InputError, match=f"^The name registered_{name} is registered already; give another one.$"):
+            task(name)
+    with pytest.raises(InputError, match="^registered_twise is not registered; did you mean registered_twice\\?$"):
+        TaskRegistry.get("registered_twise")
+    with pytest.raises(InputError, match="^registered_twise is not registered"):
+        MixtureRegistry.add("registered_mixture", ["registered_twise"], default_rate=1.0)
+    without = "^The mixture registered_mixture has no task, or one without a rate; give each a rate, or default_rate.$"
+    for tasks in ([], ["registered_twice"], [("registered_twice", 1.0), "registered_theirs"]):
+        with pytest.raises(InputError, match=without):
+            MixtureRegistry.add("registered_mixture", tasks)
+    alone = TaskRegistry.add("registered_alone", FileSource("nowhere.jsonl"), {"targets": Feature(ByteVocabulary())})
+    with pytest.raises(InputError, match="mixture registered_mixture have different output_features; give all the sa"):
+        MixtureRegistry.add("registered_mixture", ["registered_twice", alone], default_rate=1.0)
+    assert "registered_mixture" not in {*MixtureRegistry.names(), *seqio.MixtureRegistry.names()}
+
+
+def test_rates_of_nested_mixtures_are_seqio_s() -> None:
+    for name in "abcd":
+        task(name)
+    by_name = lambda part: float(ord(part.name[-1]) - ord("a") + 1)
+    inner = [("registered_a", 3.0), ("registered_b", by_name)]
+    middle = [("registered_inner", 5.0), ("registered_c", 0.5)]
+    outer = ["registered_middle", ("registered_inner", 2.5), ("registered_b", 0.25), "registered_d"]
+    for name, parts in (("inner", inner), ("middle", middle), ("outer", outer)):
+        theirs = _of_seqio(name, parts)
+        ours = MixtureRegistry.add(f"registered_{name}", parts, default_rate=1.5)
+        kept = seqio.MixtureRegistry.get(f"registered_{name}")
+        assert type(kept) is seqio.Mixture and ours.total_rate == pytest.approx(theirs.total_rate, rel=1e-12)
+        names = sorted(part.name for part in theirs.tasks)
+        assert [part.name for part in ours.tasks] == sorted(part.name for part in kept.tasks) == names
+        for part in theirs.tasks:
+            wanted = theirs.get_rate(part)
+            assert wanted > 0
+            assert ours.get_rate(TaskRegistry.get(part.name)) == pytest.approx(wanted, rel=1e-12)
+            assert kept.get_rate(part) == pytest.approx(wanted, rel=1e-12)
+
+
+def _of_seqio(name: str, parts: list) -> seqio.Mixture:
+    """Returns seqio's own mixture of the same parts, under another name, whose mixtures are seqio's own too."""
+    pairs = [part if isinstance(part, tuple) else (part, 1.5) for part in parts]
+    mixtures = ("registered_inner", "registered_middle")
+    known = [(OF_SEQIO[part] if part in mixtures else part, rate) for part, rate in pairs]
+    OF_SEQIO[f"registered_{name}"] = seqio.Mixture(f"registered_{name}", known)
+    return OF_SEQIO[f"registered_{name}"]
+
+
+OF_SEQIO: dict[str, seqio.Mixture] = {}
