@@ -107,7 +107,8 @@ class _Encoded(seqio.Vocabulary):
             content = text if isinstance(text, bytes) else text.item()  # a graph gives bytes, eager code an array
             return np.asarray(self.ours.encode(content.decode()), np.int32)
 
-        return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
+        given = tf.convert_to_tensor(s)  # of a str, numpy_function would make an array of numpy's own strings
+        return tf.ensure_shape(tf.numpy_function(encode, [given], tf.int32, stateful=False), [None])
 
     def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         def decode(row: np.ndarray) -> bytes:
