@@ -17,9 +17,9 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
 
     It appends the end of sequence, as T5 needs it, or, with `starts`, puts padding before a text, as Limba's language
     models need it. `extra_ids` sentinels follow the pieces unless the model has its own.
-    Two differences to SentencePiece are known: combining marks that are not in Unicode's canonical order, and the
-    literal text of a special token (`</s>`, `<extra_id_0>`), which becomes that token. Raises InputError for a model
-    that does not exist or is not a unigram model.
+    Two differences to SentencePiece are known: several combining marks on a letter, if they are not in Unicode's
+    canonical order or not composed (NFD), and the literal text of a special token (`</s>`, `<extra_id_0>`), which
+    becomes that token. Raises InputError for a model that does not exist or is not a unigram model.
     """
     model = read_model(model_path)
     kinds = model.SentencePiece
