@@ -72,10 +72,11 @@ def _plain_seqio(files: str, vocabulary: str, rows: int, t5: str | None) -> Gene
     """Yields the same of seqio's and t5's own preprocessors: maps over single examples."""
     import seqio
 
+    from limba.data.seqio_tasks import vocabulary_as_seqio
     from limba.data.sources import FileSource
     from limba.data.vocabulary.load import load_vocabulary
 
-    features = {name: seqio.Feature(load_vocabulary(vocabulary)) for name in LENGTHS}
+    features = {name: seqio.Feature(vocabulary_as_seqio(load_vocabulary(vocabulary))) for name in LENGTHS}
     documents = FileSource(files).get_dataset("train", shuffle=True, seed=0, num_epochs=None)
     documents = documents.map(lambda document: {"targets": document["text"]})
     tokenized = seqio.preprocessors.tokenize(documents, features, copy_pretokenized=False)

@@ -1,1 +1,1 @@
-"""seqio registrations, one module per corpus or language; a run imports the module that its gin file names."""
+"""Tasks, one module per corpus or language; a run imports the module that its gin file names."""

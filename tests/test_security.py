@@ -32,6 +32,8 @@ IMPORTS_BY_NAME = {  # file -> where the names come from
     "limba/data/stream/processes.py": "the run that has imported them",
     "limba/tools/migrate/t5_names/finder.py": "tables in it",
     "limba/data/objectives/choice.py": "the table of limba/config/data.py",
+    **dict.fromkeys(("limba/data/dataset.py", "limba/data/sources/units.py"), "the name of limba/data/bridge.py"),
+    "limba/data/registry.py": "the name of limba/data/seqio_tasks.py",
 }
 
 

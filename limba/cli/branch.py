@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> None:
             raise InputError(f"--gin.{name} is what {advice} of a branch says; leave it out.")
     with preemption.listening():
         with environment.quiet_imports():
-            import limba.run  # noqa: F401  imports JAX and TensorFlow
+            import limba.run  # noqa: F401  imports JAX
         from limba.sharding import joining, watchdog
 
         with watchdog.ending_together(), named(NAMES):

@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> None:
 
                 evaluate.run(given.evaluation)
                 return
-            import limba.run  # noqa: F401  imports JAX and TensorFlow
+            import limba.run  # noqa: F401  imports JAX
         to_end(given)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from limba.config.errors import InputError
 
 EXTRAS = {  # module: pyproject.toml's extra
-    **dict.fromkeys(("seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"), "seqio"),
+    **dict.fromkeys(("seqio", "tensorflow", "tensorflow_text"), "seqio"),
     "bokeh": "report",
     "gcsfs": "gcs",
     "rouge_score": "rouge",
+    "tensorflow_datasets": "tfds",
 }
 _SETUP = Path(__file__).resolve().parents[2] / "launch" / "setup.sh"
 

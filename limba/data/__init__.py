@@ -1,4 +1,4 @@
 """From files to global batches: sources, objectives, vocabularies, and the stream that training reads.
 
-Floor 2: imports `config/` and `sharding/`; TensorFlow and seqio live here, and jax only in `placement.py`.
+Floor 2: imports `config/` and `sharding/`. TensorFlow and seqio are imported where a task needs them (`bridge`).
 """

@@ -1,6 +1,6 @@
 """Between these data sets and tf.data's: for preprocessors and sources in TensorFlow, and for seqio's own calls.
 
-The only module of `data/` that imports TensorFlow; it does so when it is first used.
+Like `seqio_tasks` and `function_tasks` it imports TensorFlow, when it is first used.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from limba.config import InputError
 from limba.config.errors import reason_of
-from limba.data.dataset import Dataset, Pairs, Spec, State
+from limba.data.dataset import Dataset, Pairs, Spec, State, Step
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,11 @@ class OfTensorflow(Dataset):
     """
 
     def __init__(
-        self, source: Any, next_seed: Any = None, failure: Failure | None = None, documents: _Numbered | None = None
+        self,
+        source: tf.data.Dataset,
+        next_seed: Any = None,
+        failure: Failure | None = None,
+        documents: _Numbered | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         cardinality = int(source.cardinality())
@@ -140,7 +147,7 @@ class _Numbered:
                 self.failure = error
                 raise
 
-    def in_tensorflow(self) -> Any:
+    def in_tensorflow(self) -> tf.data.Dataset:
         """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
         import tensorflow as tf
 
@@ -155,7 +162,7 @@ class _Numbered:
             found = self(int(number))
             return [False, *nothing] if found is None else [True, *(found[name] for name in spec)]
 
-        def in_graph(number: Any) -> Any:
+        def in_graph(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             # Declared stateless, so that tf.data can save and restore the iterator.
             exists, *values = tf.numpy_function(element, [number], [tf.bool, *kinds], stateful=False)
             pairs = zip(spec.items(), values, strict=True)
@@ -163,10 +170,10 @@ class _Numbered:
                 name: tf.ensure_shape(value, each.shape) for (name, each), value in pairs
             }
 
-        def exists(*pair: Any) -> Any:
+        def exists(*pair: Any) -> tf.Tensor:
             return pair[0]
 
-        def values(*pair: Any) -> Any:
+        def values(*pair: Any) -> dict[str, tf.Tensor]:
             return pair[1]
 
         return tf.data.Dataset.range(2**62).map(in_graph).take_while(exists).map(values)
@@ -182,12 +189,12 @@ def of_seqio(
     return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
 
 
-def to_tensorflow(make: Callable[[], Dataset]) -> Any:
+def to_tensorflow(make: Callable[[], Dataset]) -> tf.data.Dataset:
     """Returns a tf.data.Dataset of the data sets that `make` returns, a new one for each time that it is read."""
     return _generated(make().spec, make)
 
 
-def in_tensorflow(dataset: Any, function: Callable[[Dataset], Dataset]) -> Any:
+def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Dataset]) -> tf.data.Dataset:
     """Returns a function's result for a tf.data.Dataset, as one; seeds are seqio's next ones."""
     import seqio
     import tensorflow as tf
@@ -212,7 +219,7 @@ def in_tensorflow(dataset: Any, function: Callable[[Dataset], Dataset]) -> Any:
     return to_tensorflow(make)
 
 
-def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
+def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
     """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them."""
     import seqio
     import tensorflow as tf
@@ -234,7 +241,7 @@ def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Ma
     return OfTensorflow(found, next_seed, failure, documents)
 
 
-def _generated(spec: Mapping[str, Spec], elements: Callable[[], Iterator[Any]]) -> Any:
+def _generated(spec: Mapping[str, Spec], elements: Callable[[], Iterator]) -> tf.data.Dataset:
     import tensorflow as tf
 
     signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
@@ -246,7 +253,7 @@ def _spec(each: Any) -> Spec:
     return Spec(each.dtype.name, tuple(shape) if shape is not None and shape.rank is not None else (None,))
 
 
-def _single_threaded(dataset: Any) -> Any:
+def _single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
     import tensorflow as tf
 

@@ -12,17 +12,19 @@ import functools
 import importlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from limba.data import philox
 
 # An element is {feature: value}: text is bytes, tokens are int32 [n]. Between two operations it may be anything else.
+T = TypeVar("T")
+U = TypeVar("U")
 State = Any  # JSON with numpy arrays in it
-Pairs = Callable[
-    [int, int], np.ndarray
-]  # (first element, number of elements) -> a pair of seeds for each, int64 [n, 2]
+Step = Callable[..., Any]  # a preprocessor: (data set, …) -> data set
+# (first element, number of elements) -> a pair of seeds for each, int64 [n, 2]
+Pairs = Callable[[int, int], np.ndarray]
 
 DRAWN = 1024  # random numbers at once: a call costs as much as hundreds of them
 
@@ -37,7 +39,7 @@ class Spec(NamedTuple):
 TEXT, TOKENS = Spec("string"), Spec("int32", (None,))
 
 
-class Dataset(Iterator[Any]):
+class Dataset(Iterator[T]):
     """A finite or endless sequence of elements, read once. After its end it stays at its end.
 
     `spec` says the features of an element. `next_seed` is the seed of the next step that draws random numbers: as
@@ -69,15 +71,15 @@ class Dataset(Iterator[Any]):
         self.next_seed = seed + 2
         return functools.partial(_pairs, seed)
 
-    def map(self, function: Callable[[Any], Any], spec: Mapping[str, Spec] | None = None) -> Dataset:
+    def map(self, function: Callable[[T], U], spec: Mapping[str, Spec] | None = None) -> Dataset[U]:
         """Returns a data set of the function's results."""
         return _Mapped(self, function, spec)
 
-    def flat_map(self, function: Callable[[Any, int], Sequence], spec: Mapping[str, Spec] | None = None) -> Dataset:
+    def flat_map(self, function: Callable[[T, int], Sequence[U]], spec: Mapping[str, Spec] | None = None) -> Dataset[U]:
         """Returns a data set of the results of (element, number of the element), one after another."""
         return _FlatMapped(self, function, spec)
 
-    def batch(self, size: int, drop_remainder: bool = False) -> Dataset:
+    def batch(self, size: int, drop_remainder: bool = False) -> Dataset[list[T]]:
         """Returns a data set of lists of so many elements; the last one may be shorter."""
         return _Batched(self, size, drop_remainder)
 
@@ -85,15 +87,15 @@ class Dataset(Iterator[Any]):
         """Returns a data set of vectors of this size, of one of vectors; the last one may be shorter."""
         return _Rebatched(self, size)
 
-    def shuffle(self, size: int, seed: int) -> Dataset:
+    def shuffle(self, size: int, seed: int) -> Dataset[T]:
         """Returns the elements in the order of tf.data's `shuffle`, by a buffer of this size."""
         return _Shuffled(self, size, seed)
 
 
-class Derived(Dataset):
+class Derived(Dataset[U], Generic[T, U]):
     """A data set made from another one, which it takes over; by default its place is the other one's."""
 
-    def __init__(self, parent: Dataset, spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
+    def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
         super().__init__(parent.spec if spec is None else spec, parent.next_seed, cardinality)
         self._parent = parent
 
@@ -104,14 +106,14 @@ class Derived(Dataset):
         self._parent.restore(state)
 
 
-class Elements(Dataset):
+class Elements(Dataset[T]):
     """A data set of some elements."""
 
-    def __init__(self, elements: Sequence, spec: Mapping[str, Spec], next_seed: int | None = None):
+    def __init__(self, elements: Sequence[T], spec: Mapping[str, Spec], next_seed: int | None = None):
         super().__init__(spec, next_seed, len(elements))
         self._elements, self._number = elements, 0
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         if self._number == len(self._elements):
             raise StopIteration
         self._number += 1
@@ -124,17 +126,17 @@ class Elements(Dataset):
         self._number = state
 
 
-class Mixed(Dataset):
+class Mixed(Dataset[T]):
     """Elements of several data sets, chosen by their rates as tf.data's `sample_from_datasets` does."""
 
-    def __init__(self, datasets: Sequence[Dataset], rates: Sequence[float], seed: int):
+    def __init__(self, datasets: Sequence[Dataset[T]], rates: Sequence[float], seed: int):
         super().__init__(datasets[0].spec)
         chosen = [(dataset, rate) for dataset, rate in zip(datasets, rates, strict=True) if rate > 0]
         self._datasets, self._number, self._ended = [dataset for dataset, _ in chosen], 0, set[int]()
         weights = [rate for _, rate in chosen]
         self._choice = _in_blocks(lambda start: philox.choices(seed, weights, start, DRAWN))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         while len(self._ended) < len(self._datasets):
             choice = self._choice(self._number) if len(self._datasets) > 1 else 0
             if choice not in self._ended:
@@ -157,21 +159,21 @@ class Mixed(Dataset):
             dataset.restore(each)
 
 
-class _Mapped(Derived):
-    def __init__(self, parent: Dataset, function: Callable[[Any], Any], spec: Mapping[str, Spec] | None):
+class _Mapped(Derived[T, U]):
+    def __init__(self, parent: Dataset[T], function: Callable[[T], U], spec: Mapping[str, Spec] | None):
         super().__init__(parent, spec, parent.cardinality)
         self._function = function
 
-    def __next__(self) -> Any:
+    def __next__(self) -> U:
         return self._function(next(self._parent))
 
 
-class _Batched(Derived):
-    def __init__(self, parent: Dataset, size: int, drop_remainder: bool):
+class _Batched(Derived[T, list[T]]):
+    def __init__(self, parent: Dataset[T], size: int, drop_remainder: bool):
         super().__init__(parent)
         self._size, self._drop_remainder = size, drop_remainder
 
-    def __next__(self) -> list:
+    def __next__(self) -> list[T]:
         found = []
         for element in self._parent:
             found.append(element)
@@ -182,14 +184,14 @@ class _Batched(Derived):
         return found
 
 
-class _Reread(Derived, abc.ABC):
+class _Reread(Derived[T, U], abc.ABC):
     """Gives away an element of its parent in parts; its state is that before the element, and what was given."""
 
-    def __init__(self, parent: Dataset, spec: Mapping[str, Spec] | None = None):
+    def __init__(self, parent: Dataset[T], spec: Mapping[str, Spec] | None = None):
         super().__init__(parent, spec)
         self._before: State = None
         self._number = self._used = 0  # elements of the parent that were read, and what was given of the last one
-        self._part: Any = ()
+        self._part: Sequence = ()
 
     def _read(self) -> None:
         before = self._parent.state()
@@ -198,7 +200,7 @@ class _Reread(Derived, abc.ABC):
         self._number += 1
 
     @abc.abstractmethod
-    def _opened(self, element: Any) -> Any:
+    def _opened(self, element: T) -> Sequence:
         """Returns what is given of an element, in order."""
 
     def state(self) -> State:
@@ -214,22 +216,22 @@ class _Reread(Derived, abc.ABC):
             self._used = state["used"]
 
 
-class _FlatMapped(_Reread):
-    def __init__(self, parent: Dataset, function: Callable[[Any, int], Sequence], spec: Mapping[str, Spec] | None):
+class _FlatMapped(_Reread[T, U]):
+    def __init__(self, parent: Dataset[T], function: Callable[[T, int], Sequence[U]], spec: Mapping[str, Spec] | None):
         super().__init__(parent, spec)
         self._function = function
 
-    def _opened(self, element: Any) -> Sequence:
+    def _opened(self, element: T) -> Sequence[U]:
         return self._function(element, self._number)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> U:
         while self._used == len(self._part):
             self._read()
         self._used += 1
         return self._part[self._used - 1]
 
 
-class _Rebatched(_Reread):
+class _Rebatched(_Reread[np.ndarray, np.ndarray]):
     def __init__(self, parent: Dataset, size: int):
         super().__init__(parent)
         self._size = size
@@ -253,7 +255,7 @@ class _Rebatched(_Reread):
         return np.concatenate(parts)
 
 
-class _Shuffled(Derived):
+class _Shuffled(Derived[T, T]):
     def __init__(self, parent: Dataset, size: int, seed: int):
         super().__init__(parent)
         first, second = philox.sequence(seed, 0, 2).tolist()
@@ -261,7 +263,7 @@ class _Shuffled(Derived):
         self._buffer: list[Any] = [None] * size
         self._start = self._end = 0  # the buffer is a ring
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         buffer, size = self._buffer, len(self._buffer)
         while self._end - self._start < size:
             element = next(self._parent, None)
@@ -298,7 +300,7 @@ def _column(values: Sequence[bytes | np.ndarray]) -> State:
     return {"arrays": np.concatenate([array.ravel() for array in arrays]), "shapes": shapes}
 
 
-def _values(column: State) -> list[Any]:
+def _values(column: State) -> list[bytes] | list[np.ndarray]:
     """Returns the values of `_column`."""
     if "texts" in column:
         text, ends = column["texts"].tobytes(), np.cumsum(column["sizes"]).tolist()
@@ -327,14 +329,14 @@ def _pairs(seed: int, start: int, count: int) -> np.ndarray:
     return found[start - DRAWN * first :][:count]
 
 
-def preprocessor(function: Callable[..., Any]) -> Callable[..., Any]:
+def preprocessor(function: Step) -> Step:
     """Returns a preprocessor of these data sets as one that takes, and then returns, tf.data's too.
 
     So seqio's own `get_dataset` can call it, between a user's preprocessors in TensorFlow.
     """
 
     @functools.wraps(function)
-    def of_either(dataset: Any, *arguments: Any, **choices: Any) -> Any:
+    def of_either(dataset: object, *arguments: object, **choices: object) -> object:
         if isinstance(dataset, Dataset):
             return function(dataset, *arguments, **choices)
         bridge = importlib.import_module(f"{__package__}.bridge")  # which stands above

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from etils import epath
 
@@ -142,7 +142,7 @@ def from_cache(task: Task, directory: str) -> Task:
     from limba.data.seqio_tasks import as_seqio
 
     seqio.add_global_cache_dirs([directory])
-    steps, of_seqio = list(task.preprocessors), as_seqio(task)
+    steps, of_seqio = list(task.preprocessors), cast(seqio.Task, as_seqio(task))
     places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
     if not places or not of_seqio.cache_dir:
         why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"

@@ -18,7 +18,7 @@ import numpy as np
 
 from limba.config import DataConfig, InputError
 from limba.data.dataset import TOKENS as TOKENS_SPEC
-from limba.data.dataset import Dataset, Spec, preprocessor
+from limba.data.dataset import Dataset, Spec, Step, preprocessor
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
@@ -212,7 +212,7 @@ def _counting(names: _Names) -> Follow:
     return follow
 
 
-def _followed(names: _Names, place: int, part: Task, step: Callable[..., Any]) -> Callable[..., Any]:
+def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
     function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from limba.config import InputError
 from limba.config.errors import nearest
+from limba.data.dataset import Step
 from limba.data.vocabulary.vocabularies import LikeSeqio, Vocabulary
-
-Step = Callable[..., Any]
-Rate = float | Callable[[Any], float]
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,18 @@ class Task(LikeSeqio):
     source: Any
     output_features: Mapping[str, Feature]
     preprocessors: Sequence[Step] = ()
-    postprocess_fn: Callable[..., Any] | None = None
-    metric_fns: Sequence[Callable[..., Any]] = ()
-    metric_objs: Sequence[Any] = ()
+    postprocess_fn: Step | None = None
+    metric_fns: Sequence[Step] = ()
+    metric_objs: Sequence[object] = ()
     shuffle_buffer_size: int | None = None
 
     @property
     def splits(self) -> Sequence[str]:
         return self.source.splits
 
-    def replace(self, **choices: Any) -> Task:
+    def replace(self, **choices: object) -> Task:
         """Returns the task with other choices."""
-        return dataclasses.replace(self, **choices)
+        return dataclasses.replace(self, **choices)  # pyright: ignore[reportArgumentType]
 
 
 class Mixture(LikeSeqio):
@@ -69,7 +67,7 @@ class Mixture(LikeSeqio):
         self.name = name
         pairs = [each if isinstance(each, tuple | list) else (each, default_rate) for each in tasks]
         found = [(_get(each) if isinstance(each, str) else each, rate) for each, rate in pairs]
-        self._rates: dict[str, tuple[Any, Any]] = {each.name: (each, rate) for each, rate in found}
+        self._rates: dict[str, tuple[Provider, Any]] = {each.name: (each, rate) for each, rate in found}
         if not self.tasks or any(rate is None for _, rate in found):
             raise InputError(
                 f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
@@ -78,9 +76,11 @@ class Mixture(LikeSeqio):
             raise InputError(f"The tasks of mixture {name} have different output_features; give all the same names.")
 
     @property
-    def tasks(self) -> list[Any]:
+    def tasks(self) -> list[Task]:
         """The tasks, of mixtures inside too, in the order of their names."""
-        parts = [part for each, _ in self._rates.values() for part in getattr(each, "tasks", [each])]
+        parts = [
+            part for each, _ in self._rates.values() for part in (each.tasks if isinstance(each, Mixture) else [each])
+        ]
         return sorted({part.name: part for part in parts}.values(), key=lambda part: part.name)
 
     @property
@@ -95,7 +95,7 @@ class Mixture(LikeSeqio):
     def total_rate(self) -> float:
         return sum(self._rate(name) for name in self._rates)
 
-    def get_rate(self, task: Any) -> float:
+    def get_rate(self, task: Task) -> float:
         """Returns a task's rate; that of a mixture inside is divided among its tasks by their own."""
         found = self._rate(task.name) if task.name in self._rates else 0.0
         for name, (each, _) in self._rates.items():
@@ -105,14 +105,18 @@ class Mixture(LikeSeqio):
 
     def _rate(self, name: str) -> float:
         each, rate = self._rates[name]
-        return float(rate(each) if callable(rate) else rate)
+        return float(rate(each) if callable(rate) else rate)  # pyright: ignore[reportArgumentType]
+
+
+Provider: TypeAlias = Task | Mixture
+Rate: TypeAlias = float | Callable[[Provider], float]
 
 
 class _Registry:
     """Names and what they stand for; those of seqio's registry of the same name follow, where seqio is imported."""
 
     kind: ClassVar[type]
-    _own: ClassVar[dict[str, Any]]
+    _own: ClassVar[dict[str, Provider]]
 
     @classmethod
     def add(cls, name: str, *arguments: Any, **choices: Any) -> Any:
@@ -122,7 +126,7 @@ class _Registry:
         return made
 
     @classmethod
-    def add_provider(cls, name: str, provider: Any) -> None:
+    def add_provider(cls, name: str, provider: Provider) -> None:
         """Registers a task or mixture; InputError for a name that is taken."""
         if name in cls.names():
             raise InputError(f"The name {name} is registered already; give another one.")
@@ -171,11 +175,11 @@ class MixtureRegistry(_Registry):
     kind, _own = Mixture, {}
 
 
-def _get(name: str) -> Any:
+def _get(name: str) -> Provider:
     return (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
 
 
-def _add_to_seqio(*made: Task | Mixture) -> None:
+def _add_to_seqio(*made: Provider) -> None:
     # By its name, since it stands above: it imports seqio and TensorFlow.
     importlib.import_module(f"{__package__}.seqio_tasks").add(made)
 
@@ -183,7 +187,9 @@ def _add_to_seqio(*made: Task | Mixture) -> None:
 class _SeqioFinder(MetaPathFinder):
     """Finds seqio where it is, and registers all tasks and mixtures in it as soon as it is imported."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != "seqio":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -83,6 +82,6 @@ class RunData:
         """Returns the shapes of a global batch's model features; no text is read."""
         return feature_shapes(self.task, lengths, self.config)
 
-    def documents(self, part: Any) -> Counts | None:
+    def documents(self, part: Task) -> Counts | None:
         """Returns the counts of the training split of one of `parts`, where they are known or quickly counted."""
         return part.source.count(self.config.train_split)

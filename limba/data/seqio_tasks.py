@@ -13,7 +13,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from limba.data.registry import Feature, Mixture, Task
+from limba.data.registry import Feature, Mixture, Provider, Task
 from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, plain
 
 
@@ -26,12 +26,13 @@ def add(made: Iterable[Task | Mixture]) -> None:
             seqio.TaskRegistry.add_provider(each.name, as_seqio(each))
 
 
-def as_seqio(task: Any) -> Any:
+def as_seqio(task: Provider) -> Any:
     """Returns a task or mixture as seqio's own; one of seqio stays, but for features and tasks that are not seqio's."""
     if isinstance(task, Mixture):
         if isinstance(task, seqio.Mixture):
             return task
-        return seqio.Mixture(task.name, [(as_seqio(part), functools.partial(_rate, task)) for part in task.tasks])
+        rates: list[Any] = [(as_seqio(part), functools.partial(_rate, task)) for part in task.tasks]
+        return seqio.Mixture(task.name, rates)
     features = {name: feature_as_seqio(feature) for name, feature in task.output_features.items()}
     if isinstance(task, seqio.Task):
         unchanged = all(feature is task.output_features[name] for name, feature in features.items())
@@ -40,7 +41,7 @@ def as_seqio(task: Any) -> Any:
     return seqio.Task(output_features=features, **choices)
 
 
-def _rate(mixture: Mixture, task: Any) -> float:
+def _rate(mixture: Mixture, task: Task) -> float:
     return mixture.get_rate(task)
 
 

@@ -23,6 +23,7 @@ from limba.data.objectives.choice import of_one_sequence, with_noise, with_objec
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
 from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
+from limba.data.registry import Provider as Provider
 from limba.data.sources.array_record import ArrayRecordSource
 from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
@@ -33,7 +34,6 @@ from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
-Provider = Task | Mixture
 logger = logging.getLogger(__name__)
 
 

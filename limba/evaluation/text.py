@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jax.sharding import Mesh
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data import validation_split
+from limba.data.dataset import Step
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.registry import Task
@@ -38,6 +39,7 @@ from limba.sharding.mesh import batch_sharding
 from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
+Outputs = Sequence[Any] | np.ndarray  # of a model, one for each example
 PREDICTION, SCORE, WITH_AUX = OUTPUTS = (1, 2, 3)  # seqio's ModelOutputType
 OUTPUT_OF = {
     ("targets", "predictions"): PREDICTION,
@@ -49,7 +51,7 @@ OUTPUT_OF = {
 class FunctionMetric:
     """A metric function of a task, as seqio's PassthroughLegacyMetric; InputError if it takes other arguments."""
 
-    def __init__(self, task: Task, function: Callable[..., Any]):
+    def __init__(self, task: Task, function: Step):
         self._task, self._function = task, function
         parameters = inspect.signature(function).parameters.values()
         needed = (
@@ -63,7 +65,7 @@ class FunctionMetric:
             )
         self.model_output_type = kind
 
-    def postprocess(self, text: str, **choices: Any) -> Any:
+    def postprocess(self, text: str, **choices: object) -> Any:
         """Returns what the function gets of a text."""
         change = self._task.postprocess_fn
         return text if change is None else change(text, **choices)
@@ -163,7 +165,7 @@ class TextEvaluation:
     def _judge(self, part: Task, params: Parameters, step: int) -> Figures:
         examples = self._examples[part.name]
         kinds = {metric.model_output_type for metric in metrics_of(part)}
-        outputs: dict[int, Sequence[Any] | np.ndarray] = {}
+        outputs: dict[int, Outputs] = {}
         inputs = [self._read(example) for example in examples]
         written = self._writer.write_all(params, inputs)
         ids = [samples[0].ids for samples in written]
@@ -201,9 +203,9 @@ def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
 
 def figures_of(
     part: Task,
-    metrics: Sequence[Any],
+    metrics: Sequence[Step],
     examples: Sequence[Mapping[str, np.ndarray]],
-    outputs: Mapping[int, Sequence[Any] | np.ndarray],
+    outputs: Mapping[int, Outputs],
     only_finite: bool = True,
 ) -> Figures:
     """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.

@@ -1,7 +1,7 @@
 """Reads gin files as one frozen RunConfig or ModelConfig.
 
 First all names and types are checked. Then the configuration is built, and checks itself. Only then are the modules
-of tasks/ imported. So a mistake costs milliseconds, not the import of TensorFlow.
+of tasks/ imported. So a mistake costs milliseconds, not the imports of a run.
 
 A gin file runs code: it imports the modules that it names. Read one from somebody else only if you would run their
 scripts.

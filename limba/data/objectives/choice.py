@@ -11,9 +11,9 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from limba.config import OBJECTIVES, ConfigError
+from limba.data.dataset import Step
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.objectives.token_blocks import check_targets, unwrapped
@@ -23,7 +23,7 @@ from limba.data.registry import Mixture, Task
 logger = logging.getLogger(__name__)
 
 
-def function_of(objective: str, ending: str = "") -> Callable[..., Any]:
+def function_of(objective: str, ending: str = "") -> Step:
     """Returns the preprocessor of an objective; with the ending "_lengths" the function to its rows' lengths."""
     module = importlib.import_module(f"{__package__}.{OBJECTIVES[objective].module}")
     return getattr(module, objective + ending)

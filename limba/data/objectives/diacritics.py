@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from limba.config import InputError
-from limba.data.dataset import TEXT, Dataset, preprocessor
+from limba.data.dataset import TEXT, Dataset, Step, preprocessor
 from limba.data.objectives import transliteration
 from limba.data.objectives.text_segments import SPACES, segments_of
 from limba.data.objectives.token_blocks import Features
@@ -141,7 +141,7 @@ def restore_diacritics(
     bytes_per_token: float | None = None,
     capitals: bool = False,
     transliterate: str = "letters",
-) -> Callable[..., Any]:
+) -> Step:
     """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and with.
 
     With `capitals` the inputs are in capital letters, as old records and telegrams are. `transliterate` as in

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from limba.config import extras
 from limba.data import bridge
-from limba.data.dataset import Dataset
+from limba.data.dataset import Dataset, Step
 from limba.data.objectives.supervised import own
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.registry import Task
@@ -34,7 +34,7 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
         return _applied(steps, dataset, {"sequence_length": lengths, "output_features": task.output_features})
 
 
-def _applied(steps: list[Callable[..., Any]], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
+def _applied(steps: list[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
     for is_plain, group in itertools.groupby(steps, _is_plain):
         if not is_plain:
             dataset = bridge.applied(list(group), dataset, arguments)
@@ -46,5 +46,5 @@ def _applied(steps: list[Callable[..., Any]], dataset: Dataset, arguments: Mappi
     return dataset
 
 
-def _is_plain(step: Callable[..., Any]) -> bool:
+def _is_plain(step: Step) -> bool:
     return getattr(unwrapped(step), "is_plain", False)

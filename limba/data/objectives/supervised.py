@@ -14,7 +14,7 @@ import numpy as np
 
 from limba import toolbox
 from limba.config import ConfigError
-from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.dataset import TOKENS, Dataset, Step, preprocessor
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import encoder
 from limba.data.packing import FEATURES
@@ -88,7 +88,7 @@ TOKENIZERS = (tokenize, tokenize_and_append_eos)
 OF_SEQIO = {step.__name__: step for step in (tokenize, tokenize_and_append_eos, append_eos, append_eos_after_trim)}
 
 
-def own(step: Callable[..., Any]) -> Callable[..., Any]:
+def own(step: Step) -> Step:
     """Returns the preprocessor; for one of seqio's that has the same name and result here, that one."""
     function = unwrapped(step)
     if getattr(function, "__module__", "") != "seqio.preprocessors" or name_of(step) not in OF_SEQIO:

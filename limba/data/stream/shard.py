@@ -170,8 +170,8 @@ class Epochs:
         self.taken: Mapping[str, float] = {}
         self._made: deque[tuple[Mapping[str, float], Mapping[str, Point]]] = deque()
         self._last_made: Mapping[str, float] = {}
-        # Task -> times at which its source read on, as the rows were used up: the first one, one after a quarter to half
-        # of the rows since, the next such one, the last one. Buffers that threads fill, slowly, are full by the second.
+        # Task -> times at which its source read on, as the rows were used up: the first one, one after a quarter to
+        # half of the rows since, the next such one, the last one. Buffers that fill slowly are full by the second.
         self.pace: dict[str, tuple[Point, Point, Point, Point]] = {}
         self.shown: dict[str, float] = {}  # the epochs that were returned last: a better estimate is not below them
         self._has_read_on: set[str] = set()

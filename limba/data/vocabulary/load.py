@@ -33,7 +33,7 @@ SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
-def address_of(vocabulary: Any) -> str | None:
+def address_of(vocabulary: object) -> str | None:
     """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
     if isinstance(vocabulary, TokenizersVocabulary):
         return vocabulary.path
@@ -124,12 +124,12 @@ def num_sentinels(vocabulary: Vocabulary) -> int:
     return count
 
 
-def byte_extra_ids(vocabulary: Vocabulary) -> int | None:
+def byte_extra_ids(vocabulary: object) -> int | None:
     """Returns the extra ids of a vocabulary of bytes; None for other vocabularies."""
     return vocabulary.extra_ids if isinstance(vocabulary, ByteVocabulary) else None
 
 
-def has_byte_sentinels(vocabulary: Vocabulary) -> bool:
+def has_byte_sentinels(vocabulary: object) -> bool:
     """Returns whether the sentinels are ids of bytes, as in the published ByT5 and in seqio's ByteVocabulary()."""
     return byte_extra_ids(vocabulary) == 0
 

@@ -49,7 +49,7 @@ class TaskRecipe:
     extra_ids: int = 100
 
     def __call__(self) -> Any:
-        """Returns the seqio task or mixture; imports TensorFlow, which takes seconds. Raises InputError."""
+        """Returns the task or mixture. Raises InputError."""
         with environment.quiet_imports():
             from limba.api import RunData
 

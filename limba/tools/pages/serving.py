@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from limba.api import Parser
@@ -62,7 +62,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         host = f"[{self.server_address[0]}]" if ":" in str(self.server_address[0]) else self.server_address[0]
         return f"http://{host}:{self.server_port}{query}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """A browser that went away is no news; anything else is one line, and the server continues."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
@@ -111,7 +111,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         """Returns the answer to what is sent to a path; this one takes nothing."""
         raise RefusedError(http.HTTPStatus.NOT_FOUND, f"There is nothing at {path}; open /.")
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: object) -> None:
         """Says nothing: the console belongs to the one who started the server."""
 
     def do_GET(self) -> None:
@@ -155,7 +155,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         elif self.headers.get("Host") not in server.names:
             raise RefusedError(http.HTTPStatus.FORBIDDEN, f"Open {server.address}: this is not its name.")
 
-    def asked(self) -> Mapping[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """Returns the JSON object that was sent; RefusedError and InputError for anything else."""
         if self.headers.get_content_type() != "application/json":  # which no form of another site can send
             raise RefusedError(http.HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON (Content-Type: application/json).")
@@ -179,7 +179,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         return asked
 
 
-def as_json(value: Any) -> tuple[str, bytes]:
+def as_json(value: object) -> tuple[str, bytes]:
     """Returns an answer in JSON."""
     return "application/json; charset=utf-8", json.dumps(value, ensure_ascii=False).encode()
 

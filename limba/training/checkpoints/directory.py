@@ -407,7 +407,7 @@ def position_item(data: DataConfig, positions: Positions) -> limba_checkpoint.Da
 
 def _stages_in(positions: Positions) -> Mapping[str, object]:
     """Returns what the first data position says of the stages of its run; {} for a run without, and a damaged one."""
-    from limba.data.stream.positions import (  # TensorFlow comes with it, seconds that a report spares
+    from limba.data.stream.positions import (  # the stream comes with it, which a report spares
         PositionError,
         opened,
     )

@@ -32,6 +32,8 @@ from limba.tools.corpus.preparation.folder import SETTINGS_FILE, OutputFolder, p
 from limba.tools.corpus.preparation.workers import Job, Workers
 from limba.tools.corpus.preparation.writers import SHARD_WRITERS
 
+About = dict[str, Any]  # what a folder says of how it was made, as JSON
+
 logger = logging.getLogger(__name__)
 
 # Scratch files: one for each unit up to 128, then one for 16 units. Each shard opens each of them, which takes
@@ -94,7 +96,7 @@ def prepare(
     workers: int = 1,
     tasks: int | None = None,
     scratch: str | None = None,
-    progress: Callable[[str, int], Any] | None = None,
+    progress: Callable[[str, int], object] | None = None,
     preload: Callable[[], None] | None = None,
     another: str = "another output folder",
 ) -> Prepared:
@@ -281,7 +283,7 @@ def _source(task: Task) -> UnitSource:
     return Texts.of_task(task).source
 
 
-def _about(task: Task, source: UnitSource, settings: Settings, units: Sequence[Any]) -> dict[str, Any]:
+def _about(task: Task, source: UnitSource, settings: Settings, units: Sequence[Any]) -> About:
     """Returns the settings that must be the same for everything in one output folder."""
     digest = hashlib.blake2b("\n".join(unit.name for unit in units).encode(), digest_size=16).hexdigest()
     about = {"task": task.name, **asdict(settings), "num_units": len(units), "units": digest}
@@ -290,12 +292,12 @@ def _about(task: Task, source: UnitSource, settings: Settings, units: Sequence[A
     return {**about, "vocabulary": PieceTable(vocabulary).content_name if settings.tokenize else None}
 
 
-def _different(existing: Mapping[str, Any], about: Mapping[str, Any]) -> str | None:
+def _different(existing: About, about: About) -> str | None:
     """Returns the first entry that differs."""
     return next((name for name in about if existing.get(name) != about[name]), None)
 
 
-def _compare(existing: Mapping[str, Any], about: Mapping[str, Any], output: str, another: str) -> None:
+def _compare(existing: About, about: About, output: str, another: str) -> None:
     name = _different(existing, about)
     if name:
         raise InputError(
@@ -304,11 +306,11 @@ def _compare(existing: Mapping[str, Any], about: Mapping[str, Any], output: str,
         )
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
+def _json(content: About) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _check_scratch(scratch: Path, about: Mapping[str, Any]) -> None:
+def _check_scratch(scratch: Path, about: About) -> None:
     """Deletes the incomplete files of the scratch folder, or all its files if they belong to other settings."""
     owner = scratch / "settings.json"
     is_ours = owner.exists() and not _different(parsed(owner.read_bytes()) or {"task": None}, about)

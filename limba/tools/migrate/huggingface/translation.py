@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from limba.config import InputError, ModelConfig
 from limba.config.secrets import without_credentials
 from limba.tools.migrate.huggingface import keys, pairs
 from limba.tools.migrate.huggingface.corpus import set_corpus, set_length_of_run, steps_per_epoch
-from limba.tools.migrate.huggingface.values import read_values
+from limba.tools.migrate.huggingface.values import Values, read_values
 
 NEVER = 10**9  # steps
 DTYPES = {
@@ -32,7 +32,7 @@ LEAST_CAPABILITY = 8.0  # of an NVIDIA card with bfloat16: the A100 and later
 class Translation:
     """A script's values, and the gin bindings made of them: name -> (value, the key that it comes from)."""
 
-    def __init__(self, values: Mapping[str, Any], place: str, notes: Sequence[str] = ()):
+    def __init__(self, values: Values, place: str, notes: Sequence[str] = ()):
         self.values, self.place, self.notes = values, place, list(notes)
         self.bindings: dict[str, tuple[Any, str]] = {}
         self.has_pairs = any(key in keys.OF_PAIRS for key in values)
@@ -41,7 +41,7 @@ class Translation:
             pair = next(key for key in keys.OF_PAIRS if key in values)
             raise InputError(f"{place} gives {both[0]}, of span corruption, and {pair}, of pairs; leave one out.")
 
-    def set(self, name: str, value: Any, key: str) -> None:
+    def set(self, name: str, value: object, key: str) -> None:
         """Binds a gin name; InputError if another key has given it another value."""
         before = self.bindings.get(name)
         if before is not None and before[0] != value:
@@ -72,7 +72,7 @@ class Translation:
 
 
 def read_script(
-    path: str | None, flags: Mapping[str, Any], overrides: Sequence[str] = (), search_paths: Sequence[Path] = ()
+    path: str | None, flags: Values, overrides: Sequence[str] = (), search_paths: Sequence[Path] = ()
 ) -> GinRun:
     """Returns the run that a JSON file or a script's flags describe, with `NAME=VALUE` overrides.
 
@@ -101,7 +101,7 @@ def _num_devices() -> int:
     return jax.device_count()
 
 
-def _translated(values: Mapping[str, Any], place: str, notes: Sequence[str]) -> Translation:
+def _translated(values: Values, place: str, notes: Sequence[str]) -> Translation:
     """Returns the gin bindings for the values."""
     translation = Translation(values, place, notes)
     if not translation.trains and translation.values.get("do_eval") is False:

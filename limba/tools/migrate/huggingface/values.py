@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ from limba.tools.migrate.huggingface.keys import (
     WORDS,
 )
 
+Values = dict[str, Any]  # of keys or flags
+
 PAGE = "docs/coming_from_huggingface.md"
 COMMAND_LINE = "The command line"
 OWN_FLAGS = ("gin_file", "json", "gin_search_paths", "profile", "help", "helpfull", "h")  # of limba train
@@ -37,7 +39,7 @@ TRUTHS |= {"false": False, "no": False, "f": False, "n": False, "0": False}
 _FLAG = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
-def read_values(path: str | None, flags: Mapping[str, Any]) -> tuple[dict[str, Any], str, list[str]]:
+def read_values(path: str | None, flags: Values) -> tuple[Values, str, list[str]]:
     """Returns (the values, the name of their place, a line for each key that has no choice here).
 
     `flags` replace the values of the JSON at `path`. A token among them is set as HF_TOKEN and left out. Raises
@@ -59,7 +61,7 @@ def read_values(path: str | None, flags: Mapping[str, Any]) -> tuple[dict[str, A
     return values, place, notes
 
 
-def _json(path: str) -> dict[str, Any]:
+def _json(path: str) -> Values:
     try:
         values = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -74,7 +76,7 @@ def _json(path: str) -> dict[str, Any]:
     return values
 
 
-def _note(place: str, key: str, value: Any) -> list[str]:
+def _note(place: str, key: str, value: object) -> list[str]:
     """Returns the line of a key without a choice here; none for a value that asks for nothing."""
     usual = (None, *BY_DEFAULT, *SILENT.get(key, ()))
     if any(value == each and type(value) is type(each) for each in usual):
@@ -84,7 +86,7 @@ def _note(place: str, key: str, value: Any) -> list[str]:
     return [f"{key} {value!r}: {NOTED[key]}."] if key in NOTED else []
 
 
-def _use_token(place: str, key: str, value: Any) -> None:
+def _use_token(place: str, key: str, value: object) -> None:
     """Sets HF_TOKEN for this process and those that it starts; true stands for the login of this machine."""
     if value in (False, "", "false", "False") or value in (True, "true", "True"):
         return
@@ -128,7 +130,7 @@ class Arguments(NamedTuple):
     """What a script's command line gives, and what is left of it for `limba train`."""
 
     json: str | None
-    flags: dict[str, Any]
+    flags: Values
     rest: list[str]
 
 

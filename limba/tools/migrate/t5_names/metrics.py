@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 Figures = dict[str, float]
+Metric = Callable[[Any, Any], Figures]
 
 
 def bleu(targets: Sequence[Any], predictions: Sequence[str], tokenizer: str = "intl") -> Figures:
@@ -110,7 +111,7 @@ def _f1(targets: np.ndarray, predictions: np.ndarray, label: int) -> float:
     return 2 * right / both if both else 0.0
 
 
-def mean_multiclass_f1(num_classes: int, **metric_fn_kwargs: Any) -> Callable[[Any, Any], Figures]:
+def mean_multiclass_f1(num_classes: int, **metric_fn_kwargs: Any) -> Metric:
     """Returns the metric of the unweighted mean of the classes' F1. Raises ValueError for choices of scikit-learn."""
     if metric_fn_kwargs:
         raise ValueError(f"mean_multiclass_f1 takes no {', '.join(metric_fn_kwargs)} here; install the package t5.")
@@ -165,9 +166,7 @@ def edit_distance(targets: Sequence[str], predictions: Sequence[str], lower: boo
     return {f"edit_distance/{name}": float(of(distances)) for name, of in figures.items()}
 
 
-def deduplicate_metric(
-    metric_fn: Callable[[Any, Any], Figures], group_key: str = "group", value_key: str = "value"
-) -> Callable[[Any, Any], Figures]:
+def deduplicate_metric(metric_fn: Metric, group_key: str = "group", value_key: str = "value") -> Metric:
     """Returns the metric of the first example of each group."""
 
     def metric(targets: Sequence[Mapping[str, Any]], predictions: Sequence[Mapping[str, Any]]) -> Figures:

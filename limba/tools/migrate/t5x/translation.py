@@ -42,7 +42,7 @@ class Settings:
         """Returns whether any field of this class is set."""
         return any(key[1] == owner for key in self.fields)
 
-    def find(self, owner: str, name: str, scope: str = "", default: Any = None) -> Found:
+    def find(self, owner: str, name: str, scope: str = "", default: object = None) -> Found:
         """Returns the value of a field in a scope, of the outer one if that has none, or the default."""
         self.asked.add(f"{owner}.{name}")
         line = self.fields.get((scope, owner, name)) or self.fields.get(("", owner, name))
@@ -58,7 +58,7 @@ class Settings:
         line = self.macros.get(name)
         return None if line is None else self._resolved(Macro(name), Found(None, line, name), ())
 
-    def _resolved(self, value: Any, found: Found, inside: tuple[str, ...]) -> Found:
+    def _resolved(self, value: object, found: Found, inside: tuple[str, ...]) -> Found:
         if isinstance(value, Macro):
             return self._of_macro(value, found, inside)
         part = lambda item: self._resolved(item, found, inside).value
@@ -101,7 +101,7 @@ def _place(found: Found) -> str:
     return found.line.place if found.line else found.name
 
 
-def class_of(value: Any) -> str:
+def class_of(value: object) -> str:
     """Returns the class or function that a reference names, without its module; "" for another value.
 
     >>> class_of(Reference("", "seqio.ByteVocabulary", True))
@@ -135,14 +135,14 @@ class Translation:
         self.modules: list[str] = []
         self.unused: list[str] = []  # the user's names that nothing in this run uses
 
-    def set(self, name: str, found: Found, value: Any = None, differs: str = "") -> None:
+    def set(self, name: str, found: Found, value: object = None, differs: str = "") -> None:
         """Binds our name to a value of theirs, or to `value`, what it means here; `differs` says how that differs."""
         value = found.value if value is None else value
         self.bindings[name] = (value, found.origin)
         self.names[name] = found.name
         self.rows.append(Row("differs" if differs else "same", f"{found.name} = {found.value!r}", f"{name}", differs))
 
-    def fix(self, name: str, value: Any, origin: str) -> None:
+    def fix(self, name: str, value: object, origin: str) -> None:
         """Binds our name to a value that follows from the whole of theirs."""
         self.bindings[name] = (value, origin)
 
@@ -154,7 +154,7 @@ class Translation:
         if found.line is not None and not found.line.is_table and not isinstance(found.value, Reference):
             self.rows.append(Row("dropped", f"{found.name} = {found.value!r}", "", why))
 
-    def copy(self, owner: str, fields: Mapping[str, str], defaults: Mapping[str, Any], scope: str = "") -> None:
+    def copy(self, owner: str, fields: Mapping[str, str], defaults: Mapping[str, object], scope: str = "") -> None:
         """Copies fields that mean the same, under our names; None is left out."""
         for theirs, ours in fields.items():
             found = self.settings.find(owner, theirs, scope, defaults.get(theirs))
@@ -166,7 +166,7 @@ class Translation:
         for name, why in fields.items():
             self.dropped(self.settings.find(owner, name, scope), why)
 
-    def must_be(self, owner: str, name: str, allowed: Sequence[Any], why: str, scope: str = "") -> None:
+    def must_be(self, owner: str, name: str, allowed: Sequence[object], why: str, scope: str = "") -> None:
         """Raises InputError for a field with a value that Limba cannot honour."""
         found = self.settings.find(owner, name, scope, allowed[0])
         if found.value not in allowed:

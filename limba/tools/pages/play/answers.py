@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from limba.config.generation import GenerationFields
 
 if TYPE_CHECKING:
     from limba.api import TrainedModel
+
+Json = dict[str, Any]
 
 MOST_LETTERS = 20_000  # of a text
 MOST_TOKENS = 512  # that one answer may have
@@ -26,7 +28,7 @@ class TooLongError(InputError):
     """A text is longer than the page takes."""
 
 
-def checked_text(asked: Mapping[str, Any]) -> str:
+def checked_text(asked: Json) -> str:
     """Returns the text of a question; InputError if there is none, TooLongError if it is too long."""
     text = asked.get("text")
     if not isinstance(text, str) or not text.strip():
@@ -38,7 +40,7 @@ def checked_text(asked: Mapping[str, Any]) -> str:
     return text
 
 
-def number(asked: Mapping[str, Any], name: str, default: float, least: float, most: float) -> float:
+def number(asked: Json, name: str, default: float, least: float, most: float) -> float:
     """Returns a number of a question, or its default; InputError if it is none, or outside of the bounds.
 
     >>> number({"top_k": "7"}, "top_k", 20, 1, 100)
@@ -54,7 +56,7 @@ def number(asked: Mapping[str, Any], name: str, default: float, least: float, mo
     return found
 
 
-def generation_fields(asked: Mapping[str, Any]) -> GenerationFields:
+def generation_fields(asked: Json) -> GenerationFields:
     """Returns the fields of GenerationConfig that a question means."""
     way = asked.get("way", "greedy")
     if way not in WAYS:
@@ -94,7 +96,7 @@ class Player:
         self._sentinels, self._eos_id = self._table.sentinels, self._table.eos_id
         self._pieces = self._table.spelled(trained.network.config.vocab_size)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Json:
         """Returns what the page says of the model."""
         model = self._trained.network.config
         return {
@@ -107,13 +109,13 @@ class Player:
             "length": None if model.is_decoder_only else int(self._trained.lengths["inputs"]),
         }
 
-    def tokens(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def tokens(self, asked: Json) -> Json:
         """Returns the pieces of a text, as the network reads them, and its bytes."""
         text = checked_text(asked)
         ids = self._trained.tokenize(text)
         return {"pieces": [self._piece(each) for each in ids.tolist()], "bytes": len(text.encode())}
 
-    def texts(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def texts(self, asked: Json) -> Json:
         """Returns the texts that the model writes, best first, each with the probability of each piece.
 
         A probability is that of the piece after those before it, at temperature 1 and among all pieces. Raises
@@ -139,7 +141,7 @@ class Player:
                 {**self._piece(token), "probability": round(float(p), 6)}
                 for token, p in zip(targets.tolist(), chosen, strict=True)
             ]
-            answer: dict[str, Any] = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
+            answer: Json = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
             if set(ids.tolist()) & set(self._sentinels):
                 answer["filled"] = self._table.filled(ids.tolist(), each.ids.tolist())
             found.append(answer)
@@ -153,7 +155,7 @@ class Player:
         kept = ids[:stop]
         return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([self._eos_id], np.int32)
 
-    def _piece(self, token: int) -> dict[str, Any]:
+    def _piece(self, token: int) -> Json:
         """Returns one piece as the page shows it: its text, id, bytes, and whether it is a gap's name or the end."""
         special = {0: "<s>", self._eos_id: "</s>"}
         special.update({each: f"<extra_id_{i}>" for i, each in enumerate(self._sentinels)})

@@ -8,12 +8,11 @@ from __future__ import annotations
 import http
 import importlib.resources
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from limba.api import TimeIsOverError
 from limba.config import InputError
-from limba.tools.pages.play.answers import Player, TooLongError
+from limba.tools.pages.play.answers import Json, Player, TooLongError
 from limba.tools.pages.serving import PageHandler, PageServer, RefusedError, as_json
 
 MOST_WAITING = 4  # questions at one time, that which is answered included
@@ -68,7 +67,7 @@ class Handler(PageHandler):
         except TooLongError as error:
             raise RefusedError(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from None
 
-    def _texts(self, player: Player, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _texts(self, player: Player, asked: Json) -> Json:
         """Returns a model's texts, one question after another; RefusedError where too many wait."""
         if not self.server.waiting.acquire(blocking=False):
             raise RefusedError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from limba.api import RunData, UnitSource
+from limba.api import RunData, Task, UnitSource
 from limba.config import RunConfig
 from limba.config.errors import Fix, Open
 from limba.tools.preflight.checks import sample
@@ -84,7 +84,7 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     return stage
 
 
-def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
+def _of_part(config: RunConfig, part: Task, name: str) -> list[Check]:
     """Returns the checks of a task's text, which share one sample."""
     kept: list[Any] = []  # of the corpus tool
 
@@ -110,7 +110,7 @@ def _of_part(config: RunConfig, part: Any, name: str) -> list[Check]:
     return [documents, others, size, lambda data: named(data, _validation(config, part, data)) if kept else ()]
 
 
-def _size(config: RunConfig, part: Any, found: Any, data: Data) -> Iterator[Line]:
+def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields the tokens of the corpus, counted or estimated."""
     if not isinstance(part.source, UnitSource):
         return
@@ -144,7 +144,7 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
     return text / size if size else None
 
 
-def _validation(config: RunConfig, part: Any, data: Data) -> Iterator[Line]:
+def _validation(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
     split, source = config.data.validation_split, part.source
     if not isinstance(source, UnitSource):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from limba.api import PlannedRun, RunData, flops_per_sequence, text_curve
+from limba.api import Mixture, PlannedRun, RunData, Task, flops_per_sequence, text_curve
 from limba.config import InputError, RunConfig, ScheduleConfig
 from limba.tools.preflight.checks.findings import gathered, logged
 from limba.tools.preflight.checks.verdict import Data, Line, Section
@@ -22,7 +21,7 @@ LONG_WARMUP = 0.5  # share of the run
 EARLY = 0.05  # share of the run that is trained after the rate has come to its end
 
 
-def objective_and_schedule(config: RunConfig, task: Any) -> Section:
+def objective_and_schedule(config: RunConfig, task: Task | Mixture | None) -> Section:
     """Returns the section about lengths, padding and the learning rate; without a task about the rate alone."""
 
     def lengths(data: Data) -> Iterator[Line]:
@@ -34,7 +33,7 @@ def objective_and_schedule(config: RunConfig, task: Any) -> Section:
     return gathered(TITLE, lengths, lambda data: rate_over_steps(config, data), lambda _: schedule_warnings(config))
 
 
-def lengths_of(config: RunConfig, task: Any, data: Data) -> Iterator[Line]:
+def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[Line]:
     """Yields the lengths of a row, and the share of its FLOPs that is padding by its objective."""
     given, run = config.data.task_feature_lengths, RunData(config.data, task)
     with logged():  # what it says of padding is said better below

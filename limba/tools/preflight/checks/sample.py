@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from limba.api import PieceTable, RunData, find_tool
+from limba.api import PieceTable, RunData, Task, find_tool
 from limba.config import RunConfig
 from limba.config.errors import Open
 from limba.tools.preflight.checks.verdict import Data, Line
@@ -26,7 +26,7 @@ EXAMPLE_LETTERS = 300
 DOUBLE_ENCODED = re.compile("[ÃÄÅÂ][\u0080-\u00bf\u0192\u0160-\u0178\u02c6\u02dc\u2013-\u2122]")
 
 
-def sampled(config: RunConfig, part: Any) -> Any:
+def sampled(config: RunConfig, part: Task) -> Any:
     """Returns what the corpus tool finds in a sample of a task's text; None without the tool.
 
     InputError if the text cannot be read.
@@ -138,7 +138,7 @@ def _difference(text: str, back: str) -> str:
     return f"{text[max(place - 8, 0) : place + 8]!r} as {back[max(place - 8, 0) : place + 8]!r}"
 
 
-def of_example(config: RunConfig, part: Any, found: Any, data: Data) -> Iterator[Line]:
+def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields one example as the model reads it, and joined again."""
     if not found.examples:
         yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text")

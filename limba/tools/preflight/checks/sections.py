@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from limba.api import PieceTable, RunData
+from limba.api import Mixture, PieceTable, RunData, Task
 from limba.config import InputError, RunConfig
 from limba.config.errors import SentenceError
 from limba.tools.preflight.checks import data, objective, vocabulary
@@ -23,7 +23,7 @@ WORDS = {GO: "go", FAILS: "will fail", WASTEFUL: "works, but wasteful"}
 class Resolved:
     """A run's task. Where its vocabulary cannot be used, `of_vocabulary` says why, and the task has bytes instead."""
 
-    task: Any  # of seqio, or None
+    task: Task | Mixture | None
     lengths: Mapping[str, int] | None = None
     of_vocabulary: Line | None = None
     of_data: Line | None = None
@@ -50,7 +50,7 @@ def resolved(config: RunConfig) -> Resolved:
     return Resolved(task, _lengths(task, config))
 
 
-def _lengths(task: Any, config: RunConfig) -> Mapping[str, int] | None:
+def _lengths(task: Task | Mixture | None, config: RunConfig) -> Mapping[str, int] | None:
     """Returns a row's lengths; None if they are wrong, which the section about them says."""
     try:
         with logged():

@@ -20,12 +20,14 @@ from limba.config.errors import is_out_of_memory
 if TYPE_CHECKING:
     from limba.api import PlannedRun
 
+Json = dict[str, Any]
+
 MOST_MESHES = 2  # that are compiled for one verdict; each takes a minute or more for a TPU
 SIZE = re.compile(r"([\d.]+)([KMG])")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], name: str, dump: str) -> dict[str, Any]:
+def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], name: str, dump: str) -> Json:
     """Returns the figures of the run's step compiled for a topology, whose devices this process describes.
 
     "fits" is what the compiler says, of a TPU; None for others, whose compilers know no limit. Sizes are bytes of one
@@ -44,7 +46,7 @@ def figures(config: RunConfig, feature_shapes: Mapping[str, tuple[int, int]], na
     run = PlannedRun(config)
     limit = run.limit_bytes(topology.gib)
     meshes = run.meshes(devices.size) if config.mesh.auto and limit else [config.mesh]
-    tried: list[dict[str, Any]] = []
+    tried: list[Json] = []
     num_compiled, found = 0, {}
     for number, mesh in enumerate(meshes):
         found = _of_mesh(run, feature_shapes, mesh, devices, topology.platform, dump, limit if meshes[1:] else None)
@@ -66,7 +68,7 @@ def _of_mesh(
     platform: str,
     dump: str,
     limit: float | None,
-) -> dict[str, Any]:
+) -> Json:
     """Returns the figures on one mesh; of the state alone, if that exceeds the limit."""
     import jax
 
@@ -75,7 +77,7 @@ def _of_mesh(
     start = host_memory.seen()
     step = run.step_on(sizes, devices, feature_shapes)
     state_bytes = step.state_bytes
-    found: dict[str, Any] = {"mesh": step.mesh_sizes, "state_bytes": state_bytes, "compiled": True}
+    found: Json = {"mesh": step.mesh_sizes, "state_bytes": state_bytes, "compiled": True}
     if limit is not None and state_bytes > limit:
         return found | {"fits": False, "live_bytes": state_bytes, "compiled": False, "largest": []}
     init_bytes = step.init_bytes() if platform == "cpu" else 0
@@ -151,7 +153,7 @@ def is_program(value: Any) -> bool:
     return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
-def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(request: Json) -> Json:
     shapes = {name: tuple(shape) for name, shape in request["feature_shapes"].items()}
     try:
         config = plain.from_text(request["config"], "the request")
