@@ -106,7 +106,7 @@ def read(patterns: Sequence[str]) -> int:
             if pattern.startswith("tfds:")
             else source_of_files(pattern, validation_percent=0)
         )
-        rows: Any = source.documents("train", num_epochs=1).as_numpy_iterator()
+        rows: Any = source.documents("train", num_epochs=1)
         found = [row["text"].decode() for row in rows]
         is_right = len(found) == len(set(found)) and set(found) <= wanted and len(found) > 0.9 * len(wanted)
         print(f"{pattern}: {len(found)} documents{'' if is_right else ', WRONG'}")

@@ -172,10 +172,7 @@ def neighbour_distances(num_documents: int) -> dict[str, float]:
             lines = (json.dumps({"text": f"{number} " + "some text of a document " * 40}) for number in numbers)
             Path(directory, f"{part:02}.jsonl").write_text("\n".join(lines) + "\n")
         source = FileSource(f"{directory}/*.jsonl", validation_percent=1e-9)
-        shards = [
-            source.documents("train", shard=shard, num_shards=16, seed=1, num_epochs=1).as_numpy_iterator()
-            for shard in range(16)
-        ]
+        shards = [source.documents("train", shard=shard, num_shards=16, seed=1, num_epochs=1) for shard in range(16)]
         order: list[int] = []
         while shards:  # one document of each in turn, as a batch takes its rows
             for shard in list(shards):

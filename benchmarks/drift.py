@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     assert run is not None, "a run names its corpus"
     source = cast(Any, model.task).source
     split = run.data.validation_split
-    for each in source.documents(split, shuffle=False, num_epochs=1).as_numpy_iterator():
+    for each in source.documents(split, shuffle=False, num_epochs=1):
         document += normalized(each["text"].decode(), given.language) + "\n\n"
         if len(document.split()) >= given.words:
             break

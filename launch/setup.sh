@@ -10,6 +10,8 @@
 #
 #   --wheelhouse=DIR   for machines without internet: puts all files into DIR, where they are not there yet, and
 #                      installs from DIR alone; run it once where there is internet, with the same arguments
+#   LEAN=1             leaves TensorFlow, seqio and TensorFlow Datasets out, which tasks/ and texts in files or on the hub
+#                      do not need: 1 GB in place of 4; LEAN=0 adds them again, else an environment stays as it is
 #   VENV=DIR           makes the environment in DIR, and .venv a link to it (54,000 files are slow on a shared disk)
 #   PYTHON=PROGRAM     the interpreter, instead of the first of python3.12, python3.11 and python3.13 that has venv; an
 #                      environment that is made again keeps its version
@@ -31,7 +33,7 @@ for argument in "$@"; do
     rocm) parts+=(rocm) pythons=(3.11) ;; # jax has no wheels for ROCm on 3.12 at the pinned version
     cpu) ;;
     --wheelhouse=?*) mkdir -p "${argument#*=}" && wheelhouse=$(cd "${argument#*=}" && pwd) ;;
-    -h | --help) sed -n '2,21s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,23s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) fail "the argument $argument is not known; give tpu, cuda, cuda12, rocm, tests or --wheelhouse=DIR, or none." ;;
   esac
 done
@@ -50,6 +52,9 @@ if [ -n "${VENV:-}" ]; then
   venv=$VENV
 fi
 stamps=$venv/.limba
+lean=${LEAN:-0} base=$root/requirements/lock-cpu.txt
+if [ -z "${LEAN:-}" ] && [ -f "$stamps/lean" ]; then lean=1; fi
+if [ "$lean" != 0 ]; then base=$root/requirements/lock-lean.txt; fi
 
 # Prints X.Y of an interpreter that runs, has venv and is of a version among `pythons`; fails for any other.
 version_of() {
@@ -112,11 +117,16 @@ find_python() {
   echo "$candidate"
 }
 
-lock_of() { echo "$root/requirements/lock-${1/%cuda/cuda13}.txt"; }
+# Prints the lock of a chip; in a lean environment a copy of it that names lock-lean.txt as its base.
+lock_of() {
+  local lock=$root/requirements/lock-${1/%cuda/cuda13}.txt
+  if [ "$lean" = 0 ]; then echo "$lock"; return; fi
+  sed "s|^-r .*|-r $base|" "$lock" >"$stamps/$(basename "$lock")" && echo "$stamps/$(basename "$lock")"
+}
 
 # What a part was installed from: the interpreter and the files that decide it, for Limba itself also its folder.
 fingerprint() {
-  local files=("$root/requirements/lock-build.txt" "$root/requirements/lock-cpu.txt") folder=
+  local files=("$root/requirements/lock-build.txt" "$base") folder=
   case $1 in
     core) ;;
     tests) files+=("$root/requirements-test.txt") ;;
@@ -184,10 +194,11 @@ make_core() {
   mkdir -p "$stamps" # first, so that an unfinished .venv is recognized
   say "making $venv with Python $(version_of "$python")"
   "$python" -m venv "$venv" || fail "$python cannot make a virtual environment; set PYTHON to another."
-  say "installing the pinned packages, 4 GB, a minute or two"
+  say "installing the packages of $(basename "$base"), a minute or two"
   download "$venv/bin/python" "$root/requirements/lock-build.txt" --require-hashes || fail "$not_downloaded"
   install --require-hashes --no-build-isolation --requirement "$root/requirements/lock-build.txt"
-  install_lock "$root/requirements/lock-cpu.txt"
+  install_lock "$base"
+  if [ "$lean" != 0 ]; then touch "$stamps/lean"; fi
   fingerprint core >"$stamps/core"
 }
 

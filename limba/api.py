@@ -14,11 +14,15 @@ Commands
 `find_tool`         another tool, by the engine's table of tools; None without it
 
 Data
+`example_class`     the records of ArrayRecord files, as protobuf's class
 `RunData`           a run's task with what it reads: its parts, lengths, rows, checks
 `UnitSource`        a source of documents in files: its units, and their texts in order
 `source_of_files`   the source of files, or of a data set of the hub
 `Texts`             the texts of a source: a sample, and whether there is any
 `NewVocabulary`     a vocabulary that is to be trained
+`Task`              a task of the registry
+`Mixture`           several tasks with their rates
+`Vocabulary`        from texts to ids and back
 `PieceTable`        what the ids of a vocabulary stand for
 
 Files
@@ -57,6 +61,9 @@ if TYPE_CHECKING:
     from limba.cli.gin.read import read_model as read_model
     from limba.cli.model import GinFlags as GinFlags
     from limba.cli.model import add_import_flag as add_import_flag
+    from limba.data.examples import example_class as example_class
+    from limba.data.registry import Mixture as Mixture
+    from limba.data.registry import Task as Task
     from limba.data.run_data import RunData as RunData
     from limba.data.sources.units import UnitSource as UnitSource
     from limba.data.task_modules import all_names as task_modules  # noqa: F401
@@ -65,6 +72,7 @@ if TYPE_CHECKING:
     from limba.data.vocabulary.load import PieceTable as PieceTable
     from limba.data.vocabulary.text_sample import Texts as Texts
     from limba.data.vocabulary.train import NewVocabulary as NewVocabulary
+    from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
     from limba.evaluation.history import evenly as evenly
     from limba.evaluation.history import kept as kept
     from limba.evaluation.status import RunDirectory as RunDirectory
@@ -92,14 +100,17 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.cli.arguments": "Parser with_two_dashes",
     "limba.cli.gin.read": "read_model",
     "limba.cli.model": "GinFlags add_import_flag",
+    "limba.data.examples": "example_class",
     "limba.data.run_data": "RunData",
     "limba.data.sources.units": "UnitSource",
     "limba.data.task_modules": "task_modules=all_names import_tasks",
     "limba.data.tasks": "source_of_files",
+    "limba.data.registry": "Mixture Task",
     "limba.data.vocabulary.load": "PieceTable",
     "limba.data.vocabulary.text_sample": "Texts",
     "limba.data.vocabulary.train": "NewVocabulary",
     "limba.evaluation.history": "evenly kept",
+    "limba.data.vocabulary.vocabularies": "Vocabulary",
     "limba.evaluation.status": "RunDirectory text_curve=curve",
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",

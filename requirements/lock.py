@@ -4,7 +4,8 @@
     python requirements/lock.py --check
 
 Run it after a change of requirements.txt. It asks PyPI, with uv in an environment of its own, for Linux and Python
-3.11 to 3.13. lock-cpu.txt has what requirements.txt pins. The other locks add what jax needs for their chips.
+3.11 to 3.13. lock-cpu.txt has what requirements.txt pins, lock-lean.txt only what pyproject.toml asks for: no seqio and
+no TensorFlow. The other locks add what jax needs for their chips to either of these.
 lock-build.txt has what builds the few packages that have no wheel, lock-uv.txt what launch/setup.sh installs with.
 
 With --check it writes nothing. It resolves each lock for each Python, and for 64-bit ARM too, as an installation would:
@@ -18,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {"tpu": "tpu", "cuda12": "cuda12", "cuda13": "cuda13", "rocm": "rocm7-local"}  # lock: jax's extra
 # jax 0.12.0.1 has no wheels for ROCm, and launch/setup.sh takes Python 3.11 there.
 PYTHONS = {"rocm": ["3.11"]}
-ALL_PYTHONS = ["3.11", "3.12", "3.13"]
+ALL_PYTHONS, NEXT_PYTHON = ["3.11", "3.12", "3.13"], "3.14"
 # promise and rouge_score are built with the first two; editdistance, on Python 3.13, with the others.
 BUILD = ("setuptools", "wheel", "Cython", "pdm-backend")
 SUPPORTED = "sys_platform == 'linux' and python_full_version < '3.14'"
@@ -38,6 +40,7 @@ requires-python = ">=3.11,<3.14"
 environments = ["{SUPPORTED}"]
 """
 HEADER = "# Made by requirements/lock.py{source}; do not edit.\n"
+SOURCES = {"cpu": " from requirements.txt", "lean": " from pyproject.toml and requirements.txt"}
 INDEX = "--default-index=https://pypi.org/simple"
 
 
@@ -75,18 +78,32 @@ def wanted_for(extra: str, pins: Sequence[str], pythons: Sequence[str]) -> list[
     return [*pins, *(line for line in lines if pythons != ["3.11"] or "< '3.12'" in line)]
 
 
+def all_pins() -> list[str]:
+    """Returns the lines of requirements.txt."""
+    pinned = (ROOT / "requirements.txt").read_text()
+    return [pin.strip() for pin in re.findall(r"^[\w.-]+==[^#\n]+", pinned, re.MULTILINE)]
+
+
+def lean(uv: Path, folder: Path, *extras: str) -> dict[str, str]:
+    """Returns what pyproject.toml asks for, of the pinned versions, with jax's extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [requirement.replace("jax>", f"jax[{','.join(extras)}]>") for requirement in project["dependencies"]]
+    wanted.append("requests")  # of jax[tpu], which lock-tpu.txt leaves to its base
+    return resolved(uv, folder, wanted, all_pins())
+
+
 def write(uv: Path, folder: Path) -> None:
     """Writes all locks."""
-    pinned = (ROOT / "requirements.txt").read_text()
-    pins = [pin.strip() for pin in re.findall(r"^[\w.-]+==[^#\n]+", pinned, re.MULTILINE)]
+    pins = all_pins()
     locks = {"cpu": resolved(uv, folder, pins), "build": resolved(uv, folder, BUILD, pins)}
-    locks["uv"] = resolved(uv, folder, [UV])
+    locks |= {"uv": resolved(uv, folder, [UV]), "lean": lean(uv, folder)}
+    assert locks["cpu"].keys() >= locks["lean"].keys(), "requirements.txt does not pin all of pyproject.toml's"
     for lock, extra in EXTRAS.items():
         whole = resolved(uv, folder, wanted_for(extra, pins, PYTHONS.get(lock, ALL_PYTHONS)))
         assert whole.items() >= locks["cpu"].items(), f"{lock} changes what requirements.txt pins"
         locks[lock] = {package: lines for package, lines in whole.items() if package not in locks["cpu"]}
     for lock, packages in locks.items():
-        source = f", for jax[{EXTRAS[lock]}]" if lock in EXTRAS else " from requirements.txt" if lock == "cpu" else ""
+        source = f", for jax[{EXTRAS[lock]}]" if lock in EXTRAS else SOURCES.get(lock, "")
         base = "-r lock-cpu.txt\n" if lock in EXTRAS else ""
         text = HEADER.format(source=source) + base + "\n".join(packages.values()) + "\n"
         (ROOT / "requirements" / f"lock-{lock}.txt").write_text(text)
@@ -109,6 +126,11 @@ def check(uv: Path, folder: Path) -> None:
                 if missing := sorted(name for name in found if f"{name} " not in known):
                     raise SystemExit(f"{path.name} on Python {python}, {machine}, lacks {', '.join(missing)}")
                 print(f"{path.name}: {len(found)} packages on Python {python}, {machine}", flush=True)
+    # The lean packages wait for no library: the next Python has wheels of all.
+    text = run_uv(
+        uv, folder, ROOT / "requirements/lock-lean.txt", f"--python-version={NEXT_PYTHON}", "--only-binary=:all:"
+    )
+    print(f"lock-lean.txt: {len(text.splitlines())} packages have wheels for Python {NEXT_PYTHON}")
 
 
 def main() -> None:

@@ -4,14 +4,13 @@ Read from TensorFlow Datasets below TFDS_DATA_DIR, or from the hub's own files. 
 prepare it with `limba prepare --task=cc100_ja_causal_lm_stream --tfds=cc100/ja --data_dir=TFDS_DATA_DIR`.
 """
 
-import seqio
-import tensorflow as tf
-
 from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import HubSource, TfdsSource
+from limba.data.vocabulary import SentencePieceVocabulary
 
 # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
-VOCABULARY = seqio.SentencePieceVocabulary("cc100/ja.model", extra_ids=0)
+VOCABULARY = SentencePieceVocabulary("cc100/ja.model", extra_ids=0)
 MIN_LETTERS = 10  # of a line; shorter ones are menus and fragments
 SLICES = {"train": "train[:98%]", "validation": "train[98%:]"}  # as published; the data set has only this split
 
@@ -33,10 +32,9 @@ SOURCES = {
 }
 
 for name, source in SOURCES.items():
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=source,
         preprocessors=[tokenize_documents, causal_lm],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
-        shuffle_buffer_size=None,
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
     )

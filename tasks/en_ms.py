@@ -6,11 +6,9 @@ columns, `PREFIX` the prefix. Another pair of languages is a few lines.
 
 import functools
 
-import seqio
-import tensorflow as tf
-
 from limba.data import metrics as text_metrics
 from limba.data.objectives import SUPERVISED, add_prefix, long_inputs_in_segments
+from limba.data.registry import Feature, MixtureRegistry, TaskRegistry
 from limba.data.sources import HubSource
 from limba.data.vocabulary import TokenizersVocabulary
 
@@ -23,7 +21,7 @@ LANGUAGES = {"en": "English", "ms": "Malay"}
 def register(source: str, target: str, name: str = "", corpus: HubSource | None = None) -> str:
     """Registers the task from one language to the other, which are columns of the data set; returns its name."""
     name = name or f"{source}_{target}_translation"
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=corpus or HubSource(DATA_SET, SUBSET, column={"inputs": source, "targets": target}),
         preprocessors=[
@@ -31,14 +29,13 @@ def register(source: str, target: str, name: str = "", corpus: HubSource | None 
             functools.partial(add_prefix, prefix=f"translate {LANGUAGES[source]} to {LANGUAGES[target]}: "),
             *SUPERVISED,
         ],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
         metric_fns=[text_metrics.bleu, text_metrics.chrf],
-        shuffle_buffer_size=None,
     )
     return name
 
 
-seqio.MixtureRegistry.add("en_ms_both", [register("en", "ms"), register("ms", "en")], default_rate=1.0)
+MixtureRegistry.add("en_ms_both", [register("en", "ms"), register("ms", "en")], default_rate=1.0)
 # The published recipe's corpus.
 PUBLISHED = HubSource("mesolitica/translation-en-ms", column={"inputs": "en", "targets": "ms"})
 register("en", "ms", "en_ms_published", PUBLISHED)

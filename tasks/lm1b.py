@@ -4,14 +4,13 @@ Read from TensorFlow Datasets below TFDS_DATA_DIR (`limba prepare --tfds=lm1b` p
 hub.
 """
 
-import seqio
-import tensorflow as tf
-
 from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import HubSource, TfdsSource
+from limba.data.vocabulary import SentencePieceVocabulary
 
 # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
-VOCABULARY = seqio.SentencePieceVocabulary("lm1b/vocabulary.model", extra_ids=0)
+VOCABULARY = SentencePieceVocabulary("lm1b/vocabulary.model", extra_ids=0)
 
 SOURCES = {
     "lm1b_causal_lm": TfdsSource("lm1b", {"train": "train", "validation": "test"}),
@@ -19,10 +18,9 @@ SOURCES = {
 }
 
 for name, source in SOURCES.items():
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=source,
         preprocessors=[tokenize_documents, causal_lm],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
-        shuffle_buffer_size=None,
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
     )

@@ -3,15 +3,14 @@
 For another language copy this file and change the names, the data set and the vocabulary.
 """
 
-import seqio
-import tensorflow as tf
-
 from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource, HubSource
+from limba.data.vocabulary import SentencePieceVocabulary
 
 # The published runs' own 64,000 pieces, sentinels included. VOCABULARY in gin replaces it; mT5's is
 # gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model. Nothing is read before it is used.
-VOCABULARY = seqio.SentencePieceVocabulary("gs://myv4-bucket/sentencepiece/ro.model", extra_ids=0)
+VOCABULARY = SentencePieceVocabulary("gs://myv4-bucket/sentencepiece/ro.model", extra_ids=0)
 
 SOURCES = {
     "rlm_span_corruption_stream": HubSource("dumitrescustefan/rlm", column="text", splits=("train", "validation")),
@@ -19,10 +18,9 @@ SOURCES = {
 }
 
 for name, source in SOURCES.items():
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=source,
         preprocessors=[tokenize_documents, span_corruption],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
-        shuffle_buffer_size=None,
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
     )

@@ -8,27 +8,25 @@ language (`limba/data/objectives/diacritics.py` has the letters of 34), the name
 
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
 from limba.data import metrics as text_metrics
 from limba.data.objectives import SUPERVISED, restore_diacritics
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource, HubSource, UnitSource
+from limba.data.vocabulary import SentencePieceVocabulary
 
 # mT5's, which the published model has. VOCABULARY in gin replaces it; nothing is read before it is used.
-VOCABULARY = seqio.SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", extra_ids=0)
+VOCABULARY = SentencePieceVocabulary("gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model", extra_ids=0)
 CORPUS = HubSource("dumitrescustefan/rlm", column="text", splits=("train", "validation"))
 
 
 def register(name: str, language: str, source: UnitSource, **choices: Any) -> None:
     """Registers a task; `choices` are arguments of `restore_diacritics`, such as `bytes_per_token`, 1 for bytes."""
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=source,
         preprocessors=[restore_diacritics(language, **choices), *SUPERVISED],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
         metric_fns=[text_metrics.diacritics(language), text_metrics.error_rates, text_metrics.chrf],
-        shuffle_buffer_size=None,
     )
 
 

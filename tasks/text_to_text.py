@@ -8,14 +8,13 @@ one in a hundred rows is used for it.
 
 import functools
 
-import seqio
-import tensorflow as tf
-
 from limba.data import metrics as text_metrics
 from limba.data.objectives import SUPERVISED, add_prefix
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import FileSource
+from limba.data.vocabulary import ByteVocabulary
 
-VOCABULARY = seqio.ByteVocabulary(extra_ids=125)  # ByT5's
+VOCABULARY = ByteVocabulary(extra_ids=125)  # ByT5's
 TEMPLATES = {
     # name: (prefix, columns, metrics)
     "summarization": ("summarize: ", ("text", "summary"), [text_metrics.rouge]),
@@ -25,11 +24,10 @@ TEMPLATES = {
 }
 
 for name, (prefix, (inputs, targets), metrics) in TEMPLATES.items():
-    seqio.TaskRegistry.add(
+    TaskRegistry.add(
         name,
         source=FileSource("data/*.jsonl", column={"inputs": inputs, "targets": targets}),
         preprocessors=[functools.partial(add_prefix, prefix=prefix), *SUPERVISED],
-        output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
+        output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
         metric_fns=metrics,
-        shuffle_buffer_size=None,
     )

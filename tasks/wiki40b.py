@@ -6,11 +6,10 @@ the hub. For another of its 40 languages add its code to LANGUAGES.
 
 import itertools
 
-import seqio
-import tensorflow as tf
-
 from limba.data.objectives import causal_lm, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.sources import HubSource, TfdsSource
+from limba.data.vocabulary import SentencePieceVocabulary
 
 LANGUAGES = ("ja",)
 MIN_LETTERS = 10  # of a paragraph, as published for Japanese
@@ -43,17 +42,16 @@ def article(text: bytes) -> list[bytes]:
 
 for language in LANGUAGES:
     # VOCABULARY in gin replaces it; gin/runs/pretrain_lm.gin trains one.
-    vocabulary = seqio.SentencePieceVocabulary(f"wiki40b/{language}.model", extra_ids=0)
+    vocabulary = SentencePieceVocabulary(f"wiki40b/{language}.model", extra_ids=0)
     sources = {
         f"wiki40b_{language}_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=paragraphs),
         f"wiki40b_{language}_articles_causal_lm": TfdsSource(f"wiki40b/{language}", rewrite=article),
         f"wiki40b_{language}_causal_lm_stream": HubSource("google/wiki40b", name=language, rewrite=paragraphs),
     }
     for task_name, source in sources.items():
-        seqio.TaskRegistry.add(
+        TaskRegistry.add(
             task_name,
             source=source,
             preprocessors=[tokenize_documents, causal_lm],
-            output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(vocabulary, dtype=tf.int32)),
-            shuffle_buffer_size=None,
+            output_features=dict.fromkeys(("inputs", "targets"), Feature(vocabulary)),
         )

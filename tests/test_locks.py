@@ -40,7 +40,7 @@ def fits(marker: str, where: dict[str, str]) -> bool:
 
 
 def test_each_chip_has_its_lock_and_the_cpu_s_has_what_is_pinned() -> None:
-    assert set(LOCKS) == {"cpu", "build", "uv", *CHIPS}
+    assert set(LOCKS) == {"cpu", "lean", "build", "uv", *CHIPS}
     for python in PYTHONS:
         assert pins(LOCKS["cpu"], python) == pins(ROOT / "requirements.txt", python), "run python requirements/lock.py"
     wanted, build = pins(ROOT / "requirements.txt"), pins(LOCKS["build"])
@@ -141,3 +141,19 @@ def test_setup_installs_from_the_locks_by_their_hashes(tree: Path) -> None:
     lock.write_text(lock.read_text() + "# another hash\n")
     again = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda12")]
     assert again == ["lock-build.txt", "lock-cpu.txt", "tree", "lock-cuda12.txt"]
+
+
+def test_a_lean_environment_has_no_tensorflow_and_stays_lean(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {"tensorflow", "tensorflow-text", "tensorflow-datasets", "seqio", "clu", "keras", "gcsfs", "bokeh"}
+    for python in PYTHONS:
+        whole, lean = pins(LOCKS["cpu"], python), pins(LOCKS["lean"], python)
+        assert lean.items() <= whole.items() and absent <= set(whole) and not absent & set(lean)
+    monkeypatch.setenv("LEAN", "1")
+    first = [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda")]
+    assert first == ["lock-build.txt", "lock-lean.txt", "tree", "lock-cuda13.txt"]
+    of_chip = (tree / ".venv" / ".limba" / "lock-cuda13.txt").read_text()
+    assert f"\n-r {tree}/requirements/lock-lean.txt\n" in of_chip and "lock-cpu" not in of_chip
+    monkeypatch.delenv("LEAN")
+    assert asked_by_setup(tree, "cuda") == []
+    monkeypatch.setenv("LEAN", "0")
+    assert "lock-cpu.txt" in [Path(arguments[-1]).name for arguments in asked_by_setup(tree, "cuda")]

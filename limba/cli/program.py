@@ -22,6 +22,7 @@ from limba.config import (
     StorageError,
     UntrustedModuleError,
     environment,
+    extras,
 )
 from limba.config.errors import NOT_WRITABLE, is_out_of_memory, reason_of
 from limba.config.secrets import without_credentials
@@ -78,6 +79,9 @@ def _status(program: Callable[[Sequence[str]], object], argv: Sequence[str], nam
             raise
         return _ended(_of_client(error), CODES[StorageError])
     except Exception as error:
+        told = extras.sentence("This", error) if isinstance(error, ModuleNotFoundError) else None
+        if told is not None:
+            return _ended(told, CODES[InputError])
         if failures.is_of_client(error):
             return _ended(_of_client(error), CODES[StorageError])
         if not is_out_of_memory(error):

@@ -62,12 +62,10 @@ def open_streams() -> None:
 def set_variables() -> None:
     """Sets VARIABLES and the cache of compiled programs where the user has not; silences Orbax's log of its choices.
 
-    For a process of our own, never in the user's Python. Libraries that are imported later leave out what a run does
-    not use (`lean_imports`).
+    For a process of our own, never in the user's Python.
     """
-    from limba.config import compile_cache, lean_imports  # this file also runs where Limba is not installed
+    from limba.config import compile_cache  # this file also runs where Limba is not installed
 
-    lean_imports.install()
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     if compile_cache.OF_JAX not in os.environ:  # a second start compiles nothing

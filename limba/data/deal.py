@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import ConfigError, DataConfig
+from limba.data.dataset import TEXT, Elements
+from limba.data.objectives.steps import examples_of
+from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.tasks import Provider, has_exact_positions, parts_of, unit_sources
 
@@ -68,14 +69,10 @@ class Deal:
 WHOLE_UNITS = Deal()
 
 
-def marked(example: Mapping[str, tf.Tensor], number: int) -> dict[str, tf.Tensor]:
+def marked(example: Mapping[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
     """Returns the features, int32 [L] each, with the number of a task in each token; padding stays 0."""
-    found = dict(example)
-    for name, tokens in example.items():
-        if tokens.dtype.is_integer:
-            tokens = tf.cast(tokens, tf.int32)
-            found[name] = tf.where(tokens == 0, 0, tokens + (number << ID_BITS))
-    return found
+    mark = np.int32(number << ID_BITS)
+    return {name: np.where(tokens == 0, 0, tokens + mark).astype(np.int32) for name, tokens in example.items()}
 
 
 def unmarked(
@@ -142,14 +139,14 @@ def deal_of(
             counts[part.name] = found
         reasons.append(_unknown(part, lengths, config, counts.get(part.name)))
     reason = next(filter(None, reasons), "")
-    if isinstance(task, seqio.Mixture) and config.num_epochs is None:
+    if isinstance(task, Mixture) and config.num_epochs is None:
         reason = reason or f"{task.name} is a mixture without an end, whose tasks have epochs of their own"
     rows = None if reason else sum(each.total for each in counts.values())
-    marks_corpora = marks_corpora and isinstance(task, seqio.Mixture) and len(parts_of(task)) <= MOST_TASKS
+    marks_corpora = marks_corpora and isinstance(task, Mixture) and len(parts_of(task)) <= MOST_TASKS
     return Deal(counts, rows, all(each.is_exact for each in counts.values()), reason, marks_corpora)
 
 
-def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
+def _unknown(part: Task, lengths: Mapping[str, int], config: DataConfig, counts: Counts | None) -> str:
     """Returns why the number of a task's rows is not known beforehand, or ""."""
     if counts is None:
         return f"the documents of {part.name} are not counted, since its corpus is large or not on a local disk"
@@ -162,12 +159,11 @@ def _unknown(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, c
     return ""
 
 
-def has_row_per_document(part: seqio.Task, lengths: Mapping[str, int]) -> bool:
+def has_row_per_document(part: Task, lengths: Mapping[str, int]) -> bool:
     """Returns whether each document gives exactly one row: no preprocessor cuts, joins or filters."""
-    documents = tf.data.Dataset.from_tensors(dict.fromkeys(unit_sources(part)[part.name].keys, "")).repeat(TRIED)
-    dataset = part.preprocess_precache(documents, seed=0)
-    examples = part.preprocess_postcache(dataset, sequence_length=lengths, seed=0)
-    return int(np.asarray(examples.cardinality())) == TRIED
+    keys = unit_sources(part)[part.name].keys
+    documents = Elements([dict.fromkeys(keys, b"")] * TRIED, dict.fromkeys(keys, TEXT))
+    return examples_of(part, lengths, documents, seed=0).cardinality == TRIED
 
 
 def said(deal: Deal, config: DataConfig) -> Sequence[str]:

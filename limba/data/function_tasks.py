@@ -7,13 +7,14 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import seqio
-import tensorflow as tf
+from etils import epath
 
 from limba.config import ConfigError, InputError
 from limba.data.objectives.supervised import has_objective, name_of
 from limba.data.objectives.token_blocks import Features
+from limba.data.registry import Feature, Task
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ _PYTHON_ERROR = re.compile(r"\b\w*(?:Error|Exception|Interrupt): [^\n]*")
 BUILDERS = ("json", "csv", "text", "parquet")  # names that load_dataset gives to forms of files
 
 
-def with_inputs(task: seqio.Task) -> seqio.Task:
+def with_inputs(task: Task) -> Task:
     """Returns a task of one of t5's objectives that only registers 'targets' with 'inputs' too.
 
     As in T5X the inputs then have no end of sequence, which follows from a registered feature. The preprocessors see
@@ -32,7 +33,7 @@ def with_inputs(task: seqio.Task) -> seqio.Task:
     if "inputs" in features or "targets" not in features or not has_objective(task):
         return task
     targets = features["targets"]
-    inputs = seqio.Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
+    inputs = Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
     steps = [_with_features(step, features) for step in task.preprocessors]
     return task.replace(preprocessors=steps, output_features={"inputs": inputs, **features})
 
@@ -42,19 +43,21 @@ def _with_features(step: Callable, features: Features) -> Callable:
     if "output_features" not in takes:
         return step
 
-    def whole(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def whole(dataset: Any) -> Any:
         return step(dataset, output_features=features)
 
-    def with_lengths(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+    def with_lengths(dataset: Any, sequence_length: Mapping[str, int]) -> Any:
         return step(dataset, sequence_length=sequence_length, output_features=features)
 
     return with_lengths if "sequence_length" in takes else whole
 
 
-def gives_texts(task: seqio.Task, split: str) -> bool:
+def gives_texts(task: Task, split: str) -> bool:
     """Returns whether the task's source is a function whose elements are strings, not dictionaries."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _reads_function(task):
         return False
+    import tensorflow as tf
+
     try:
         with tf.device("cpu"):
             spec = task.source.get_dataset(split, shuffle=False).element_spec
@@ -63,14 +66,18 @@ def gives_texts(task: seqio.Task, split: str) -> bool:
     return isinstance(spec, tf.TensorSpec)
 
 
-def text_alone(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _reads_function(task: Task) -> bool:
+    return any(kind.__name__ == "FunctionDataSource" for kind in type(task.source).__mro__)
+
+
+def text_alone(dataset: Any) -> Any:
     """Returns the texts of {"text"}, for preprocessors that take strings."""
     return dataset.map(lambda example: example["text"])
 
 
-def resumable_form(task: seqio.Task) -> str | None:
+def resumable_form(task: Task) -> str | None:
     """Returns the line that makes a task resumable whose source is a function; None for other sources."""
-    if not isinstance(task.source, seqio.FunctionDataSource):
+    if not _reads_function(task):
         return None
     arguments = getattr(task.source._dataset_fn, "keywords", {}) or {}  # pyright: ignore[reportAttributeAccessIssue]
     about = next((value for value in arguments.values() if isinstance(value, Mapping) and "path" in value), {})
@@ -83,7 +90,7 @@ def resumable_form(task: seqio.Task) -> str | None:
     return f"{source}, preprocessors=[tokenize_documents, span_corruption]" if is_spans else source
 
 
-def failure_of_function(task: seqio.Task, error: BaseException) -> InputError | None:
+def failure_of_function(task: Task, error: BaseException) -> InputError | None:
     """Returns the error of a task's own function, from TensorFlow's report of it; None if it reads no function."""
     form = resumable_form(task)
     if form is None:
@@ -106,39 +113,41 @@ def warn_of_function(name: str, form: str) -> None:
     )
 
 
-class CachedSource(seqio.DataSource):
-    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split."""
+class CachedSource:
+    """The examples of a task's cache, which seqio's `seqio_cache_tasks` has written, by split: a seqio.DataSource."""
 
-    def __init__(self, task: seqio.Task):
+    caching_permitted = supports_arbitrary_sharding = False
+
+    def __init__(self, task: Any):
         prefix, ending = "info.", ".json"
         assert task.cache_dir is not None  # as `from_cache` checks
-        names = tf.io.gfile.listdir(task.cache_dir)
+        names = [path.name for path in epath.Path(task.cache_dir).iterdir()]
         splits = [name[len(prefix) : -len(ending)] for name in names if name.startswith(prefix)]
         # seqio has no public function for the source of a cache; `Task.get_dataset` calls this one too.
         self._sources = {split: task._get_cached_source(split) for split in sorted(splits)}
-        super().__init__(tuple(self._sources), caching_permitted=False)
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        return False
+        self.splits = tuple(self._sources)
 
     def list_shards(self, split: str) -> Sequence[str]:
         return self._sources[split].list_shards(split)
 
-    def get_dataset(self, split: str, *arguments, **choices) -> tf.data.Dataset:
+    def get_dataset(self, split: str, *arguments, **choices) -> Any:
         return self._sources[split].get_dataset(split, *arguments, **choices)
 
 
-def from_cache(task: seqio.Task, directory: str) -> seqio.Task:
+def from_cache(task: Task, directory: str) -> Task:
     """Returns the task with its cache in the directory as its source; ConfigError if there is no cache."""
+    import seqio
+
+    from limba.data.seqio_tasks import as_seqio
+
     seqio.add_global_cache_dirs([directory])
-    steps = list(task.preprocessors)
+    steps, of_seqio = list(task.preprocessors), as_seqio(task)
     places = [place for place, step in enumerate(steps) if isinstance(step, seqio.CacheDatasetPlaceholder)]
-    if not places or not task.cache_dir:
+    if not places or not of_seqio.cache_dir:
         why = "has no seqio.CacheDatasetPlaceholder among its preprocessors" if not places else "has no cache"
         raise ConfigError(
             "DataConfig.cache_dir",
             f"is {directory}, and task {task.name} {why}; make the cache there with seqio_cache_tasks, or leave"
             " DataConfig.cache_dir out.",
         )
-    return task.replace(source=CachedSource(task), preprocessors=steps[places[0] + 1 :])
+    return task.replace(source=CachedSource(of_seqio), preprocessors=steps[places[0] + 1 :])

@@ -11,6 +11,8 @@ import re
 import string
 from collections.abc import Callable, Sequence
 
+from limba.config import extras
+
 Figures = dict[str, float]
 Texts = Sequence[str]
 Metric = Callable[[Texts, Texts], Figures]
@@ -40,7 +42,8 @@ def rouge(targets: Texts, predictions: Texts) -> Figures:
     Words are separated by spaces and punctuation and may have letters of any language; rouge-score's own tokenizer
     only knows a-z.
     """
-    from rouge_score import rouge_scorer
+    with extras.needed_by("The metric ROUGE"):
+        from rouge_score import rouge_scorer
 
     kinds = ["rouge1", "rouge2", "rougeLsum"]
     scorer = rouge_scorer.RougeScorer(kinds, tokenizer=_Words())

@@ -6,128 +6,104 @@ an example has the same loss as in a row of its own (Raffel et al. 2020, arXiv:1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import InputError
+from limba.data.dataset import Dataset, Derived, Spec, State
 
 FEATURES = ("inputs", "targets")
 OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data position holds them
-EXAMPLES_AT_ONCE = 32
 
-Example = dict[str, tf.Tensor]
+Example = Mapping[str, np.ndarray]
 
 
-def batched(
-    dataset: tf.data.Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool
-) -> tf.data.Dataset:
+def batched(dataset: Dataset, lengths: Mapping[str, int], num_rows: int, whole: bool, packed: bool) -> Dataset:
     """Returns the features of `lengths`, int32 [num_rows, L], truncated and zero-padded, or packed with segment ids.
 
     Raises InputError if the examples lack one of them.
     """
-    spec = cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
     for name in lengths:
-        if name not in spec or spec[name].shape.rank != 1:
+        if name not in dataset.spec or len(dataset.spec[name].shape) != 1:
             raise InputError(
                 f"The task's preprocessors return no tokens {name!r}; add the preprocessor that makes them."
             )
-    if packed:
-        return pack(dataset, lengths).batch(num_rows, drop_remainder=whole)
-    if not _is_cut(spec, lengths):
-        dataset = dataset.map(
-            lambda example: {name: tf.cast(example[name][:width], tf.int32) for name, width in lengths.items()}
-        )
-    return dataset.padded_batch(
-        num_rows, padded_shapes={name: [width] for name, width in lengths.items()}, drop_remainder=whole
-    )
+    rows = pack(dataset, lengths) if packed else dataset
+    widths = {name: shape[0] or 0 for name, (_, shape) in rows.spec.items()} if packed else lengths
+
+    def padded(examples: Sequence[Example]) -> dict[str, np.ndarray]:
+        found = {name: np.zeros([len(examples), width], np.int32) for name, width in widths.items()}
+        for name, matrix in found.items():
+            for row, example in zip(matrix, examples, strict=True):
+                tokens = example[name][: len(row)]
+                row[: len(tokens)] = tokens
+        return found
+
+    spec = {name: Spec("int32", (None, width)) for name, width in widths.items()}
+    return rows.batch(num_rows, drop_remainder=whole).map(padded, spec)
 
 
-def _is_cut(spec: Mapping[str, tf.TensorSpec], lengths: Mapping[str, int]) -> bool:
-    """Returns whether examples only need padding; a map over single examples would cost as much as making them."""
-    return set(spec) == set(lengths) and all(
-        part.dtype == tf.int32 and (part.shape[0] or lengths[name] + 1) <= lengths[name] for name, part in spec.items()
-    )
-
-
-def pack(dataset: tf.data.Dataset, lengths: Mapping[str, int]) -> tf.data.Dataset:
+def pack(dataset: Dataset, lengths: Mapping[str, int]) -> Dataset:
     """Returns rows of several examples each, int32 [length]: {name, name_segment_ids} for each feature of `lengths`.
 
     Segments are numbered from 1 in the order of their examples; padding has segment 0. An example is put into the first
     open row with room for it; if there is none, the fullest row is returned first. Examples longer than a row are
-    truncated, empty ones skipped. The open rows are the state of a `scan`, which tf.data saves and restores. seqio's
-    `trim_and_pack_dataset` closes all its rows after every 512 examples: its rows are less full, and a data position
-    takes 760 kB.
+    truncated, empty ones skipped. The open rows are the state. seqio's `trim_and_pack_dataset` closes all its rows
+    after every 512 examples: its rows are less full.
     """
-    names = tuple(name for name in FEATURES if name in lengths)
-    widths = [lengths[name] for name in names]
-
-    def cut(example: Example) -> tuple[tf.Tensor, ...]:
-        vectors = [tf.cast(example[name][:width], tf.int32) for name, width in zip(names, widths, strict=True)]
-        sizes = [tf.math.count_nonzero(vector, dtype=tf.int32) for vector in vectors]  # some are padded already
-        return (tf.stack(sizes), *vectors)
-
-    shapes: Any = ([len(names)], *([None] for _ in names))
-    batches = dataset.map(cut).padded_batch(EXAMPLES_AT_ONCE, padded_shapes=shapes)
-    nothing = (tf.zeros([0, len(names)], tf.int32), *(tf.zeros([0, 0], tf.int32) for _ in names))
-    batches = batches.map(lambda *batch: (batch, False))
-    batches = batches.concatenate(tf.data.Dataset.from_tensors((nothing, True)))  # returns the open rows
-
-    def pack_batch(state: tuple[tf.Tensor, ...], element: tuple) -> tuple[tuple[tf.Tensor, ...], Example]:
-        batch, is_last = element
-        kinds = [tf.int32] * (len(state) + 2 * len(names))
-        result = tf.numpy_function(_packed, [len(names), is_last, *state, *batch], kinds, stateful=False)
-        new_state = tuple(tf.ensure_shape(new, old.shape) for new, old in zip(result, state, strict=False))
-        rows = {}
-        for place, (name, width) in enumerate(zip(names, widths, strict=True)):
-            tokens, segments = result[len(state) + 2 * place :][:2]
-            rows[name] = tf.ensure_shape(tokens, [None, width])
-            rows[f"{name}_segment_ids"] = tf.ensure_shape(segments, [None, width])
-        return new_state, rows
-
-    used = tf.zeros([OPEN_ROWS, len(names) + 1], tf.int32)
-    state = (used, *(tf.zeros([OPEN_ROWS, width], tf.int32) for width in widths for _ in range(2)))
-    return batches.scan(state, pack_batch).unbatch()
+    return _Packed(dataset, {name: lengths[name] for name in FEATURES if name in lengths})
 
 
-def _packed(num_features: int, is_last: bool, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns the new state and the finished rows, from the state and a batch of examples.
+class _Packed(Derived):
+    def __init__(self, parent: Dataset, lengths: Mapping[str, int]):
+        self._names, self._widths = list(lengths), np.array(list(lengths.values()))
+        kinds = {part: width for name, width in lengths.items() for part in (name, f"{name}_segment_ids")}
+        super().__init__(parent, {name: Spec("int32", (width,)) for name, width in kinds.items()})
+        # Of each open row the tokens used of each feature, and the number of examples.
+        self._used = np.zeros([OPEN_ROWS, len(lengths) + 1], np.int64)
+        self._rows = {name: np.zeros([OPEN_ROWS, width], np.int32) for name, width in kinds.items()}
 
-    The state is the tokens used of each feature and the number of examples, by open row [R, F + 1], then the tokens
-    and segment ids [R, L] of each feature. The batch is the sizes [B, F] and tokens [B, W] of each feature.
-    """
-    used, *matrices = (array.copy() for array in arrays[: 1 + 2 * num_features])
-    sizes, *vectors = arrays[1 + 2 * num_features :]
-    widths = np.array([matrix.shape[1] for matrix in matrices[::2]])
-    finished: list[list[np.ndarray]] = []
+    def __next__(self) -> dict[str, np.ndarray]:
+        for example in self._parent:
+            vectors = [np.asarray(example[name][:width]) for name, width in zip(self._names, self._widths, strict=True)]
+            sizes = np.array([np.count_nonzero(vector) for vector in vectors])  # some are padded already
+            if not sizes.any():
+                continue
+            has_room = np.all(self._used[:, :-1] + sizes <= self._widths, axis=1)
+            row, finished = int(has_room.argmax()), None
+            if not has_room[row]:
+                row = int(self._used[:, :-1].sum(1).argmax())
+                finished = self._finish(row)
+            self._put(row, vectors, sizes)
+            if finished is not None:
+                return finished
+        for row in np.flatnonzero(self._used[:, -1]).tolist():
+            return self._finish(row)
+        raise StopIteration
 
-    def finish(row: int) -> None:
-        finished.append([matrix[row].copy() for matrix in matrices])
-        for array in (used, *matrices):
+    def _finish(self, row: int) -> dict[str, np.ndarray]:
+        """Returns an open row, and empties it."""
+        found = {name: matrix[row].copy() for name, matrix in self._rows.items()}
+        for array in (self._used, *self._rows.values()):
             array[row] = 0
+        return found
 
-    for number, size in enumerate(sizes):
-        if not size.any():
-            continue
-        has_room = (used[:, :-1] + size <= widths).all(1)
-        row = int(has_room.argmax())
-        if not has_room[row]:
-            row = int(used[:, :-1].sum(1).argmax())
-            finish(row)
-        segment = used[row, -1] + 1
-        for place, vector in enumerate(vectors):
-            start, stop = used[row, place], used[row, place] + size[place]
-            matrices[2 * place][row, start:stop] = vector[number, : size[place]]
-            matrices[2 * place + 1][row, start:stop] = segment
-        used[row, :-1] += size
-        used[row, -1] = segment
-    if is_last:
-        for row in np.flatnonzero(used[:, -1]):
-            finish(int(row))
-    rows = [np.stack(column) for column in zip(*finished, strict=True)] if finished else [m[:0] for m in matrices]
-    return (used, *matrices, *rows)
+    def _put(self, row: int, vectors: Sequence[np.ndarray], sizes: np.ndarray) -> None:
+        """Puts an example into an open row."""
+        self._used[row, -1] += 1
+        for name, vector, start, size in zip(self._names, vectors, self._used[row].tolist(), sizes, strict=False):
+            self._rows[name][row, start : start + size] = vector[:size]
+            self._rows[f"{name}_segment_ids"][row, start : start + size] = self._used[row, -1]
+        self._used[row, :-1] += sizes
+
+    def state(self) -> State:
+        rows = {name: matrix.copy() for name, matrix in self._rows.items()}
+        return {"parent": super().state(), "used": self._used.copy(), "rows": rows}
+
+    def restore(self, state: State) -> None:
+        super().restore(state["parent"])
+        self._used, self._rows = state["used"].copy(), {name: each.copy() for name, each in state["rows"].items()}
 
 
 def model_features(rows: Mapping[str, np.ndarray], sequence_length: int | None = None) -> dict[str, np.ndarray]:

@@ -8,29 +8,34 @@ then names its documents.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data.dataset import TOKENS as TOKENS_SPEC
+from limba.data.dataset import Dataset, Spec, preprocessor
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
+from limba.data.objectives.steps import examples_of
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
 from limba.data.objectives.whole_words import begins_word, corrupt_words, whole_word_span_corruption
 from limba.data.packing import FEATURES
+from limba.data.registry import Task
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR
-from limba.data.sources.units import DOCUMENT, UnitSource
+from limba.data.sources.splits import DOCUMENT
+from limba.data.sources.units import UnitSource
 from limba.data.stream.positions import DataPositions
-from limba.data.stream.shard import Follow, Pipeline, examples_of, source_errors
+from limba.data.stream.shard import Follow, Pipeline
 from limba.data.tasks import Provider
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
@@ -104,14 +109,13 @@ def documents_by_row(
     for batch, several in sorted(rows.items()):
         fetch, place = divmod(batch - 1 - before, pipeline.rows_per_fetch // size)
         wanted.setdefault(fetch, []).extend((batch, row, place * size + row) for row in several)
-    with source_errors(task):
-        names, is_exact = _Names(pipeline), True
-        try:
-            found = _followed_rows(names, pipeline.dataset(shard, first_epochs, _following(names, lengths)), wanted)
-        except _NotFollowedError:
-            names, is_exact = _Names(pipeline), False
-            found = _read_recently(names, pipeline.dataset(shard, first_epochs, _counting(names)), wanted)
-        return {row: list(_documents(config.train_split, names, numbers, is_exact)) for row, numbers in found.items()}
+    names, is_exact = _Names(pipeline), True
+    try:
+        found = _followed_rows(names, pipeline.dataset(shard, first_epochs, _following(names, lengths)), wanted)
+    except _NotFollowedError:
+        names, is_exact = _Names(pipeline), False
+        found = _read_recently(names, pipeline.dataset(shard, first_epochs, _counting(names)), wanted)
+    return {row: list(_documents(config.train_split, names, numbers, is_exact)) for row, numbers in found.items()}
 
 
 class _NotFollowedError(Exception):
@@ -133,7 +137,7 @@ class _Names:
         vocabularies = [feature.vocabulary for part in self.parts for feature in part.output_features.values()]
         self._base = 2 * max(vocabulary.vocab_size for vocabulary in vocabularies)
 
-    def place_of(self, part: seqio.Task) -> int:
+    def place_of(self, part: Task) -> int:
         return [each.name for each in self.parts].index(part.name)
 
     def counts(self) -> list[int]:
@@ -145,29 +149,25 @@ class _Names:
         numbers = self._names[part][number * width : (number + 1) * width] if number >= 0 else ()
         return b" ".join(b"%d" % each for each in numbers) if numbers else None
 
-    def numbered(self, part: int, documents: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the documents with their number, int64, as their feature DOCUMENT, in place of their name."""
+    def numbered(self, part: int, documents: Dataset) -> Dataset:
+        """Returns the documents with their number, an int, as their feature DOCUMENT, in place of their name."""
 
-        def number(name: bytes) -> np.int64:
+        def number(name: bytes) -> int:
             numbers = [int(each) for each in name.split()]
             self._widths[part] = len(numbers)
             self._names[part].extend(numbers)
             found = self.counts()[part] - 1
             if self._base + 2 * (found + 1) * len(self.parts) > LARGEST:
                 raise InputError("The batch comes after too many documents to be followed; give an earlier one.")
-            return np.int64(found)
+            return found
 
-        def with_number(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            # Declared stateful, so that TensorFlow calls it in order.
-            found = tf.numpy_function(number, [example[DOCUMENT]], tf.int64, stateful=True)
-            return {**example, DOCUMENT: tf.ensure_shape(found, [])}
+        spec = {**documents.spec, DOCUMENT: Spec("int64")}
+        return documents.map(lambda example: {**example, DOCUMENT: number(example[DOCUMENT])}, spec)
 
-        return documents.map(with_number)
-
-    def marked(self, part: int, tokens: tf.Tensor, number: tf.Tensor, marks: tf.Tensor | bool = False) -> tf.Tensor:
+    def marked(self, part: int, tokens: np.ndarray, number: int, marks: np.ndarray | bool = False) -> np.ndarray:
         """Returns the document's number and a mark, one int32, in place of each token but zeros, which are padding."""
-        code = self._base + 2 * (tf.cast(number, tf.int32) * len(self.parts) + part)
-        return tf.where(tokens == 0, 0, code + tf.cast(marks, tf.int32))
+        code = self._base + 2 * (int(number) * len(self.parts) + part)
+        return np.where(tokens == 0, 0, code + np.asarray(marks, np.int32)).astype(np.int32)
 
     def in_row(self, element: Mapping[str, np.ndarray], place: int) -> list[tuple[int, int]]:
         """Returns (part, number) of the documents in a row of the replayed pipeline."""
@@ -179,9 +179,7 @@ class _Names:
 def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
     """Returns a function from a task's traced documents to its examples, with marked numbers in place of tokens."""
 
-    def follow(
-        part: seqio.Task, sequence_length: Mapping[str, int], documents: tf.data.Dataset, seed: int
-    ) -> tf.data.Dataset:
+    def follow(part: Task, sequence_length: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
         place = names.place_of(part)
         followed = part.replace(preprocessors=[_followed(names, place, part, step) for step in part.preprocessors])
         try:
@@ -190,12 +188,13 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
             if isinstance(error, InputError):
                 raise
             raise _NotFollowedError from error  # a preprocessor that takes no further feature
-        if DOCUMENT not in _spec(examples):
+        if DOCUMENT not in examples.spec:
             if any(map(objective_of, part.preprocessors)):
                 return examples
             raise _NotFollowedError
         return examples.map(
-            lambda example: {name: names.marked(place, example[name], example[DOCUMENT]) for name in lengths}
+            lambda example: {name: names.marked(place, example[name], example[DOCUMENT]) for name in lengths},
+            dict.fromkeys(lengths, TOKENS_SPEC),
         )
 
     return follow
@@ -204,41 +203,40 @@ def _following(names: _Names, lengths: Mapping[str, int]) -> Follow:
 def _counting(names: _Names) -> Follow:
     """Returns a function that makes a task's own examples, and only numbers the documents as they are read."""
 
-    def follow(part: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    def follow(part: Task, lengths: Mapping[str, int], documents: Dataset, seed: int) -> Dataset:
         numbered = names.numbered(names.place_of(part), documents)
-        # The number must have been asked for before the text is passed on.
-        plain = numbered.map(lambda example: {name: value for name, value in example.items() if name != DOCUMENT})
+        spec = {name: each for name, each in documents.spec.items() if name != DOCUMENT}
+        plain = numbered.map(lambda example: {name: example[name] for name in spec}, spec)
         return examples_of(part, lengths, plain, seed)
 
     return follow
 
 
-def _followed(
-    names: _Names, place: int, part: seqio.Task, step: Callable[..., tf.data.Dataset]
-) -> Callable[..., tf.data.Dataset]:
+def _followed(names: _Names, place: int, part: Task, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the preprocessor for documents with numbers: it makes marked numbers where `step` makes tokens."""
     function, choices, marks = unwrapped(step), getattr(step, "keywords", {}), _marks(part)
 
-    def tokenize(dataset: tf.data.Dataset, output_features: Features) -> tf.data.Dataset:
+    @preprocessor
+    def tokenize(dataset: Dataset, output_features: Features) -> Dataset:
         _require_number(dataset)
         name, tokens_of = tokenizer_of(dataset, output_features, choices.get("append_eos", False))
 
-        def marked(example: dict[str, tf.Tensor]) -> tf.Tensor:
-            tokens = tokens_of(example[name][None])
+        def marked(example: Mapping[str, Any]) -> np.ndarray:
+            tokens = tokens_of([example[name]])
             return names.marked(place, tokens, example[DOCUMENT], marks(tokens))
 
-        vectors = dataset.map(marked).ragged_batch(DOCUMENTS_PER_BATCH)
-        return vectors.map(lambda vectors: {"targets": vectors.flat_values})
+        vectors = dataset.map(marked).batch(DOCUMENTS_PER_BATCH)
+        return vectors.map(lambda vectors: {"targets": np.concatenate(vectors)}, {"targets": TOKENS_SPEC})
 
-    def objective(
-        dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features
-    ) -> tf.data.Dataset:
+    @preprocessor
+    def objective(dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features) -> Dataset:
         if tokenize_documents not in map(unwrapped, part.preprocessors):  # tokens of another preprocessor
             _require_number(dataset)
             dataset = dataset.map(
                 lambda example: {
                     "targets": names.marked(place, example["targets"], example[DOCUMENT], marks(example["targets"]))
-                }
+                },
+                {"targets": TOKENS_SPEC},
             )
         if function is whole_word_span_corruption:
             shares = (choices.get("noise_density", 0.15), choices.get("mean_noise_span_length", 3.0))
@@ -254,13 +252,12 @@ def _followed(
     return objective if objective_of(step) else step
 
 
-def _marks(part: seqio.Task) -> Callable[[tf.Tensor], tf.Tensor | bool]:
+def _marks(part: Task) -> Callable[[np.ndarray], np.ndarray | bool]:
     """Returns what an objective must know of a token besides its document: whether it begins a word, or ends a text."""
     vocabulary = part.output_features["targets"].vocabulary
     for step in part.preprocessors:
         if unwrapped(step) is whole_word_span_corruption:
-            begins = tf.constant(begins_word(vocabulary))
-            return lambda tokens: tf.gather(begins, tokens)
+            return begins_word(vocabulary).__getitem__
         if unwrapped(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
             return lambda tokens: tokens == vocabulary.eos_id
     return lambda tokens: False
@@ -270,16 +267,12 @@ def _is_marked(values: np.ndarray) -> np.ndarray:
     return values % 2 == 1
 
 
-def _require_number(dataset: tf.data.Dataset) -> None:
-    if DOCUMENT not in _spec(dataset):
+def _require_number(dataset: Dataset) -> None:
+    if DOCUMENT not in dataset.spec:
         raise _NotFollowedError
 
 
-def _spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
-    return cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-
-
-def _followed_rows(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:
+def _followed_rows(names: _Names, dataset: Dataset, wanted: Wanted) -> Found:
     """Returns the documents of the wanted rows, from the replayed pipeline."""
     found: Found = {}
     for fetch, element in _elements(dataset, wanted):
@@ -288,15 +281,11 @@ def _followed_rows(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> F
     return found
 
 
-def _read_recently(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> Found:
+def _read_recently(names: _Names, dataset: Dataset, wanted: Wanted) -> Found:
     """Returns the documents read since the last but one time before the wanted rows were made."""
     found: Found = {}
     counts = [[0] * len(names.parts)] * 2  # after each fetch for which documents were read
-    options = tf.data.Options()  # nothing is read ahead: documents are counted as they are needed
-    options.experimental_optimization.apply_default_optimizations = False
-    options.experimental_optimization.map_parallelization = False
-    options.experimental_optimization.inject_prefetch = False
-    for fetch, _ in _elements(dataset.with_options(options), wanted):
+    for fetch, _ in _elements(dataset, wanted):
         if names.counts() != counts[-1]:
             counts = [*counts[-2:], names.counts()]
         for batch, row, _ in wanted.get(fetch, ()):
@@ -305,11 +294,11 @@ def _read_recently(names: _Names, dataset: tf.data.Dataset, wanted: Wanted) -> F
     return found
 
 
-def _elements(dataset: tf.data.Dataset, wanted: Wanted) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+def _elements(dataset: Dataset, wanted: Wanted) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
     """Yields the numbered elements up to the last wanted one; InputError if the data set ends before it."""
     number, last = -1, max(wanted)
-    for number, element in enumerate(dataset.take(last + 1).as_numpy_iterator()):
-        yield number, cast(Mapping[str, np.ndarray], element)
+    for number, element in enumerate(itertools.islice(dataset, last + 1)):
+        yield number, element
     if number < last:
         raise _no_batch(wanted[last][-1][0])
 
@@ -336,7 +325,7 @@ def _documents(split: str, names: _Names, numbers: Sequence[tuple[int, int]], is
         yield Document(names.parts[part].name, unit, row, _text(source, text, vocabulary), is_exact)
 
 
-def _text(source: UnitSource, document: bytes, vocabulary: seqio.Vocabulary) -> str:
+def _text(source: UnitSource, document: bytes, vocabulary: Vocabulary) -> str:
     if source.keys == (TOKENS,):
         return vocabulary.decode(np.frombuffer(document, "<i4").tolist())
     return document.replace(FIELD_SEPARATOR, b"\t").decode(errors="replace")

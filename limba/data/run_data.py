@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.config import DataConfig
+from limba.data import bridge
+from limba.data.dataset import TEXT, Elements
 from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths
+from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised
+from limba.data.packing import FEATURES
+from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.sources.units import UnitSource
-from limba.data.stream.shard import Pipeline, source_errors
+from limba.data.stream.shard import Pipeline
 from limba.data.stream.stages import check_rows_of_stage, task_of_stage
 from limba.data.stream.streams import feature_shapes
 from limba.data.tasks import Provider, check_sources, parts_of, resolve_task
@@ -45,7 +49,7 @@ class RunData:
         """Reads the beginning of every corpus; InputError for what a run could not read."""
         check_sources(self.task, self.config)
 
-    def check_stage(self, begins: int, lengths: Mapping[str, int]) -> seqio.Task | seqio.Mixture:
+    def check_stage(self, begins: int, lengths: Mapping[str, int]) -> Task | Mixture:
         """Returns the task of the stage that begins at a step; InputError unless its rows are like the first one's."""
         later = RunData(self.config, task_of_stage(begins, self.task, lengths, self.config))
         later.check()
@@ -60,8 +64,20 @@ class RunData:
 
     def rows(self, lengths: Mapping[str, int]) -> Iterator[Mapping[str, np.ndarray]]:
         """Yields the first data shard's rows as training reads them, some at once; InputError as its source raises."""
-        with source_errors(self.task):
-            yield from Pipeline(self.task, lengths, self.config).dataset(0).as_numpy_iterator()  # pyright: ignore[reportReturnType]
+        yield from Pipeline(self.task, lengths, self.config).dataset(0)
+
+    def examples(
+        self, documents: Sequence[bytes], lengths: Mapping[str, int], split: str, seed: int
+    ) -> Iterator[Mapping[str, np.ndarray]]:
+        """Yields the tokens of a task's examples of these documents; of all documents where its source is another's."""
+        (part,) = self.parts
+        if isinstance(part.source, UnitSource):
+            elements = Elements(part.source.elements(documents), dict.fromkeys(part.source.keys, TEXT))
+            dataset = examples_of(part, lengths, elements, seed)
+        else:
+            dataset = bridge.of_seqio(part, lengths, split, seed)
+        names = [name for name in FEATURES if name in dataset.spec]
+        return ({name: example[name] for name in names} for example in dataset)
 
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from limba import toolbox
-from limba.config import InputError
+from limba.config import InputError, extras
 from limba.config.errors import did_you_mean, nearest, reason_of
 
 _LIMBA = Path(__file__).resolve().parent.parent
@@ -41,13 +41,14 @@ def all_names() -> list[str]:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Imports the modules, which `check` has found; takes seconds, because seqio imports TensorFlow."""
+    """Imports the modules, which `check` has found; takes seconds where they import seqio, and so TensorFlow."""
     with _foreign_names():
         for module in modules:
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
-                raise InputError(f"The module {module} imports {error.name}, which is not installed.") from error
+                missing = f"The module {module} imports {error.name}, which is not installed."
+                raise InputError(extras.sentence(f"The module {module}", error) or missing) from error
             except Exception as error:  # of the user's own code
                 raise InputError(
                     f"The module {module} fails when it is imported: {_told(error)}; correct it."

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-import seqio
 from etils import epath
 
 from limba.config import ConfigError, DataConfig, InputError, StorageError
@@ -23,6 +22,7 @@ from limba.data.function_tasks import (
 from limba.data.objectives.choice import of_one_sequence, with_noise, with_objective
 from limba.data.objectives.supervised import is_supervised, with_prefix
 from limba.data.packing import FEATURES
+from limba.data.registry import Mixture, MixtureRegistry, Task, TaskRegistry
 from limba.data.sources.array_record import ArrayRecordSource
 from limba.data.sources.hub_data import HubSource, hub_corpus
 from limba.data.sources.remote import ReadPolicy
@@ -33,7 +33,7 @@ from limba.data.vocabulary.load import address_of, load_vocabulary, of_run
 from limba.sharding.agreement import is_first, together
 from limba.storage.files import read_text, write_whole
 
-Provider = seqio.Task | seqio.Mixture
+Provider = Task | Mixture
 logger = logging.getLogger(__name__)
 
 
@@ -46,10 +46,10 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
     per task; InputError for a vocabulary that cannot be read.
     """
     name = config.mixture_or_task_name
-    if name in seqio.TaskRegistry.names():
-        return _replaced(seqio.TaskRegistry.get(name), config, directory)
-    if name in seqio.MixtureRegistry.names():
-        mixture = seqio.MixtureRegistry.get(name)
+    if name in TaskRegistry.names():
+        return _replaced(TaskRegistry.get(name), config, directory)
+    if name in MixtureRegistry.names():
+        mixture = MixtureRegistry.get(name)
         # Tasks that read different columns may share a corpus, such as the two directions of a translation.
         have_columns = all(isinstance(getattr(task.source, "column", None), Mapping) for task in mixture.tasks)
         if config.data_files is not None and not (have_columns and config.column == "text"):
@@ -71,8 +71,8 @@ def resolve_task(config: DataConfig, directory: str | None = None) -> Provider:
                 "DataConfig.vocabulary",
                 f"is not set, and the tasks of mixture {name} have different vocabularies; set it to one for all.",
             )
-        return seqio.Mixture(name, parts)
-    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+        return Mixture(name, parts)
+    known = sorted({*TaskRegistry.names(), *MixtureRegistry.names()})
     close = difflib.get_close_matches(name, known, n=3) or known[:10]
     raise ConfigError(
         "DataConfig.mixture_or_task_name",
@@ -98,7 +98,7 @@ def resolve_task_of_run(config: DataConfig, model_dir: str) -> Provider:
         return task
 
 
-def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> seqio.Task:
+def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
     form = resumable_form(task)
     path = config.vocabulary and place_of(config.vocabulary, directory)
     given = None if path is None else load_vocabulary(path, config.extra_ids)
@@ -133,7 +133,7 @@ def _replaced(task: seqio.Task, config: DataConfig, directory: str | None) -> se
     return task
 
 
-def _column_of(task: seqio.Task, config: DataConfig) -> Column:
+def _column_of(task: Task, config: DataConfig) -> Column:
     """Returns the config's column of `data_files`, or the task's columns if the config has the default."""
     own = getattr(task.source, "column", "text")
     if not isinstance(own, Mapping):
@@ -162,7 +162,7 @@ def source_of_files(data_files: DataFiles, column: Column = "text", validation_p
     return kind(data_files, column, validation_percent)
 
 
-def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
+def _own_rate(mixture: Mixture, task: Task) -> float:
     try:
         return mixture.get_rate(task)
     except (TypeError, ValueError) as error:  # a seqio function of num_examples, which are not counted
@@ -172,7 +172,7 @@ def _own_rate(mixture: seqio.Mixture, task: seqio.Task) -> float:
         ) from error
 
 
-def _tempered_rate(task: seqio.Task, split: str, temperature: float) -> float:
+def _tempered_rate(task: Task, split: str, temperature: float) -> float:
     """Returns size^(1/T) of the corpus's size in bytes (Xue et al. 2021, arXiv:2010.11934, section 3.2: T = 1/0.3)."""
     source = unit_sources(task).get(task.name)
     if source is None:
@@ -189,12 +189,12 @@ def pinned(task: Provider, revisions: Mapping[str, str]) -> Provider:
 
     sources = _hub_sources(task)
 
-    def with_revision(part: seqio.Task) -> seqio.Task:
+    def with_revision(part: Task) -> Task:
         known = part.name in revisions and part.name in sources
         return part.replace(source=sources[part.name].pinned(revisions[part.name])) if known else part
 
-    if isinstance(task, seqio.Mixture):
-        return seqio.Mixture(task.name, [(with_revision(part), task.get_rate(part)) for part in task.tasks])
+    if isinstance(task, Mixture):
+        return Mixture(task.name, [(with_revision(part), task.get_rate(part)) for part in task.tasks])
     return with_revision(task)
 
 
@@ -210,7 +210,7 @@ def _pin_name(task: str, source: HubSource) -> str:
 
     So another data set in a run's configuration gets a commit of its own.
     """
-    own = _hub_sources(seqio.TaskRegistry.get(task)).get(task) if task in seqio.TaskRegistry.names() else None
+    own = _hub_sources(TaskRegistry.get(task)).get(task) if task in TaskRegistry.names() else None
     if not source.is_named or (own is not None and own.hub_name == source.hub_name):
         return task
     return f"{task} from {source.path}:{source.config_name or ''}@{source.revision or ''}"
@@ -303,9 +303,9 @@ def keep_vocabularies(tasks: Iterable[Provider], model_dir: str) -> None:
     keep((address for task in tasks for address in addresses_of(task)), model_dir)
 
 
-def parts_of(task: Provider) -> list[seqio.Task]:
+def parts_of(task: Provider) -> list[Task]:
     """Returns the tasks of a mixture, or the task itself."""
-    return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+    return list(task.tasks) if isinstance(task, Mixture) else [task]
 
 
 def _hub_sources(task: Provider) -> dict[str, HubSource]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import DataConfig
-from limba.data.objectives.supervised import is_supervised, lengths_of, text_of, truncation_report
+from limba.data import bridge
+from limba.data.dataset import Dataset
+from limba.data.function_tasks import failure_of_function
+from limba.data.objectives.steps import examples_of
+from limba.data.objectives.supervised import is_supervised, text_of, truncation_report
 from limba.data.objectives.token_blocks import unwrapped
 from limba.data.packing import FEATURES, batched, model_features
-from limba.data.stream.shard import Rows, examples_of, padded_rows, single_threaded, source_errors
+from limba.data.registry import Task
+from limba.data.stream.shard import padded_rows
 from limba.data.tasks import Provider, parts_of, unit_sources
 
 logger = logging.getLogger(__name__)
@@ -35,10 +39,9 @@ def validation_batches(
     batches: list[dict[str, np.ndarray]] = []
     left, num_rows = num_batches, num_rows or config.batch_size
     for number, part in enumerate(parts):
-        share = -1 if left is None else -(-left // (len(parts) - number))  # -1: all
-        taken = single_threaded(batched(part, lengths, num_rows, whole=False, packed=config.pack).take(share))
-        with source_errors(task):
-            rows = [padded_rows(cast(Rows, batch), num_rows) for batch in taken.as_numpy_iterator()]
+        share = None if left is None else -(-left // (len(parts) - number))
+        taken = itertools.islice(batched(part, lengths, num_rows, whole=False, packed=config.pack), share)
+        rows = [padded_rows(batch, num_rows) for batch in taken]
         batches += [model_features(batch, config.sequence_length) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
@@ -53,9 +56,7 @@ def validation_batches(
     return batches
 
 
-def validation_examples(
-    part: seqio.Task, lengths: Mapping[str, int], config: DataConfig, count: int
-) -> list[dict[str, Any]]:
+def validation_examples(part: Task, lengths: Mapping[str, int], config: DataConfig, count: int) -> list[dict[str, Any]]:
     """Returns a supervised task's first validation examples as seqio's Evaluator has them: ids int32 [<= L], text.
 
     There are none where the task has no such split. The text is bytes. They are the same on every host and in every
@@ -64,18 +65,19 @@ def validation_examples(
     """
     if not _has_split(part, config):
         return []
-    examples = seqio.trim_dataset(_examples(part, lengths, config), lengths, part.output_features)
-    with source_errors(part):
-        found = cast(list[dict[str, Any]], list(single_threaded(examples.take(count)).as_numpy_iterator()))
+    found = [
+        {name: value[: lengths[name]] if name in lengths else value for name, value in example.items()}
+        for example in itertools.islice(_examples(part, lengths, config), count)
+    ]
     is_one_text = any(getattr(unwrapped(step), "is_one_text", False) for step in part.preprocessors)
     return [_as_read(part, lengths, example) for example in found] if is_one_text else found
 
 
-def _has_split(part: seqio.Task, config: DataConfig) -> bool:
+def _has_split(part: Task, config: DataConfig) -> bool:
     return bool(unit_sources(part)) or config.validation_split in part.splits
 
 
-def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
+def _as_read(part: Task, lengths: Mapping[str, int], example: dict[str, Any]) -> dict[str, Any]:
     """Returns an example with the text of its tokens in place of a longer one."""
     for name in FEATURES:
         vocabulary, ids = part.output_features[name].vocabulary, example[name]
@@ -85,12 +87,12 @@ def _as_read(part: seqio.Task, lengths: Mapping[str, int], example: dict[str, An
     return example
 
 
-def _examples(part: seqio.Task, lengths: Mapping[str, int], config: DataConfig) -> tf.data.Dataset:
+def _examples(part: Task, lengths: Mapping[str, int], config: DataConfig) -> Dataset:
     """Returns the validation split's examples, once and in order."""
     split = config.validation_split
     for source in unit_sources(part).values():
         return examples_of(part, lengths, source.documents(split, shuffle=False, num_epochs=1), SEED)
-    return part.get_dataset(lengths, split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False)
+    return bridge.of_seqio(part, lengths, split, SEED, lambda error: failure_of_function(part, error))
 
 
 def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, count: int = 500) -> list[str]:
@@ -100,8 +102,11 @@ def truncation(task: Provider, lengths: Mapping[str, int], config: DataConfig, c
     for part in filter(is_supervised, parts_of(task)):
         if part.name in sources:
             documents = sources[part.name].documents(config.train_split, shuffle=False, num_epochs=1)
-            with source_errors(task):
-                sizes = lengths_of(part, documents, lengths, count)
+            vocabularies = {name: part.output_features[name].vocabulary for name in FEATURES}
+            sizes = [
+                {name: len(each.encode(text_of(example, name, each))) + 1 for name, each in vocabularies.items()}
+                for example in itertools.islice(examples_of(part, lengths, documents, SEED), count)
+            ]
             if sizes:
                 found.append(f"{part.name}: {truncation_report(sizes, lengths)}")
     return found

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import seqio
 from etils import epath
 from jax.sharding import Mesh
-from seqio.metrics import CollectingMetric, ModelOutputType, PassthroughLegacyMetric
 
 from limba.config import InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data import validation_split
 from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
+from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
 from limba.evaluation.validation import Figures, loss_evaluation
 from limba.inference.generate import Writer, log_likelihoods, padded
@@ -38,11 +38,56 @@ from limba.sharding.mesh import batch_sharding
 from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
-PREDICTION, SCORE, WITH_AUX = OUTPUTS = (
-    ModelOutputType.PREDICTION,
-    ModelOutputType.SCORE,
-    ModelOutputType.PREDICTION_WITH_AUX,
-)
+PREDICTION, SCORE, WITH_AUX = OUTPUTS = (1, 2, 3)  # seqio's ModelOutputType
+OUTPUT_OF = {
+    ("targets", "predictions"): PREDICTION,
+    ("targets", "scores"): SCORE,
+    ("targets", "predictions", "aux_values"): WITH_AUX,
+}
+
+
+class FunctionMetric:
+    """A metric function of a task, as seqio's PassthroughLegacyMetric; InputError if it takes other arguments."""
+
+    def __init__(self, task: Task, function: Callable[..., Any]):
+        self._task, self._function = task, function
+        parameters = inspect.signature(function).parameters.values()
+        needed = (
+            each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        )
+        kind = OUTPUT_OF.get(tuple(needed))
+        if kind is None:
+            raise InputError(
+                f"A metric function of task {task.name} does not take (targets, predictions), (targets, scores) or"
+                " (targets, predictions, aux_values); give its arguments these names."
+            )
+        self.model_output_type = kind
+
+    def postprocess(self, text: str, **choices: Any) -> Any:
+        """Returns what the function gets of a text."""
+        change = self._task.postprocess_fn
+        return text if change is None else change(text, **choices)
+
+    def __call__(self, examples: Sequence[Mapping[str, np.ndarray]], output: Any) -> Mapping[str, Any]:
+        """Returns the function's figures of the model's output: ids or texts, scores, or (ids, auxiliary values)."""
+        vocabulary = self._task.output_features["targets"].vocabulary
+        texts = [text_of(example, "targets", vocabulary) for example in examples]
+        pairs = zip(texts, examples, strict=True)
+        given: dict[str, Any] = {"targets": [self.postprocess(t, example=e, is_target=True) for t, e in pairs]}
+        if self.model_output_type == SCORE:
+            return self._function(**given, scores=output)
+        if self.model_output_type == WITH_AUX:
+            output, given["aux_values"] = output
+        written = [each if isinstance(each, str) else vocabulary.decode(each) for each in output]
+        pairs = zip(written, examples, strict=True)
+        given["predictions"] = [self.postprocess(t, example=e, is_target=False) for t, e in pairs]
+        return self._function(**given)
+
+
+def metrics_of(part: Task) -> list[Any]:
+    """Returns a task's metrics; seqio's own tasks make objects of their functions themselves."""
+    functions = part.metric_fns if type(part) is Task else ()
+    return [*part.metric_objs, *(FunctionMetric(part, function) for function in functions)]
 
 
 class TextEvaluation:
@@ -56,10 +101,10 @@ class TextEvaluation:
     def __init__(
         self, config: RunConfig, task: Provider, lengths: Mapping[str, int], model: Network, mesh: Mesh, name: str = ""
     ):
-        parts = [part for part in parts_of(task) if part.metric_objs and is_supervised(part)]
+        parts = [part for part in parts_of(task) if metrics_of(part) and is_supervised(part)]
         parts = parts if config.evaluation.num_examples else []
         for part in parts:
-            if any(metric.model_output_type not in OUTPUTS for metric in part.metric_objs):
+            if any(metric.model_output_type not in OUTPUTS for metric in metrics_of(part)):
                 raise InputError(
                     f"Task {part.name} has a metric of a model's intermediates; give metrics of predictions or scores."
                 )
@@ -67,7 +112,7 @@ class TextEvaluation:
             part.name: validation_split.validation_examples(part, lengths, config.data, config.evaluation.num_examples)
             for part in parts
         }
-        self.tasks: list[seqio.Task] = [part for part in parts if self._examples[part.name]]
+        self.tasks: list[Task] = [part for part in parts if self._examples[part.name]]
         self._directory = epath.Path(config.model_dir) / "evaluations"
         self._model, self._mesh, self._name = model, mesh, name
         if self.tasks:
@@ -87,13 +132,13 @@ class TextEvaluation:
         """Returns the ids that the model reads: in a language model's rows a start precedes the inputs."""
         return np.pad(example["inputs"], (1, 0)) if self._model.config.is_decoder_only else example["inputs"]
 
-    def _of_targets(self, part: seqio.Task) -> Figures:
+    def _of_targets(self, part: Task) -> Figures:
         """Returns a task's figures of the targets themselves; those that are not finite too."""
         examples = self._examples[part.name]
         ids = list(padded([example["targets"] for example in examples], len(examples)))  # all of one length, as written
         scores = [0.0] * len(examples)
         outputs = {PREDICTION: ids, SCORE: scores, WITH_AUX: (ids, {"scores": scores})}
-        return figures_of(part, part.metric_objs, examples, outputs, only_finite=False)
+        return figures_of(part, metrics_of(part), examples, outputs, only_finite=False)
 
     def __call__(self, params: Parameters, step: int) -> Figures:
         """Returns metric -> figure; with several tasks task/metric. Texts are written to model_dir/evaluations."""
@@ -106,7 +151,7 @@ class TextEvaluation:
             examples, vocabulary = self._examples[part.name], part.output_features["inputs"].vocabulary
             texts = [text_of(example, "inputs", vocabulary).removeprefix(prefix_of(part)) for example in examples]
             # A task's metric classes may need ids; a copied text has none.
-            metrics = [metric for metric in part.metric_objs if isinstance(metric, PassthroughLegacyMetric)]
+            metrics = [metric for metric in metrics_of(part) if hasattr(metric, "postprocess")]
             found[part.name] = figures_of(part, metrics, examples, {PREDICTION: texts})
         return self._joined(found)
 
@@ -115,10 +160,10 @@ class TextEvaluation:
             return next(iter(found.values()))
         return {f"{name}/{metric}": value for name, figures in found.items() for metric, value in figures.items()}
 
-    def _judge(self, part: seqio.Task, params: Parameters, step: int) -> Figures:
+    def _judge(self, part: Task, params: Parameters, step: int) -> Figures:
         examples = self._examples[part.name]
-        kinds = {metric.model_output_type for metric in part.metric_objs}
-        outputs: dict[ModelOutputType, Sequence[Any] | np.ndarray] = {}
+        kinds = {metric.model_output_type for metric in metrics_of(part)}
+        outputs: dict[int, Sequence[Any] | np.ndarray] = {}
         inputs = [self._read(example) for example in examples]
         written = self._writer.write_all(params, inputs)
         ids = [samples[0].ids for samples in written]
@@ -130,12 +175,12 @@ class TextEvaluation:
             pairs = [(read, example["targets"]) for read, example in zip(inputs, examples, strict=True)]
             is_prefix, rows = self._model.config.is_decoder_only, self._writer.num_rows
             outputs[SCORE] = log_likelihoods(self._model, params, self._mesh, pairs, rows, is_prefix)
-        figures = figures_of(part, part.metric_objs, examples, outputs)
+        figures = figures_of(part, metrics_of(part), examples, outputs)
         if jax.process_index() == 0:
             self._write(part, step, figures, [samples[0].text for samples in written])
         return figures
 
-    def _write(self, part: seqio.Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
+    def _write(self, part: Task, step: int, figures: Figures, texts: Sequence[str]) -> None:
         make_folder(self._directory)
         lines: list[dict[str, object]] = [{"figures": figures}]
         features = part.output_features
@@ -155,10 +200,10 @@ def unused(directory: epath.Path, name: str, *endings: str) -> epath.Path:
 
 
 def figures_of(
-    part: seqio.Task,
+    part: Task,
     metrics: Sequence[Any],
     examples: Sequence[Mapping[str, np.ndarray]],
-    outputs: Mapping[ModelOutputType, Sequence[Any] | np.ndarray],
+    outputs: Mapping[int, Sequence[Any] | np.ndarray],
     only_finite: bool = True,
 ) -> Figures:
     """Returns the figures of seqio's Evaluator for a task's examples and a model's outputs of each kind.
@@ -174,6 +219,8 @@ def figures_of(
         output = jax.tree.map(np.array, outputs[metric.model_output_type], is_leaf=lambda leaf: isinstance(leaf, list))
         try:
             found = _computed(part, metric, examples, output)
+        except InputError:
+            raise
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise InputError(
@@ -186,11 +233,11 @@ def figures_of(
     return figures
 
 
-def _computed(
-    part: seqio.Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any
-) -> Mapping[str, Any]:
+def _computed(part: Task, metric: Any, examples: Sequence[Mapping[str, np.ndarray]], output: Any) -> Mapping[str, Any]:
+    if isinstance(metric, FunctionMetric):
+        return metric(examples, output)
     judged = metric.from_model_output(examples, output, part.output_features)
-    if isinstance(judged, CollectingMetric):
+    if hasattr(judged, "actual_compute"):  # seqio's CollectingMetric
         return judged.actual_compute(examples, part.output_features)[0]
     return judged.compute()
 

@@ -11,6 +11,7 @@ asked, a table answers for the names that T5's scripts and examples use.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import socket
@@ -23,7 +24,7 @@ import fsspec
 from etils.epath import gpath
 from fsspec import config
 
-from limba.config import InputError, StorageError
+from limba.config import InputError, StorageError, extras
 from limba.config.errors import ELSEWHERE, reason_of
 from limba.config.secrets import without_credentials
 from limba.storage.failures import limited
@@ -92,6 +93,8 @@ def check(text: str) -> None:
     Behind a proxy, which the client asks instead, nothing is checked.
     """
     address = _ADDRESS.search(text)
+    if address is not None and importlib.util.find_spec("gcsfs") is None:
+        raise InputError(str(extras.sentence(f"The address {address[0]}", ImportError(name="gcsfs"))))
     if address is None or any(os.environ.get(name) for name in PROXIES):
         return
     chosen = [os.environ.get(name) for name in ADDRESSES]

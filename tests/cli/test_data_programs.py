@@ -196,7 +196,7 @@ def test_prepared_pairs_are_read_again_with_what_is_printed(pairs, form, tmp_pat
 
     def rows(files, split):
         elements = providers.source_of_files(files, ast.literal_eval(PAIRS)).documents(split, num_epochs=1)
-        return sorted((row["inputs"], row["targets"]) for row in elements.as_numpy_iterator())
+        return sorted((row["inputs"], row["targets"]) for row in elements)
 
     for split in ("train", "validation"):
         assert rows(corpus, split) == rows(str(pairs), split) != []

@@ -1,6 +1,7 @@
 """Packed rows hold every example whole, cost what the examples cost alone, and go on exactly after a restart."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from limba.config import DataConfig, InputError, LossConfig
 from limba.data import validation_split as validation
+from limba.data.dataset import TEXT, TOKENS, Elements, Spec
 from limba.data.packing import batched, model_features, pack
 from limba.data.sources import FileSource
 from limba.data.stream import streams
@@ -32,9 +34,9 @@ def examples(count: int, seed: int = 0) -> list[dict[str, list[int]]]:
     ]
 
 
-def dataset(made: list[dict[str, list[int]]]) -> tf.data.Dataset:
-    columns = {name: tf.ragged.constant([one[name] for one in made], tf.int32) for name in LENGTHS}
-    return tf.data.Dataset.from_tensor_slices(columns).map(dict)
+def dataset(made: Sequence[Mapping[str, Sequence[int]]]) -> Elements:
+    elements = [{name: np.array(tokens, np.int32) for name, tokens in one.items()} for one in made]
+    return Elements(elements, dict.fromkeys(elements[0] if elements else LENGTHS, TOKENS))
 
 
 def segments(row: dict[str, np.ndarray]) -> list[dict[str, list[int]]]:
@@ -45,7 +47,7 @@ def segments(row: dict[str, np.ndarray]) -> list[dict[str, list[int]]]:
 @pytest.mark.core
 def test_every_example_comes_once_and_whole():
     made = examples(500)
-    rows = list(pack(dataset(made), LENGTHS).as_numpy_iterator())
+    rows = list(pack(dataset(made), LENGTHS))
     found = [segment for row in rows for segment in segments(row)]
     assert sorted(map(str, found)) == sorted(map(str, made))
     for row in rows:
@@ -81,22 +83,20 @@ def packed_one_by_one(made: list[dict[str, list[int]]], num_open: int) -> list[l
 def test_rows_are_those_of_the_rule_with_sixteen_open():
     made = examples(230, seed=1)
     made[7] = {"inputs": [9] * 48, "targets": [8] * 24}  # as long as a row: no room for it in any that is begun
-    rows = list(pack(dataset(made), LENGTHS).as_numpy_iterator())
+    rows = list(pack(dataset(made), LENGTHS))
     assert list(map(segments, rows)) == packed_one_by_one(made, 16)
 
 
 @pytest.mark.core
 def test_one_side_alone_is_packed_and_padded_examples_count_by_their_tokens():
     made = [{"targets": [5] * n + [0] * (30 - n)} for n in (3, 9, 4, 8, 24, 1)]
-    rows = list(
-        pack(tf.data.Dataset.from_tensor_slices({"targets": [one["targets"] for one in made]}), {"targets": 24})
-    )
-    assert [row["targets_segment_ids"].numpy().tolist() for row in rows] == [
+    rows = list(pack(dataset(made), {"targets": 24}))
+    assert [row["targets_segment_ids"].tolist() for row in rows] == [
         [1] * 3 + [2] * 9 + [3] * 4 + [4] * 8,
         [1] * 24,
         [1] + [0] * 23,
     ]
-    assert all(((row["targets"].numpy() == 5) == (row["targets_segment_ids"].numpy() > 0)).all() for row in rows)
+    assert all(((row["targets"] == 5) == (row["targets_segment_ids"] > 0)).all() for row in rows)
 
 
 @pytest.mark.core
@@ -104,14 +104,12 @@ def test_one_side_alone_is_packed_and_padded_examples_count_by_their_tokens():
 @pytest.mark.parametrize("width", [3, 4, 5, None])
 def test_rows_that_are_not_packed_are_cut_and_padded(width, dtype):
     made = [np.arange(1, 1 + (width or n), dtype=dtype) for n in (2, 6, 4)]
-    spec = {"inputs": tf.TensorSpec([width], dtype), "more": tf.TensorSpec([], tf.string)}
+    spec = {"inputs": Spec(np.dtype(dtype).name, (width,)), "more": TEXT}
     for names in (["inputs"], ["inputs", "more"]):
-        rows = tf.data.Dataset.from_generator(
-            lambda names=names: ({"inputs": one, "more": ""} if names[1:] else {"inputs": one} for one in made),
-            output_signature={name: spec[name] for name in names},
-        )
+        elements = [{"inputs": one, "more": b""} if names[1:] else {"inputs": one} for one in made]
         for whole, sizes in ((True, [2]), (False, [2, 1])):
-            found = list(batched(rows, {"inputs": 4}, 2, whole=whole, packed=False).as_numpy_iterator())
+            rows = Elements(elements, {name: spec[name] for name in names})
+            found = list(batched(rows, {"inputs": 4}, 2, whole=whole, packed=False))
             assert [list(batch) for batch in found] == [["inputs"]] * len(sizes)
             assert [len(batch["inputs"]) for batch in found] == sizes
             wanted = [np.pad(one[:4], (0, max(0, 4 - len(one)))).tolist() for one in made][: sum(sizes)]
@@ -164,13 +162,12 @@ def test_inputs_and_targets_become_one_sequence(packed, length):
 @pytest.mark.core
 def test_long_examples_are_cut_and_empty_ones_left_out():
     made = [{"inputs": [5] * 60, "targets": [6] * 3}, {"inputs": [], "targets": []}, {"inputs": [7], "targets": [8]}]
-    columns = {name: tf.ragged.constant([one[name] for one in made], tf.int32) for name in LENGTHS}
-    rows = list(pack(tf.data.Dataset.from_tensor_slices(columns).map(dict), LENGTHS).as_numpy_iterator())
+    rows = list(pack(dataset(made), LENGTHS))
     assert sorted(len(segments(row)) for row in rows) == [1, 1]
     assert sorted(int((row["inputs"] > 0).sum()) for row in rows) == [1, 48]
-    assert list(pack(tf.data.Dataset.from_tensor_slices(columns).map(dict).take(0), LENGTHS)) == []
+    assert list(pack(dataset([]), LENGTHS)) == []
     with pytest.raises(InputError, match="return no tokens 'targets'"):
-        batched(tf.data.Dataset.from_tensors({"inputs": [1]}), LENGTHS, 2, whole=True, packed=True)
+        batched(dataset([{"inputs": [1]}]), LENGTHS, 2, whole=True, packed=True)
 
 
 @pytest.mark.core
@@ -199,8 +196,8 @@ def test_packed_examples_cost_what_they_cost_alone(attention):
     def costs(features: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
         return loss_sums(model, LossConfig(), params, features, None), model.apply(params, features, None)
 
-    alone = next(batched(dataset(made), LENGTHS, 40, whole=True, packed=False).as_numpy_iterator())
-    packed = next(batched(dataset(made), LENGTHS, 40, whole=False, packed=True).as_numpy_iterator())
+    alone = next(batched(dataset(made), LENGTHS, 40, whole=True, packed=False))
+    packed = next(batched(dataset(made), LENGTHS, 40, whole=False, packed=True))
     assert len(packed["inputs"]) < 22
 
     (expected, expected_logits), (found, logits) = (costs(model_features(rows)) for rows in (alone, packed))

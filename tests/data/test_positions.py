@@ -329,7 +329,7 @@ def test_every_byte_of_a_position_is_checked_and_none_leaves_its_folder(tmp_path
                 stream.check({**before, 0: _zip({**contents, name: b"x"})})
         for form, advice in ((9, "install a newer version"), (3, "resume the run with the version that saved it")):
             about = {**json.loads(contents["about.json"]), "format": form}
-            with pytest.raises(InputError, match=f"format {form}, .* reads 4; {advice}"):
+            with pytest.raises(InputError, match=f"format {form}, .* reads 5; {advice}"):
                 stream.check({**before, 0: _zip({**contents, "about.json": json.dumps(about).encode()})})
         with pytest.raises(ConfigError, match="no data position for shard 1"):
             stream.check({0: whole})

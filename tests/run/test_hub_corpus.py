@@ -10,7 +10,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import seqio
 from huggingface_hub import constants
 
 import tasks.demo
@@ -30,6 +29,7 @@ from limba.config import (
     RunConfig,
     ScheduleConfig,
 )
+from limba.data.registry import Task
 from limba.data.sources.hub_data import HubSource
 from limba.data.tasks import hub_datasets, resolve_task, source_of_files
 from limba.formats import hub_models as models
@@ -167,7 +167,7 @@ def test_without_a_network_there_is_one_sentence(hub: FileServer, monkeypatch: p
 )
 def test_every_task_that_takes_files_takes_a_hub_id(task: str, column: str | dict[str, str], hub: FileServer) -> None:
     found = resolve_task(DataConfig(task, {"inputs": 32}, 8, "byte", data_files="me/set@v1", column=column))
-    assert isinstance(found, seqio.Task) and isinstance(found.source, HubSource) and hub_datasets(found) == ("me/set",)
+    assert isinstance(found, Task) and isinstance(found.source, HubSource) and hub_datasets(found) == ("me/set",)
     assert len(found.source.read("train", found.source.units("train")[0], 0) or ()) == 300
 
 

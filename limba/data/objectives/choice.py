@@ -13,13 +13,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import seqio
-
 from limba.config import OBJECTIVES, ConfigError
 from limba.data.objectives.language_modeling import as_one_sequence, lm_adaptation_lengths
 from limba.data.objectives.supervised import is_supervised
 from limba.data.objectives.token_blocks import check_targets, unwrapped
 from limba.data.objectives.tokenization import tokenize_documents
+from limba.data.registry import Mixture, Task
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def objective_of(step: Callable[..., object]) -> str | None:
     return next((name for name in OBJECTIVES if unwrapped(step) is function_of(name)), None)
 
 
-def with_objective(task: seqio.Task, name: str) -> seqio.Task:
+def with_objective(task: Task, name: str) -> Task:
     """Returns the task with its objective replaced by the named one, with that one's default choices.
 
     For one without inputs, causal LM, documents also end with the end-of-sequence id. Raises ConfigError for an
@@ -64,7 +63,7 @@ def with_objective(task: seqio.Task, name: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
-def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
+def with_noise(task: Task, **choices: float | None) -> Task:
     """Returns the task with `noise_density` and `mean_noise_span_length`, where not None, set in its objective.
 
     Raises ConfigError if its objective has no such choice.
@@ -85,7 +84,7 @@ def with_noise(task: seqio.Task, **choices: float | None) -> seqio.Task:
     return task
 
 
-def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
+def of_one_sequence(task: Task, packed: bool) -> Task:
     """Returns the task for a decoder-only model; ConfigError for an objective that needs an encoder."""
     steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
     for step in task.preprocessors:
@@ -102,7 +101,7 @@ def of_one_sequence(task: seqio.Task, packed: bool) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
-def reads_prefix(task: seqio.Task | seqio.Mixture) -> bool:
+def reads_prefix(task: Task | Mixture) -> bool:
     """Returns whether each row that a decoder-only model learns has inputs, which it reads and does not predict.
 
     So it is for pairs, prefix LM and LM adaptation, and not for causal LM.
@@ -114,7 +113,7 @@ def reads_prefix(task: seqio.Task | seqio.Mixture) -> bool:
     )
 
 
-def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
+def derive_lengths(task: Task | Mixture, lengths: Mapping[str, int]) -> dict[str, int]:
     """Returns {"inputs", "targets"}, or only {"targets"}; targets that are not given follow from the objective.
 
     {"targets": L}, alone or with "prefix", is the length of a decoder-only model's sequence; the result is then the
@@ -154,11 +153,11 @@ def derive_lengths(task: seqio.Task | seqio.Mixture, lengths: Mapping[str, int])
     return {**inputs, "targets": given or needed}
 
 
-def _tasks(task: seqio.Task | seqio.Mixture) -> list[seqio.Task]:
-    return list(task.tasks) if isinstance(task, seqio.Mixture) else [task]
+def _tasks(task: Task | Mixture) -> list[Task]:
+    return list(task.tasks) if isinstance(task, Mixture) else [task]
 
 
-def _lengths_needed(task: seqio.Task, lengths: Mapping[str, int]) -> dict[str, int] | None:
+def _lengths_needed(task: Task, lengths: Mapping[str, int]) -> dict[str, int] | None:
     for step in task.preprocessors:
         if name := objective_of(step):
             needed = function_of(name, "_lengths")

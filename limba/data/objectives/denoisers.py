@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives import philox
+from limba.data import philox
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import num_noise
 from limba.data.objectives.token_blocks import (
     Features,
@@ -28,6 +27,7 @@ from limba.data.objectives.token_blocks import (
     stacked,
 )
 from limba.data.vocabulary.load import num_sentinels
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 MODES = ("R", "S", "X")
 TOKENS_PER_BLOCK = 20_000  # about: a saved data position may hold one block of tokens and one of rows
@@ -65,14 +65,15 @@ UL2 = (
 )
 
 
-def mode_ids(vocabulary: seqio.Vocabulary) -> dict[str, int]:
+def mode_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Returns the ids of the mode tokens: the vocabulary's last three sentinels.
 
     So <extra_id_0>, <extra_id_1>, … keep their meaning, and the ids do not depend on the rows' length. With 100
     sentinels [R], [S], [X] are <extra_id_97>, <extra_id_98>, <extra_id_99>. Raises ConfigError where
     the vocabulary has fewer than three sentinels.
 
-    >>> mode_ids(seqio.ByteVocabulary(100))
+    >>> from limba.data.vocabulary import ByteVocabulary
+    >>> mode_ids(ByteVocabulary(100))
     {'R': 261, 'S': 260, 'X': 259}
     """
     require_sentinels(vocabulary, len(MODES), "UL2's mode tokens", "another DataConfig.vocabulary")
@@ -133,14 +134,15 @@ def ul2_lengths(lengths: Mapping[str, int], denoisers: Sequence[Denoiser] = UL2)
     }
 
 
+@preprocessor
 def ul2(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     denoisers: Sequence[Denoiser] = UL2,
     mode_tokens: bool = True,
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: rows of the denoisers in their shares.
 
     Rows come in cycles that have each denoiser `share` times, in random order. A row takes as many tokens as fill its
@@ -204,7 +206,7 @@ def _block_function(
         return padded(*sides, (inputs_length, targets_length), None if modes is None else modes[number], end)
 
     def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
-        seeds = philox.split(seed[None], _SEEDS * (len(denoisers) + 1) + 1)[0]
+        seeds = philox.split(seed, _SEEDS * (len(denoisers) + 1) + 1)[0]
         draws = philox.uniform([seeds[-1:]], [num_cycles * len(cycle)])[0].reshape(num_cycles, -1)
         layout = cycle[np.argsort(draws, axis=1, kind="stable")].reshape(-1)
         edges = np.append(0, np.cumsum(raws[layout]))

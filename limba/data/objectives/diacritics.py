@@ -12,17 +12,14 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from typing import cast
-
-import numpy as np
-import seqio
-import tensorflow as tf
+from typing import Any
 
 from limba.config import InputError
+from limba.data.dataset import TEXT, Dataset, preprocessor
 from limba.data.objectives import transliteration
 from limba.data.objectives.text_segments import SPACES, segments_of
 from limba.data.objectives.token_blocks import Features
-from limba.data.sources.shards import call_numpy
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 LETTERS = {
     "az": "çəğıöşü",
@@ -144,7 +141,7 @@ def restore_diacritics(
     bytes_per_token: float | None = None,
     capitals: bool = False,
     transliterate: str = "letters",
-) -> Callable[..., tf.data.Dataset]:
+) -> Callable[..., Any]:
     """Returns a preprocessor from {"text"} to {"inputs", "targets"}, strings: text without its diacritics, and with.
 
     With `capitals` the inputs are in capital letters, as old records and telegrams are. `transliterate` as in
@@ -157,38 +154,38 @@ def restore_diacritics(
     strip = stripper(language, transliterate)
     bases = re.compile("|".join(sorted(set(table(language).values()))), re.IGNORECASE)
 
-    def pairs(text: bytes, limit: int, ratio: float | None, vocabulary: seqio.Vocabulary | None) -> np.ndarray:
+    def pairs(text: bytes, limit: int, ratio: float | None, vocabulary: Vocabulary | None) -> list[tuple[bytes, bytes]]:
         parts = _segments(normalized(text.decode(), language), limit, ratio, vocabulary, strip)
         parts = [part for part in parts if bases.search(strip(part))]
         plain = [stripped(part, language, share, transliterate) for part in parts]
         inputs = [text.upper() for text in plain] if capitals else plain
-        rows = [[given.encode(), part.encode()] for given, part in zip(inputs, parts, strict=True)]
-        return np.array(rows, object).reshape(-1, 2)
+        return [(given.encode(), part.encode()) for given, part in zip(inputs, parts, strict=True)]
 
     return functools.partial(_restore, pairs=pairs, bytes_per_token=bytes_per_token)
 
 
+@preprocessor
 def _restore(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int] | None = None,
     output_features: Features | None = None,
     *,
-    pairs: Callable[..., np.ndarray],
+    pairs: Callable[..., list[tuple[bytes, bytes]]],
     bytes_per_token: float | None,
-) -> tf.data.Dataset:
+) -> Dataset:
     """The preprocessor of `restore_diacritics`, whose choices are the last two arguments."""
     limit = min(sequence_length.values()) - 1 if sequence_length else 512
     vocabulary = output_features["targets"].vocabulary if bytes_per_token is None and output_features else None
     pairs = functools.partial(pairs, limit=limit, ratio=bytes_per_token, vocabulary=vocabulary)
 
-    def rows_of(example: dict[str, tf.Tensor]) -> tf.data.Dataset:
-        rows = tf.data.Dataset.from_tensor_slices(call_numpy(pairs, tf.string, [None, 2], example["text"]))
-        others = {name: value for name, value in example.items() if name != "text"}
-        return tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(others).repeat())) if others else rows
+    others = {name: kind for name, kind in dataset.spec.items() if name != "text"}
 
-    if set(cast(Mapping[str, tf.TensorSpec], dataset.element_spec)) == {"text"}:
-        return dataset.flat_map(rows_of).map(lambda row: {"inputs": row[0], "targets": row[1]})
-    return dataset.flat_map(rows_of).map(lambda row, others: {**others, "inputs": row[0], "targets": row[1]})
+    def rows_of(example: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
+        del number
+        kept = {name: example[name] for name in others}
+        return [{**kept, "inputs": inputs, "targets": targets} for inputs, targets in pairs(example["text"])]
+
+    return dataset.flat_map(rows_of, {**others, "inputs": TEXT, "targets": TEXT})
 
 
 _restore.long_inputs = "segments"  # pyright: ignore[reportFunctionMemberAccess]
@@ -196,7 +193,7 @@ _restore.is_one_text = True  # pyright: ignore[reportFunctionMemberAccess]  inpu
 
 
 def _segments(
-    text: str, limit: int, ratio: float | None, vocabulary: seqio.Vocabulary | None, strip: Callable[[str], str]
+    text: str, limit: int, ratio: float | None, vocabulary: Vocabulary | None, strip: Callable[[str], str]
 ) -> Iterator[str]:
     """Yields the segments of a document; of at most `limit` tokens of the vocabulary, if there is one."""
     guess = _bytes_per_token(text, strip, vocabulary) if ratio is None else ratio
@@ -215,7 +212,7 @@ def _segments(
             yield from (segment.text for segment in segments_of(part, count, limit, SPACES))
 
 
-def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: seqio.Vocabulary | None) -> float:
+def _bytes_per_token(text: str, strip: Callable[[str], str], vocabulary: Vocabulary | None) -> float:
     """Returns the bytes of text that a token spells, of the text or of its stripped form, whichever takes more tokens.
 
     A tenth is left free, since a segment may have longer spellings than its document.

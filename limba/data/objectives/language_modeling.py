@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives import philox
+from limba.data import philox
+from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features, Rows, check_targets, padded, rows_of_blocks, stacked, unwrapped
 
 ROWS_PER_BLOCK = 32
@@ -67,13 +67,14 @@ def _check_not_too_short(name: str, length: int) -> None:
         )
 
 
+@preprocessor
 def prefix_lm(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     split: str = "random",
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: the beginning of a row, and its rest.
 
     Prefix LM of Raffel et al. 2020 (arXiv:1910.10683, section 3.2.1). 'random' splits a row of as many
@@ -89,9 +90,10 @@ def prefix_lm(
     return _split(dataset, output_features, 2 * side, side, append_eos)
 
 
+@preprocessor
 def lm_adaptation(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int], output_features: Features, append_eos: bool = True
-) -> tf.data.Dataset:
+    dataset: Dataset, sequence_length: Mapping[str, int], output_features: Features, append_eos: bool = True
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: a full prefix and a full continuation.
 
     Lester et al. 2021 (arXiv:2104.08691, section 3.3) train a T5 for 100,000 more steps with Raffel's LM
@@ -103,12 +105,13 @@ def lm_adaptation(
     return _split(dataset, output_features, prefix + rest, prefix, append_eos)
 
 
+@preprocessor
 def causal_lm(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     whole_documents: bool = False,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"targets": int32 [n]} of {"targets": int32 [m]}: the stream cut into rows, for decoder-only models.
 
     Rows have the targets' length and no end of sequence of their own, since the text continues in the next row; the
@@ -122,27 +125,24 @@ def causal_lm(
         end = output_features["targets"].vocabulary.eos_id
         assert end is not None  # every supported vocabulary has one
         return cut_documents(tokens, length, lambda tokens: tokens == end)
-    return tokens.rebatch(length).map(lambda row: {"targets": row})
+    return tokens.rebatch(length).map(lambda row: {"targets": row}, {"targets": TOKENS})
 
 
-def cut_documents(vectors: tf.data.Dataset, length: int, is_end: Callable[[np.ndarray], np.ndarray]) -> tf.data.Dataset:
+def cut_documents(vectors: Dataset, length: int, is_end: Callable[[np.ndarray], np.ndarray]) -> Dataset:
     """Returns the documents of vectors of tokens, each up to an end that `is_end` finds, cut to parts of `length`."""
-    return vectors.flat_map(functools.partial(_documents, length, is_end))
 
-
-def _documents(length: int, is_end: Callable[[np.ndarray], np.ndarray], tokens: tf.Tensor) -> tf.data.Dataset:
-    """Returns the documents of a vector of tokens, each with its end; longer ones in parts of `length`."""
-
-    def cut(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def documents(tokens: np.ndarray, number: int) -> list[dict[str, np.ndarray]]:
+        del number
         stops = np.flatnonzero(is_end(tokens)) + 1
         stops = np.append(stops, len(tokens)) if not len(stops) or stops[-1] < len(tokens) else stops
-        starts = [np.arange(start, stop, length) for start, stop in zip(np.append(0, stops[:-1]), stops, strict=True)]
-        starts = np.concatenate(starts)
-        return starts, np.append(starts[1:], len(tokens))
+        places = zip(np.append(0, stops[:-1]).tolist(), stops.tolist(), strict=True)
+        return [
+            {"targets": tokens[place : min(place + length, stop)]}
+            for start, stop in places
+            for place in range(start, stop, length)
+        ]
 
-    starts, stops = tf.numpy_function(cut, [tokens], [tf.int64, tf.int64], stateful=False)
-    places = tf.data.Dataset.from_tensor_slices((tf.ensure_shape(starts, [None]), tf.ensure_shape(stops, [None])))
-    return places.map(lambda start, stop: {"targets": tokens[start:stop]})
+    return vectors.flat_map(documents, {"targets": TOKENS})
 
 
 def as_one_sequence(step: Callable, packed: bool) -> Callable:
@@ -158,9 +158,7 @@ def as_one_sequence(step: Callable, packed: bool) -> Callable:
     return step
 
 
-def _split(
-    dataset: tf.data.Dataset, output_features: Features, raw: int, prefix: int | None, append_eos: bool
-) -> tf.data.Dataset:
+def _split(dataset: Dataset, output_features: Features, raw: int, prefix: int | None, append_eos: bool) -> Dataset:
     end = output_features["targets"].vocabulary.eos_id if append_eos else None
     width = (raw if prefix is None else max(prefix, raw - prefix)) + append_eos
 
@@ -175,7 +173,7 @@ def _split(
 
     def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
         num_rows, rest = divmod(len(tokens), raw)
-        chance = philox.uniform([seed[None]], [ROWS_PER_BLOCK + 1])[0][0]
+        chance = philox.uniform([seed], [ROWS_PER_BLOCK + 1])[0][0]
         rows = split(tokens[: num_rows * raw].reshape(num_rows, raw), chance[:num_rows])
         return stacked([rows, split(tokens[None, num_rows * raw :], chance[-1:])]) if rest else rows
 

@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import ConfigError
-from limba.data.objectives import philox
-from limba.data.objectives.token_blocks import Features, check_targets, require_sentinels, row_seeds
+from limba.data import philox
+from limba.data.dataset import Dataset, preprocessor
+from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, require_sentinels, rows_of_blocks
 
 ROWS_PER_BLOCK = 32
 LONGEST_RAW = 200  # tokens of a row for each of its inputs; a higher density leaves nearly no text
@@ -123,14 +123,15 @@ def _advice(inputs_length: int, noise_density: float, mean_noise_span_length: fl
     )
 
 
+@preprocessor
 def span_corruption(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}, one row of the token stream each.
 
     Each span of noise becomes one sentinel in the inputs; the targets are the sentinels, each followed
@@ -165,31 +166,21 @@ def span_corruption(
         ),
     )
 
-    def in_graph(tokens: tf.Tensor, *seeds: tf.Tensor) -> dict[str, tf.Tensor]:
-        sides = tf.numpy_function(rows_of, [tokens, *seeds], [tf.int32, tf.int32], stateful=False)
-        return {
-            name: tf.ensure_shape(side, [None, width])
-            for name, side, width in zip(("inputs", "targets"), sides, widths, strict=True)
-        }
-
-    blocks = dataset.map(lambda example: example["targets"]).rebatch(ROWS_PER_BLOCK * raw)
-    seeds = row_seeds().batch(ROWS_PER_BLOCK)
-    return tf.data.Dataset.zip((blocks, seeds)).map(lambda tokens, pair: in_graph(tokens, *pair)).unbatch()
+    return rows_of_blocks(dataset, ROWS_PER_BLOCK * raw, rows_of, seeds_per_block=ROWS_PER_BLOCK)
 
 
 def _rows_of_block(
     tokens: np.ndarray,
-    *seeds: np.ndarray,
+    row_seeds: np.ndarray,
     raw: int,
     widths: tuple[int, int],
     choices: tuple[int, int | None, float, float],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (inputs [R, I], targets [R, T]) of a block's tokens [n] and both halves of its rows' seeds.
+) -> Rows:
+    """Returns the rows, inputs [R, I] and targets [R, T], of a block's tokens [n] and its rows' seeds [32, 2].
 
     Only the end of a finite stream is less than a whole block; its last, shorter row is corrupted separately,
     with a seed of its own, and padded with zeros.
     """
-    row_seeds = np.stack(seeds, 1)
     num_rows, rest = divmod(len(tokens), raw)
     sides = [np.zeros([num_rows + (rest > 0), width], np.int32) for width in widths]
     start = 0
@@ -200,7 +191,8 @@ def _rows_of_block(
             for side, corrupted in zip(sides, corrupt_spans(part, draws, *choices), strict=True):
                 side[start:stop, : corrupted.shape[1]] = corrupted
             start = stop
-    return sides[0], sides[1]
+    sizes = [np.full(len(side), side.shape[1]) for side in sides]
+    return dict(zip(NAMES, (sides[0], sizes[0], sides[1], sizes[1]), strict=True))
 
 
 def corrupt_spans(

@@ -10,31 +10,107 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import seqio
-import tensorflow as tf
+import numpy as np
 
 from limba import toolbox
 from limba.config import ConfigError
-from limba.data.objectives.token_blocks import unwrapped
+from limba.data.dataset import TOKENS, Dataset, preprocessor
+from limba.data.objectives.token_blocks import Features, unwrapped
+from limba.data.objectives.tokenization import encoder
 from limba.data.packing import FEATURES
+from limba.data.registry import Feature, Mixture, Task
+from limba.data.vocabulary.vocabularies import Vocabulary
+
+
+@preprocessor
+def tokenize(
+    dataset: Dataset, output_features: Features, copy_pretokenized: bool = True, with_eos: bool = False
+) -> Dataset:
+    """Returns the examples with the tokens of each feature of `output_features`, as seqio's `tokenize`.
+
+    The text stays as `{feature}_pretokenized` with `copy_pretokenized`. `with_eos` appends the end of sequence to
+    features with `add_eos`.
+    """
+    names = [name for name in dataset.spec if name in output_features]
+    features = {name: output_features[name] for name in names}
+    encoders = {name: encoder(feature.vocabulary) for name, feature in features.items()}
+    ends = {name: _end(feature) for name, feature in features.items() if with_eos and feature.add_eos}
+
+    def tokenized(example: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(example)
+        for name in names:
+            (found[name],) = encoders[name]([example[name]])
+            if name in ends:
+                found[name] = np.append(found[name], ends[name])
+            if copy_pretokenized:
+                found[f"{name}_pretokenized"] = example[name]
+        return found
+
+    texts = {f"{name}_pretokenized": dataset.spec[name] for name in names if copy_pretokenized}
+    return dataset.map(tokenized, {**texts, **dataset.spec, **dict.fromkeys(names, TOKENS)})
+
+
+@preprocessor
+def tokenize_and_append_eos(dataset: Dataset, output_features: Features, copy_pretokenized: bool = True) -> Dataset:
+    """Returns what `tokenize` does, with the end of sequence."""
+    return tokenize(dataset, output_features, copy_pretokenized, with_eos=True)
+
+
+@preprocessor
+def append_eos(dataset: Dataset, output_features: Features) -> Dataset:
+    """Returns the examples with the end of sequence after features with `add_eos`, as seqio's `append_eos`."""
+    return append_eos_after_trim(dataset, output_features)
+
+
+@preprocessor
+def append_eos_after_trim(
+    dataset: Dataset, output_features: Features, sequence_length: Mapping[str, int] | None = None
+) -> Dataset:
+    """Returns the examples, cut to one less than the length, with the end of sequence, as seqio's function does."""
+    features = {name: output_features[name] for name in dataset.spec if name in output_features}
+    ends = {name: _end(feature) for name, feature in features.items() if feature.add_eos}
+    limits = {name: length - 1 for name, length in (sequence_length or {}).items() if length is not None}
+
+    def ended(example: Mapping[str, Any]) -> dict[str, Any]:
+        parts = {name: np.append(example[name][: limits.get(name)], end) for name, end in ends.items()}
+        return {**example, **parts}
+
+    return dataset.map(ended, {**dataset.spec, **dict.fromkeys(ends, TOKENS)})
+
+
+def _end(feature: Feature) -> np.ndarray:
+    return np.array([feature.vocabulary.eos_id], np.int32)
+
 
 # `append_eos_after_trim` cuts to one less than the length and appends the end: every example has exactly one.
-SUPERVISED = (seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim)
-TOKENIZERS = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
+SUPERVISED = (tokenize, append_eos_after_trim)
+TOKENIZERS = (tokenize, tokenize_and_append_eos)
+OF_SEQIO = {step.__name__: step for step in (tokenize, tokenize_and_append_eos, append_eos, append_eos_after_trim)}
 
 
-def text_of(example: Mapping[str, Any], name: str, vocabulary: seqio.Vocabulary) -> str:
+def own(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the preprocessor; for one of seqio's that has the same name and result here, that one."""
+    function = unwrapped(step)
+    if getattr(function, "__module__", "") != "seqio.preprocessors" or name_of(step) not in OF_SEQIO:
+        return step
+    found, choices = OF_SEQIO[name_of(step)], getattr(step, "keywords", None)
+    return functools.partial(found, **choices) if choices else found
+
+
+def text_of(example: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> str:
     """Returns a feature's text before tokenization or, if the example lacks it, the text of its ids."""
     text = example.get(f"{name}_pretokenized")
     return vocabulary.decode(example[name].tolist()) if text is None else text.decode()
 
 
-def add_prefix(dataset: tf.data.Dataset, prefix: str = "") -> tf.data.Dataset:
+@preprocessor
+def add_prefix(dataset: Dataset, prefix: str = "") -> Dataset:
     """Returns the examples with the prefix before their inputs."""
-    return dataset.map(lambda example: {**example, "inputs": tf.strings.join([prefix, example["inputs"]])})
+    before = prefix.encode()
+    return dataset.map(lambda example: {**example, "inputs": before + example["inputs"]})
 
 
-def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
+def with_prefix(task: Task, prefix: str) -> Task:
     """Returns the task with another prefix; ConfigError if it has no `add_prefix`."""
     steps = list(task.preprocessors)
     places = [i for i, step in enumerate(steps) if unwrapped(step) is add_prefix]
@@ -47,7 +123,7 @@ def with_prefix(task: seqio.Task, prefix: str) -> seqio.Task:
     return task.replace(preprocessors=steps)
 
 
-def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
+def prefix_of(task: Task | Mixture) -> str:
     """Returns the task's prefix; "" for a task without `add_prefix`, and for a mixture."""
     for step in getattr(task, "preprocessors", ()):
         if isinstance(step, functools.partial) and step.func is add_prefix:
@@ -55,12 +131,12 @@ def prefix_of(task: seqio.Task | seqio.Mixture) -> str:
     return ""
 
 
-def is_supervised(task: seqio.Task) -> bool:
+def is_supervised(task: Task) -> bool:
     """Returns whether the task tokenizes inputs and targets of its source, so that metrics can compare texts."""
-    return any(unwrapped(step) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
+    return any(unwrapped(own(step)) in TOKENIZERS for step in task.preprocessors) and not has_objective(task)
 
 
-def has_objective(task: seqio.Task) -> bool:
+def has_objective(task: Task) -> bool:
     """Returns whether the task has an objective of another trainer, which makes inputs of the one text."""
     migrate = toolbox.find("migrate")
     modules = ((name_of(step), getattr(unwrapped(step), "__module__", "") or "") for step in task.preprocessors)
@@ -69,18 +145,6 @@ def has_objective(task: seqio.Task) -> bool:
 
 def name_of(step: Callable[..., object]) -> str:
     return getattr(unwrapped(step), "__name__", "")
-
-
-def lengths_of(
-    task: seqio.Task, documents: tf.data.Dataset, limits: Mapping[str, int], count: int
-) -> list[dict[str, int]]:
-    """Returns the lengths of the first examples before truncation, including the end of sequence."""
-    examples = task.preprocess_postcache(task.preprocess_precache(documents), sequence_length=limits)
-    vocabularies = {name: task.output_features[name].vocabulary for name in FEATURES}
-    return [
-        {name: len(vocabularies[name].encode(text_of(example, name, vocabularies[name]))) + 1 for name in FEATURES}
-        for example in examples.take(count).as_numpy_iterator()
-    ]
 
 
 def truncation_report(lengths: list[dict[str, int]], limits: Mapping[str, int]) -> str:

@@ -6,12 +6,13 @@ Nothing is lost: the segments' texts and what stands between them are the text, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import regex
 
+from limba.data.dataset import Dataset, preprocessor
+
 Count = Callable[[str], int]
-Dataset = TypeVar("Dataset")
 
 # Scripts that put no space after a sentence: their full stops end one wherever they stand.
 WIDE_ENDS = "。！？｡"
@@ -137,6 +138,7 @@ def long_inputs_of(task: Any) -> str:
     return found.pop() if len(found) == 1 else "cut"
 
 
+@preprocessor
 def long_inputs_in_segments(dataset: Dataset) -> Dataset:
     """Returns the data set unchanged; a task that has this preprocessor generates text for long inputs in segments."""
     return dataset

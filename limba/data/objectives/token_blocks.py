@@ -1,24 +1,23 @@
 """Cuts the stream of tokens into rows, block by block: the common part of all objectives.
 
 A block is a fixed number of tokens with its own seed, so a row is a pure function of the tokens
-and the seed. tf.data's own checkpoint then restores the exact data position, and a shard's rows do not
-depend on another shard.
+and the seed. A data position then names the block, and a shard's rows do not depend on another shard.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
+from limba.data.dataset import TOKENS, Dataset
+from limba.data.registry import Feature
 from limba.data.vocabulary.load import has_byte_sentinels, num_sentinels, warn_of_byte_sentinels
+from limba.data.vocabulary.vocabularies import Vocabulary
 
-Features = Mapping[str, seqio.Feature]
+Features = Mapping[str, Feature]
 Side = tuple[np.ndarray, np.ndarray]  # tokens int32 [B, L], and bool [B, L]: which of them stay
 # {"inputs": int32 [B, I], "num_inputs": int32 [B], "targets": …, "num_targets": …}: rows, and how much of each counts
 Rows = Mapping[str, np.ndarray]
@@ -33,45 +32,26 @@ def unwrapped(step: Callable[..., object]) -> Callable[..., object]:
 
 
 def rows_of_blocks(
-    dataset: tf.data.Dataset, tokens_per_block: int, rows_of: Callable[[np.ndarray, np.ndarray], Rows]
-) -> tf.data.Dataset:
+    dataset: Dataset,
+    tokens_per_block: int,
+    rows_of: Callable[[np.ndarray, np.ndarray], Rows],
+    seeds_per_block: int = 1,
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32 vectors, of {"targets": int32 [n]}, the stream of tokens.
 
-    `rows_of(tokens [n], seed [2])` returns a block's rows as `padded` does. n is `tokens_per_block`, or less
-    at the end of a finite stream.
+    `rows_of(tokens [n], seeds [S, 2])` returns a block's rows as `padded` does. n is `tokens_per_block`, or less
+    at the end of a finite stream; S is `seeds_per_block`.
     """
+    pairs = dataset.take_seeds()
 
-    def in_graph(tokens: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        def rows(tokens: np.ndarray, seed: np.ndarray) -> list[np.ndarray]:
-            made = rows_of(tokens, seed)
-            return [made[name] for name in NAMES]
-
-        result = tf.numpy_function(rows, [tokens, seed], [tf.int32] * 4, stateful=False)
-        shapes = ([None, None], [None], [None, None], [None])
-        return {name: tf.ensure_shape(value, shape) for name, value, shape in zip(NAMES, result, shapes, strict=True)}
+    def rows(tokens: np.ndarray, number: int) -> list[dict[str, np.ndarray]]:
+        made = rows_of(tokens, pairs(seeds_per_block * number, seeds_per_block))
+        sizes = zip(made["num_inputs"].tolist(), made["num_targets"].tolist(), strict=True)
+        sides = zip(made["inputs"], made["targets"], sizes, strict=True)
+        return [{"inputs": inputs[:first], "targets": targets[:last]} for inputs, targets, (first, last) in sides]
 
     blocks = dataset.map(lambda example: example["targets"]).rebatch(tokens_per_block)
-    # With these operators, as those of earlier versions: tf.data restores a saved position by them.
-    draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1, num_parallel_calls=None)
-    seeds = cast(tf.data.Dataset, draw(tf.data.Dataset.range(2**62)))
-    return (
-        tf.data.Dataset.zip((blocks, seeds))
-        .map(in_graph)
-        .unbatch()
-        .map(lambda row: {name: row[name][: row[f"num_{name}"]] for name in ("inputs", "targets")})
-    )
-
-
-def row_seeds() -> tf.data.Dataset:
-    """Returns endless pairs of int64: the seeds that `seqio.map_over_dataset` would give to single elements.
-
-    Its map over single rows would cost a tenth of the pipeline's time. As there, each call takes the next pair of
-    seqio's seeds.
-    """
-    first = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
-    seqio.map_over_dataset(lambda _, seed: seed, num_seeds=1)(tf.data.Dataset.range(0))
-    pair = (None, None) if first is None else (first, first + 1)
-    return tf.data.Dataset.zip(tuple(map(tf.data.Dataset.random, pair)))
+    return blocks.flat_map(rows, dict.fromkeys(("inputs", "targets"), TOKENS))
 
 
 def padded(
@@ -124,7 +104,7 @@ def check_targets(objective: str, lengths: Mapping[str, int], needed: int) -> No
 
 
 def require_sentinels(
-    vocabulary: seqio.Vocabulary, needed: int, what: str, otherwise: str, may_be_bytes: bool = False
+    vocabulary: Vocabulary, needed: int, what: str, otherwise: str, may_be_bytes: bool = False
 ) -> None:
     """Raises InputError if the vocabulary has too few sentinels for `what`.
 

@@ -4,87 +4,83 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import sentencepiece
-import seqio
-import tensorflow as tf
 
+from limba.data.dataset import TOKENS, Dataset, preprocessor
 from limba.data.objectives.token_blocks import Features
+from limba.data.vocabulary.load import first_byte
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
-DOCUMENTS_PER_BATCH = 32  # documents tokenized at once; a saved data position may hold their tokens
+DOCUMENTS_PER_BATCH = 32  # documents tokenized at once
+Tokenize = Callable[[Sequence[bytes]], np.ndarray]  # from documents to all their tokens, int32 [n]
 
 
-def tokenize_documents(
-    dataset: tf.data.Dataset, output_features: Features, append_eos: bool = False
-) -> tf.data.Dataset:
-    """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, strings.
+@preprocessor
+def tokenize_documents(dataset: Dataset, output_features: Features, append_eos: bool = False) -> Dataset:
+    """Returns {"targets": int32 [n]}, the tokens of 32 documents in a row, of {"text"} or {"tokens"}, bytes.
 
     "tokens" are the ids of documents tokenized beforehand, as little-endian int32 bytes. As in t5, nothing separates
     documents. With `append_eos` each one ends with the end-of-sequence id, as causal language modeling needs it.
     Empty documents give no token.
     """
     name, tokenize = tokenizer_of(dataset, output_features, append_eos)
-    return dataset.batch(DOCUMENTS_PER_BATCH).map(lambda batch: {"targets": tokenize(batch[name])})
+    batches = dataset.batch(DOCUMENTS_PER_BATCH)
+    return batches.map(lambda batch: {"targets": tokenize([document[name] for document in batch])}, {"targets": TOKENS})
 
 
-def tokenizer_of(
-    dataset: tf.data.Dataset, output_features: Features, append_eos: bool
-) -> tuple[str, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns the name of the documents' feature, and the function from many of them [n] to all their tokens [m]."""
+def tokenizer_of(dataset: Dataset, output_features: Features, append_eos: bool) -> tuple[str, Tokenize]:
+    """Returns the name of the documents' feature, and the function from many of them to all their tokens."""
     vocabulary = output_features["targets"].vocabulary
     end = vocabulary.eos_id if append_eos else None
-    is_tokenized = "tokens" in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-    return ("tokens", _decoder(end)) if is_tokenized else ("text", _tokenizer(vocabulary, end))
+    return ("tokens", _decoder(end)) if "tokens" in dataset.spec else ("text", _tokenizer(vocabulary, end))
 
 
-def _decoder(end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from strings of ids [n] to all their ids, int32 [m], with `end` after each document."""
+def _decoder(end: int | None) -> Tokenize:
+    """Returns a function from strings of ids to all their ids, with `end` after each document."""
     last = b"" if end is None else np.array(end, "<i4").tobytes()
 
-    def decoded(documents: tf.Tensor) -> tf.Tensor:
-        ended = tf.where(documents == "", documents, documents + last)
-        return tf.io.decode_raw(tf.strings.reduce_join(ended), tf.int32, little_endian=True)
+    def decoded(documents: Sequence[bytes]) -> np.ndarray:
+        ended = (document + last if document else document for document in documents)
+        return np.frombuffer(b"".join(ended), "<i4").astype(np.int32)
 
     return decoded
 
 
-def _tokenizer(vocabulary: seqio.Vocabulary, end: int | None) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function from texts [n] to all their tokens, int32 [m], with `end` after each document."""
-    if isinstance(vocabulary, seqio.ByteVocabulary) and end is None:
-        return lambda texts: vocabulary.encode_tf(tf.strings.reduce_join(texts))
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+def _tokenizer(vocabulary: Vocabulary, end: int | None) -> Tokenize:
+    """Returns a function from texts to all their tokens, with `end` after each document."""
+    vectors, ending = encoder(vocabulary), np.array([] if end is None else [end], np.int32)
 
-        def encoded(text: tf.Tensor) -> tf.Tensor:
-            tokens = tf.cast(vocabulary.encode_tf(text), tf.int32)
-            return tokens if end is None else tf.concat([tokens, tf.fill([tf.minimum(tf.size(tokens), 1)], end)], 0)
+    def tokens(texts: Sequence[bytes]) -> np.ndarray:
+        found = vectors(texts)
+        if end is not None:
+            found = [part for vector in found for part in ((vector, ending) if len(vector) else (vector,))]
+        return np.concatenate(found)
 
-        return lambda texts: tf.map_fn(encoded, texts, fn_output_signature=_TOKENS).flat_values
+    return tokens
+
+
+def encoder(vocabulary: Vocabulary) -> Callable[[Sequence[bytes]], list[np.ndarray]]:
+    """Returns a function from texts to the tokens of each, int32 [n]."""
+    if isinstance(vocabulary, ByteVocabulary):
+        first = np.int32(first_byte(vocabulary))
+        return lambda texts: [np.frombuffer(text, np.uint8) + first for text in texts]
+    if not isinstance(vocabulary, SentencePieceVocabulary):
+        return lambda texts: [np.asarray(vocabulary.encode(text.decode()), np.int32) for text in texts]
     encode = vocabulary.tokenizer.Encode
-    ending = np.array([] if end is None else [end], np.int32)
 
-    def tokens(texts: np.ndarray) -> np.ndarray:
+    def encoded(texts: Sequence[bytes]) -> list[np.ndarray]:
+        if len(texts) == 1:
+            return [encode(texts[0], return_type="numpy")]
         # All at once, so that the other shards wait for the interpreter only once.
-        vectors = encode(texts.tolist(), thread_pool=_threads(), return_type="numpy")
-        if end is None:
-            return np.concatenate(vectors)
-        return np.concatenate([part for vector in vectors for part in ((vector, ending) if len(vector) else (vector,))])
+        return encode(list(texts), thread_pool=_threads(), return_type="numpy")
 
-    def in_graph(texts: tf.Tensor) -> tf.Tensor:
-        # SentencePiece's own library is four times as fast as its TensorFlow op, and other shards can use the
-        # interpreter meanwhile. One processor serves them all.
-        result = tf.numpy_function(tokens, [texts], tf.int32, stateful=False)
-        return tf.ensure_shape(result, [None])
-
-    return in_graph
+    return encoded
 
 
 @functools.cache
 def _threads() -> sentencepiece.ThreadPool:
     """Returns threads for all shards' texts; without them each call would start and end one of its own."""
     return sentencepiece.ThreadPool(min(os.cpu_count() or 1, 16))
-
-
-_TOKENS = tf.RaggedTensorSpec([None], tf.int32, ragged_rank=0)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
-from limba.data.objectives import philox
+from limba.data import philox
+from limba.data.dataset import Dataset, preprocessor
 from limba.data.objectives.spans import raw_and_targets
 from limba.data.objectives.token_blocks import NAMES, Features, Rows, check_targets, rows_of_blocks
 from limba.data.vocabulary.load import SPACE, first_byte, num_sentinels
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
 Begins = Callable[[np.ndarray], np.ndarray]  # tokens [n] -> bool [n]: which of them begin a word
 
@@ -39,14 +39,15 @@ def whole_word_span_corruption_lengths(
     return {"inputs": lengths["inputs"], "targets": targets + targets // 16}
 
 
+@preprocessor
 def whole_word_span_corruption(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
     append_eos: bool = True,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns {"inputs", "targets"}, int32, of {"targets": int32 [n]}: spans begin and end with a word.
 
     `noise_density` is the share of words that are noise. Spans have the given mean length in tokens, or
@@ -62,13 +63,13 @@ def whole_word_span_corruption(
 
 
 def corrupt_words(
-    dataset: tf.data.Dataset,
+    dataset: Dataset,
     sequence_length: Mapping[str, int],
     output_features: Features,
     choices: tuple[float, float],
     append_eos: bool,
     begins: Begins | None = None,
-) -> tf.data.Dataset:
+) -> Dataset:
     """Returns what `whole_word_span_corruption` does; `begins` says which tokens begin a word, if it is not their ids.
 
     `choices` are the density and the mean span.
@@ -90,15 +91,15 @@ def corrupt_words(
     return rows_of_blocks(dataset, ROWS_PER_BLOCK * window, rows_of)
 
 
-def begins_word(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def begins_word(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [vocab_size]: the pieces that begin a word, or the bytes of white space.
 
     Raises InputError for other vocabularies, and if no piece has the marker.
     """
     begins = np.zeros([vocabulary.vocab_size], bool)
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if isinstance(vocabulary, ByteVocabulary):
         begins[[first_byte(vocabulary) + byte for byte in b" \t\r\n"]] = True
-    elif isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    elif isinstance(vocabulary, SentencePieceVocabulary):
         pieces = vocabulary.tokenizer
         begins[:] = [pieces.IdToPiece(number).startswith(SPACE) for number in range(vocabulary.vocab_size)]
         begins[vocabulary.vocab_size - num_sentinels(vocabulary) :] = False
@@ -120,8 +121,8 @@ def _block_function(
     top_sentinel: int,
     end: int | None,
 ) -> Callable[[np.ndarray, np.ndarray], Rows]:
-    def rows_of(tokens: np.ndarray, seed: np.ndarray) -> Rows:
-        draws = philox.uniform([seed[None]], [2 * len(tokens)])[0].reshape(2, -1)
+    def rows_of(tokens: np.ndarray, seeds: np.ndarray) -> Rows:
+        draws = philox.uniform([seeds], [2 * len(tokens)])[0].reshape(2, -1)
         edges = word_edges(begins(tokens))
         mask = whole_word_mask(edges, len(tokens), draws, noise_density, mean_noise_span_length, window)
         pairs = [

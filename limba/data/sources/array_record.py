@@ -13,14 +13,14 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import ConfigError, InputError
 from limba.config.secrets import without_credentials
+from limba.data.examples import features_of
 from limba.data.sources.counts import Counts
 from limba.data.sources.order import Reading, fewer_shards, random_generator
 from limba.data.sources.readers import Unit, joined
-from limba.data.sources.shards import call_numpy
+from limba.data.sources.shards import Parts
 from limba.data.sources.units import FileSource
 
 RECORDS_PER_UNIT = 1024
@@ -106,7 +106,7 @@ class _Records:
 
     def _document(self, record: bytes, path: str) -> bytes | None:
         try:
-            features = tf.train.Example.FromString(record).features.feature
+            features = features_of(record)
         except Exception as error:  # protobuf's own error class depends on how it was built
             raise InputError(f"{path} holds a record that is not a tf.train.Example; write it again.") from error
         for column in self._columns:
@@ -185,7 +185,7 @@ class ArrayRecordSource(FileSource):
         (text,) = records[np.array([number])]
         return *records.place(number), text or b""
 
-    def read_in_order(self, reading: Reading, counts: Counts | None, offset: int) -> tf.data.Dataset:
+    def parts(self, reading: Reading, counts: Counts | None, offset: int) -> Parts:
         total = self._records_of(reading.split).total
         if counts is None and reading.is_endless and total <= reading.shard:
             raise InputError(
@@ -193,57 +193,50 @@ class ArrayRecordSource(FileSource):
                 f" {reading.num_shards}; set DataConfig.num_data_shards lower, or give more documents.",
                 fix=fewer_shards(reading.shard),
             )
-        return _ShardRecords(self, reading, total, counts, offset).dataset()
+        return _ShardRecords(self, reading, total, counts, offset)
 
 
-class _ShardRecords:
+class _ShardRecords(Parts):
     """One shard's records: every epoch is one permutation of all of them, of which it reads every num_shards-th."""
 
     def __init__(self, source: ArrayRecordSource, reading: Reading, total: int, counts: Counts | None, offset: int):
-        self._source, self._reading, self._offset, self._is_dealt = source, reading, offset, counts is not None
+        super().__init__(source, reading)
+        self._records, self._offset, self._is_dealt = source, offset, counts is not None
         self._total = total if counts is None else counts.total
         left_out = np.array(() if counts is None else counts.left_out, np.int64)
         self._gaps = left_out - np.arange(len(left_out))  # of each one, the records before it that are read
         self._num_empty = 0  # reads since the last document
 
-    def dataset(self) -> tf.data.Dataset:
-        """Returns the documents of all epochs."""
-        shape = [None, 2] if self._reading.traced else [None]
+    @property
+    def width(self) -> int:
+        return 1
 
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            blocks = tf.data.Dataset.range(call_numpy(self.num_blocks, tf.int64, [], epoch))
-            return blocks.flat_map(
-                lambda block: self._source.elements(call_numpy(self.documents, tf.string, shape, epoch, block))
-            )
-
-        return self._reading.epochs().flat_map(of_epoch)
+    def num_parts(self, epoch: int) -> int:
+        return 1
 
     def _places(self, epoch: int) -> range:
         """Returns the shard's places in an epoch's order; of a deal those whose number in all epochs is its own."""
-        shard, num_shards = self._reading.shard, self._reading.num_shards
+        shard, num_shards = self.reading.shard, self.reading.num_shards
         first = (shard - self._offset - epoch * self._total) % num_shards if self._is_dealt else shard
         return range(first, self._total, num_shards)
 
-    def num_blocks(self, epoch: int) -> np.int64:
-        """Returns the number of the shard's reads in an epoch."""
-        return np.int64(-(-len(self._places(int(epoch))) // RECORDS_PER_READ))
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> bool:
+        return chunk * RECORDS_PER_READ < len(self._places(epoch))
 
-    def documents(self, epoch: int, block: int) -> np.ndarray:
-        """Returns the documents of one read, as `ShardUnits.documents` does."""
-        source, reading = self._source, self._reading
-        with source.failures():
-            first, all_places = int(block) * RECORDS_PER_READ, self._places(int(epoch))
-            if not self._is_dealt:
-                source.note_progress(reading.split, reading.shard, int(epoch) + first / len(all_places))
-            places = all_places[first:][:RECORDS_PER_READ]
-            order = np.arange(places.start, places.stop, places.step)
-            if reading.shuffle:
-                order = permuted(order, self._total, reading.seed, int(epoch))
-            numbers = order + np.searchsorted(self._gaps, order, side="right")
-            found = source.records_at(reading.split, numbers)
-            rows = [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
-            self._num_empty = 0 if rows else self._num_empty + 1
-            if reading.is_endless and self._num_empty > self.num_blocks(epoch):
-                raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
-            names = (b"%d" % number for number, _ in rows) if reading.traced else None
-            return source.rows((text for _, text in rows), names)
+    def documents(self, epoch: int, index: int, chunk: int) -> list[dict[str, bytes]]:
+        source, reading = self._records, self.reading
+        first, all_places = chunk * RECORDS_PER_READ, self._places(epoch)
+        if not self._is_dealt:
+            source.note_progress(reading.split, reading.shard, epoch + first / len(all_places))
+        places = all_places[first:][:RECORDS_PER_READ]
+        order = np.arange(places.start, places.stop, places.step)
+        if reading.shuffle:
+            order = permuted(order, self._total, reading.seed, epoch)
+        numbers = order + np.searchsorted(self._gaps, order, side="right")
+        found = source.records_at(reading.split, numbers)
+        rows = [(number, text) for number, text in found if text and source.filtered(reading.split, [text])]
+        self._num_empty = 0 if rows else self._num_empty + 1
+        if reading.is_endless and self._num_empty > -(-len(all_places) // RECORDS_PER_READ):
+            raise InputError(f"{source.name} holds no document in split {reading.split!r}; give files with text.")
+        names = (b"%d" % number for number, _ in rows) if reading.traced else None
+        return source.elements((text for _, text in rows), names)

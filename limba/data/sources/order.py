@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config.errors import Fix
 
@@ -32,12 +31,11 @@ class Reading:
     def is_endless(self) -> bool:
         return self.num_epochs is None
 
-    def epochs(self) -> tf.data.Dataset:
-        """Returns the numbers of the epochs that are read; from a later first one there is at least one."""
+    @property
+    def epochs(self) -> range:
+        """The numbers of the epochs that are read; from a later first one there is at least one."""
         last = ENDLESS if self.num_epochs is None else self.num_epochs
-        if self.first_epoch == 0:
-            return tf.data.Dataset.range(last)
-        return tf.data.Dataset.range(self.first_epoch, max(last, self.first_epoch + 1))
+        return range(self.first_epoch, max(last, self.first_epoch + (self.first_epoch > 0)))
 
 
 def random_generator(purpose: str, *numbers: int) -> np.random.RandomState:

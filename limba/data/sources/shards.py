@@ -11,17 +11,16 @@ import abc
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import InputError
 from limba.config.secrets import without_credentials
+from limba.data.dataset import TEXT, Dataset, State
 from limba.data.sources.counts import Counts, chunk_starts, shares
 from limba.data.sources.order import (
-    ENDLESS,
     INTERLEAVED_UNITS,
     Reading,
     fewer_shards,
@@ -30,22 +29,12 @@ from limba.data.sources.order import (
     unit_order,
 )
 from limba.data.sources.readers import Unit
-from limba.data.sources.splits import Splits
+from limba.data.sources.splits import DOCUMENT, Splits
 
 logger = logging.getLogger(__name__)
 
 DOCUMENTS_NOTED = 32  # at once, for the progress
 MOST_EMPTY_UNITS = 10_000  # in a row, of a shard with fewer units; seconds
-
-Elements = Callable[[tf.Tensor], tf.data.Dataset]  # from documents, with their names if traced, to a data set of them
-
-
-def call_numpy(function: Callable, dtype: tf.DType, shape: Sequence[int | None], *arguments: tf.Tensor) -> tf.Tensor:
-    """Calls a Python function inside a graph; its result must depend only on its arguments."""
-    # Declared stateless, so that tf.data can save and restore the iterator.
-    result = tf.numpy_function(function, arguments, dtype, stateful=False)
-    result.set_shape(shape)
-    return result
 
 
 @functools.lru_cache(maxsize=64)
@@ -53,30 +42,11 @@ def _warn_once(message: str) -> None:
     logger.warning(without_credentials(message))
 
 
-class ShardUnits(abc.ABC):
-    """The parts of units that one shard reads in each epoch, interleaved, chunk by chunk."""
+class Parts(abc.ABC):
+    """The parts of units that one shard reads in each epoch, each chunk by chunk."""
 
     def __init__(self, source: Splits, reading: Reading):
-        self.source, self.reading, self.units = source, reading, source.units(reading.split)
-
-    def dataset(self, elements: Elements) -> tf.data.Dataset:
-        """Returns the elements of all epochs."""
-        shape, width = [None, 2] if self.reading.traced else [None], self.width if self.reading.shuffle else 1
-
-        def of_unit(epoch: tf.Tensor, index: tf.Tensor) -> tf.data.Dataset:
-            first = call_numpy(self.first_chunk, tf.int64, [], epoch, index)
-            chunks = tf.data.Dataset.range(first, ENDLESS)
-            chunks = chunks.take_while(lambda chunk: call_numpy(self.has_chunk, tf.bool, [], epoch, index, chunk))
-            # flat_map saves its argument, the chunk's number, and reads the chunk again when it is restored.
-            return chunks.flat_map(
-                lambda chunk: elements(call_numpy(self.documents, tf.string, shape, epoch, index, chunk))
-            )
-
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            parts = tf.data.Dataset.range(call_numpy(self.num_parts, tf.int64, [], epoch))
-            return parts.interleave(lambda index: of_unit(epoch, index), cycle_length=width, block_length=1)
-
-        return self.reading.epochs().flat_map(of_epoch)
+        self.source, self.reading = source, reading
 
     @property
     def width(self) -> int:
@@ -84,23 +54,105 @@ class ShardUnits(abc.ABC):
         return INTERLEAVED_UNITS
 
     @abc.abstractmethod
-    def num_parts(self, epoch: int) -> np.int64:
+    def num_parts(self, epoch: int) -> int:
         """Returns the number of units of which the shard reads a part in an epoch."""
 
-    @abc.abstractmethod
-    def first_chunk(self, epoch: int, index: int) -> np.int64:
+    def first_chunk(self, epoch: int, index: int) -> int:
         """Returns the chunk in which a part of a unit begins."""
+        del epoch, index
+        return 0
 
     @abc.abstractmethod
-    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> bool:
         """Returns whether a part of a unit has documents in this chunk, or in a later one."""
 
-    def documents(self, epoch: int, index: int, chunk: int) -> np.ndarray:
-        """Returns the shard's documents of a chunk, permuted, bytes [n]; traced ones with their names, bytes [n, 2]."""
-        with self.source.failures():
-            number, texts, rows = self.chosen(int(epoch), int(index), int(chunk))
-            names = (f"{number} {chunk} {row}".encode() for row in rows) if self.reading.traced else None
-            return self.source.rows((texts[row] for row in rows), names)
+    @abc.abstractmethod
+    def documents(self, epoch: int, index: int, chunk: int) -> list[dict[str, bytes]]:
+        """Returns the shard's documents of a chunk, permuted, as `Splits.elements` does."""
+
+
+class Documents(Dataset):
+    """The documents of a shard's parts of units, in all epochs: of several units at a time, one document from each.
+
+    They come as tf.data's `interleave` gives them: a unit that ends is followed by the next one in its place.
+    """
+
+    def __init__(self, parts: Parts):
+        names = [*parts.source.keys, *([DOCUMENT] if parts.reading.traced else ())]
+        super().__init__(dict.fromkeys(names, TEXT))
+        self._parts, self._epochs = parts, parts.reading.epochs
+        self._width = parts.width if parts.reading.shuffle else 1
+        self._place = 0  # in the epochs
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self._num_parts: int | None = None  # of the epoch
+        self._next = self._turn = 0  # the next part, and the place of which a document is next
+        # In each place the part, its chunk, and the documents given of the chunk.
+        self._open: list[list[int] | None] = [None] * self._width
+        self._chunks: list[list[dict[str, bytes]] | None] = [None] * self._width
+
+    def __next__(self) -> dict[str, bytes]:
+        while self._place < len(self._epochs):
+            turn = self._turn
+            if self._open[turn] is not None:
+                document = self._document(turn)
+                self._turn = (turn + 1) % self._width
+                if document is not None:
+                    return document
+                self._open[turn] = None
+                continue
+            epoch = self._epochs[self._place]
+            if self._num_parts is None:
+                self._num_parts = self._parts.num_parts(epoch)
+            if self._next < self._num_parts:
+                self._open[turn] = [self._next, self._parts.first_chunk(epoch, self._next), 0]
+                self._next += 1
+            elif any(part is not None for part in self._open):
+                self._turn = (turn + 1) % self._width
+            else:
+                self._place += 1
+                self._begin_epoch()
+        raise StopIteration
+
+    def _document(self, turn: int) -> dict[str, bytes] | None:
+        """Returns the next document of the part in a place; None at its end."""
+        part, epoch = self._open[turn], self._epochs[self._place]
+        assert part is not None  # as the caller has seen
+        while True:
+            chunk = self._chunks[turn]
+            if chunk is None:
+                if not self._parts.has_chunk(epoch, part[0], part[1]):
+                    return None
+                chunk = self._chunks[turn] = self._parts.documents(epoch, part[0], part[1])
+            if part[2] < len(chunk):
+                part[2] += 1
+                return chunk[part[2] - 1]
+            self._chunks[turn] = None
+            part[1], part[2] = part[1] + 1, 0
+
+    def state(self) -> State:
+        opened = [part and part.copy() for part in self._open]
+        return {"place": self._place, "next": self._next, "turn": self._turn, "open": opened}
+
+    def restore(self, state: State) -> None:
+        self._place = state["place"]
+        self._begin_epoch()
+        self._next, self._turn = state["next"], state["turn"]
+        self._open = [part and list(part) for part in state["open"]]
+
+
+class ShardUnits(Parts):
+    """The parts of units of files."""
+
+    def __init__(self, source: Splits, reading: Reading):
+        super().__init__(source, reading)
+        self.units = source.units(reading.split)
+
+    def documents(self, epoch: int, index: int, chunk: int) -> list[dict[str, bytes]]:
+        number, texts, rows = self.chosen(epoch, index, chunk)
+        names = (f"{number} {chunk} {row}".encode() for row in rows) if self.reading.traced else None
+        return self.source.elements((texts[row] for row in rows), names)
 
     @abc.abstractmethod
     def chosen(self, epoch: int, index: int, chunk: int) -> tuple[int, list[bytes], Sequence[int] | np.ndarray]:
@@ -134,34 +186,30 @@ class WholeUnits(ShardUnits):
     def width(self) -> int:
         return min(INTERLEAVED_UNITS, max(self._count, 1))
 
-    def num_parts(self, epoch: int) -> np.int64:
-        return np.int64(self._count)
-
-    def first_chunk(self, epoch: int, index: int) -> np.int64:
-        return np.int64(0)
+    def num_parts(self, epoch: int) -> int:
+        return self._count
 
     def _unit_at(self, epoch: int, index: int) -> tuple[int, Unit]:
         reading = self.reading
-        place = int(index) if self._divides_rows else reading.shard + int(index) * reading.num_shards
-        number = int(unit_order(reading.seed, int(epoch), len(self.units))[place]) if reading.shuffle else place
+        place = index if self._divides_rows else reading.shard + index * reading.num_shards
+        number = int(unit_order(reading.seed, epoch, len(self.units))[place]) if reading.shuffle else place
         return number, self.units[number]
 
-    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> bool:
         source, reading = self.source, self.reading
-        with source.failures():
-            _, unit = self._unit_at(epoch, index)
-            if chunk == 0:
-                self._opened += 1
-                if reading.is_endless and self._opened > self._most_opened:
-                    raise InputError(
-                        f"{source.name} has no document for data shard {reading.shard} of {reading.num_shards} in split"
-                        f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents.",
-                        fix=fewer_shards(reading.shard),
-                    )
-            exists = source.read_whole(reading.split, unit, int(chunk)) is not None
-            if not exists:  # units end roughly in the order of opening
-                source.note_progress(reading.split, reading.shard, int(epoch) + (int(index) + 1) / self._count)
-            return np.bool_(exists)
+        _, unit = self._unit_at(epoch, index)
+        if chunk == 0:
+            self._opened += 1
+            if reading.is_endless and self._opened > self._most_opened:
+                raise InputError(
+                    f"{source.name} has no document for data shard {reading.shard} of {reading.num_shards} in split"
+                    f" {reading.split!r}; set DataConfig.num_data_shards lower, or give more documents.",
+                    fix=fewer_shards(reading.shard),
+                )
+        exists = source.read_whole(reading.split, unit, chunk) is not None
+        if not exists:  # units end roughly in the order of opening
+            source.note_progress(reading.split, reading.shard, epoch + (index + 1) / self._count)
+        return exists
 
     def chosen(self, epoch: int, index: int, chunk: int) -> tuple[int, list[bytes], Sequence[int]]:
         source, reading = self.source, self.reading
@@ -191,8 +239,8 @@ class DealtUnits(ShardUnits):
         self._seen: dict[int, list[int]] = {}  # unit -> documents before each chunk, where they were not counted
         self._parts = functools.lru_cache(maxsize=4)(self._parts_of_epoch)
 
-    def num_parts(self, epoch: int) -> np.int64:
-        return np.int64(len(self._parts(int(epoch))))
+    def num_parts(self, epoch: int) -> int:
+        return len(self._parts(epoch))
 
     def _parts_of_epoch(self, epoch: int) -> list[tuple[int, int, int]]:
         """Returns (unit, first document, end) of the shard's parts of units in an epoch."""
@@ -223,19 +271,17 @@ class DealtUnits(ShardUnits):
             seen.append(seen[-1] + len(documents))
         return seen[chunk]
 
-    def first_chunk(self, epoch: int, index: int) -> np.int64:
-        with self.source.failures():
-            unit, start, _ = self._parts(int(epoch))[int(index)]
-            chunk = 0
-            while start > 0 and (end := self._before(unit, chunk + 1)) is not None and end <= start:
-                chunk += 1
-            return np.int64(chunk)
+    def first_chunk(self, epoch: int, index: int) -> int:
+        unit, start, _ = self._parts(epoch)[index]
+        chunk = 0
+        while start > 0 and (end := self._before(unit, chunk + 1)) is not None and end <= start:
+            chunk += 1
+        return chunk
 
-    def has_chunk(self, epoch: int, index: int, chunk: int) -> np.bool_:
-        with self.source.failures():
-            unit, _, stop = self._parts(int(epoch))[int(index)]
-            before = self._before(unit, int(chunk))
-            return np.bool_(before is not None and (before < stop or self._is_open(unit, stop)))
+    def has_chunk(self, epoch: int, index: int, chunk: int) -> bool:
+        unit, _, stop = self._parts(epoch)[index]
+        before = self._before(unit, chunk)
+        return before is not None and (before < stop or self._is_open(unit, stop))
 
     def _is_open(self, unit: int, stop: int) -> bool:
         """Returns whether a part of a unit goes on to its end, wherever that is."""
@@ -254,17 +300,14 @@ class DealtUnits(ShardUnits):
         return unit, texts, rows[max(0, start - before) : None if self._is_open(unit, stop) else max(0, stop - before)]
 
 
-def noted(dataset: tf.data.Dataset, source: Splits, reading: Reading, counts: Counts) -> tf.data.Dataset:
+def noted(documents: Dataset, source: Splits, reading: Reading, counts: Counts) -> Dataset:
     """Returns the documents, and notes the progress as they are passed on, in epochs."""
     of_epoch = max(counts.total, counts.num_pieces, 1) / reading.num_shards
     last = math.inf if reading.num_epochs is None else max(reading.num_epochs, reading.first_epoch + 1)
 
-    def note(number: np.int64) -> np.bool_:
-        epochs = reading.first_epoch + (int(number) + 1) * DOCUMENTS_NOTED / of_epoch
+    def note(batch: list[Any], number: int) -> list[Any]:
+        epochs = reading.first_epoch + (number + 1) * DOCUMENTS_NOTED / of_epoch
         source.note_progress(reading.split, reading.shard, min(epochs, last))
-        return np.bool_(True)
+        return batch
 
-    # A filter's answer is used, and in order; of a map TensorFlow would leave out what gives no part of the result.
-    batches: Any = dataset.batch(DOCUMENTS_NOTED).enumerate()
-    batches = batches.filter(lambda number, documents: call_numpy(note, tf.bool, [], number))
-    return batches.map(lambda number, documents: documents).unbatch()
+    return documents.batch(DOCUMENTS_NOTED).flat_map(note)

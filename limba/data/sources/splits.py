@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -11,9 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import seqio
-
 from limba.config import ConfigError, InputError
 from limba.data.sources.chunks import ChunkReader
 from limba.data.sources.compression import COMPRESSIONS
@@ -21,7 +17,7 @@ from limba.data.sources.counts import Counts
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
 from limba.data.sources.order import ShardsServed, fewer_shards
 from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import Unit, file_format, group_rows, list_files, list_units
+from limba.data.sources.readers import FIELD_SEPARATOR, Unit, file_format, group_rows, list_files, list_units
 from limba.data.sources.remote import ReadPolicy
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
@@ -31,6 +27,7 @@ CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first doc
 # A longer document is cut, at a space if possible: a saved data position may hold the tokens of 32 pieces, and must
 # stay small for a corpus of books.
 PIECE_BYTES = 1 << 14
+DOCUMENT = "limba_document"  # the feature of traced documents that says which one it is
 _NOT_SPACE = re.compile(rb"\S")
 
 # A column's name, or {feature: column}: then an element has these features, of one row.
@@ -39,13 +36,12 @@ Column = str | Mapping[str, str]
 Rewrite = Callable[[bytes], Sequence[bytes]]
 
 
-class Splits(seqio.DataSource):
+class Splits:
     """Texts of files that are listed when they are first needed, by split.
 
     `resolve` returns split -> patterns or addresses. If it returns no `validation`, that split is carved out of
     `train` by a hash of each document: equal texts fall on the same side, on every machine and in every later run.
-    `rewrite` turns a row's text into documents. Every error is an InputError; `failure` stores the error of a reading
-    thread, since TensorFlow passes on only its text.
+    `rewrite` turns a row's text into documents. Every error is an InputError.
     """
 
     def __init__(
@@ -57,9 +53,8 @@ class Splits(seqio.DataSource):
         validation_percent: float = 1.0,
         rewrite: Rewrite | None = None,
     ):
-        super().__init__(splits=splits, caching_permitted=False, performs_internal_shuffling=True)
+        self.splits, self.caching_permitted = tuple(splits), False
         self.name, self._rewrite = name, rewrite
-        self.failure: InputError | None = None
         self._progress: dict[tuple[str, int], float] = {}
         # The names of an element's features.
         self.keys = tuple(column) if isinstance(column, Mapping) else (TOKENS if column == TOKENS else "text",)
@@ -327,12 +322,16 @@ class Splits(seqio.DataSource):
         sizes = tuple(map(sum, chunks))
         return Counts(sizes, tuple(chunks), num_pieces=num_pieces) if sum(sizes) else None
 
-    def rows(self, texts: Iterable[bytes], names: Iterable[bytes] | None = None) -> np.ndarray:
-        """Returns the documents' pieces, bytes [n]; with their documents' names bytes [n, 2]."""
+    def elements(self, texts: Iterable[bytes], names: Iterable[bytes] | None = None) -> list[dict[str, bytes]]:
+        """Returns {feature: text} of the documents' pieces; with their documents' names as DOCUMENT."""
         if names is None:
-            return np.array([piece for text in texts for piece in self.pieces(text)], dtype=object)
-        rows = [[piece, name] for text, name in zip(texts, names, strict=True) for piece in self.pieces(text)]
-        return np.array(rows, dtype=object).reshape(-1, 2)
+            return [self._element(piece) for text in texts for piece in self.pieces(text)]
+        rows = ((piece, name) for text, name in zip(texts, names, strict=True) for piece in self.pieces(text))
+        return [{**self._element(piece), DOCUMENT: name} for piece, name in rows]
+
+    def _element(self, piece: bytes) -> dict[str, bytes]:
+        parts = (piece,) if len(self.keys) == 1 else piece.split(FIELD_SEPARATOR)
+        return dict(zip(self.keys, parts, strict=True))
 
     def named(self, split: str, name: bytes) -> tuple[str, int, bytes]:
         """Returns (unit, number of the document in it, the document) of a traced document's name."""
@@ -343,15 +342,6 @@ class Splits(seqio.DataSource):
         documents = self.read_whole(split, unit, chunk) or []
         own = [place for place, text in enumerate(documents) if self.filtered(split, [text])]
         return unit.name, before + own[row], documents[own[row]]
-
-    @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
-        """Stores an InputError of a reading thread in `failure`."""
-        try:
-            yield
-        except InputError as error:
-            self.failure = error
-            raise
 
 
 def _is_validation(text: bytes, percent: float) -> bool:

@@ -1,4 +1,4 @@
-"""Sources that are read in units; their order is a pure function of the data position, which tf.data saves.
+"""Sources that are read in units; their order is a pure function of the data position, which is saved.
 
 An epoch is a permutation of units divided among shards. A shard interleaves 16 of its units and permutes
 the documents inside each chunk. All of it follows from (seed, epoch, unit, chunk): there is no
@@ -7,41 +7,22 @@ shuffle buffer, and a saved data position holds indices and not text.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
 from limba.config import ConfigError
+from limba.data.dataset import Dataset
 from limba.data.sources.counts import Counts
 from limba.data.sources.order import Reading
-from limba.data.sources.readers import FIELD_SEPARATOR
-from limba.data.sources.shards import DealtUnits, WholeUnits, noted
+from limba.data.sources.shards import DealtUnits, Documents, Parts, WholeUnits, noted
 from limba.data.sources.splits import Column, Splits
-
-DOCUMENT = "limba_document"  # the feature of traced documents that says which one it is
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class UnitSource(Splits):
     """Documents {"text": string} of some files, in an order that a saved data position continues."""
-
-    def features(self, documents: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns {feature: strings [n]} of documents [n]."""
-        if len(self.keys) == 1:
-            return {self.keys[0]: documents}
-        fields = tf.strings.split(documents, FIELD_SEPARATOR).to_tensor(shape=[None, len(self.keys)])
-        return {key: fields[:, place] for place, key in enumerate(self.keys)}
-
-    def elements(self, documents: tf.Tensor) -> tf.data.Dataset:
-        """Returns the data set of {feature: string} of documents [n]; of [n, 2] with their names as DOCUMENT."""
-        traced = documents.shape.rank == 2
-        features: Any = self.features(documents[:, 0] if traced else documents)  # the stub does not know dictionaries
-        if traced:
-            features[DOCUMENT] = documents[:, 1]
-        return tf.data.Dataset.from_tensor_slices(features)
 
     def documents(
         self,
@@ -54,10 +35,10 @@ class UnitSource(Splits):
         num_epochs: int | None = None,
         first_epoch: int = 0,
         traced: bool = False,
-    ) -> tf.data.Dataset:
-        """Returns {"text": string} documents of one shard, endlessly if `num_epochs` is None.
+    ) -> Dataset:
+        """Returns {"text": bytes} documents of one shard, endlessly if `num_epochs` is None.
 
-        From a column `tokens` they are {"tokens": string}, from several columns {feature: string}. `traced` ones have
+        From a column `tokens` they are {"tokens": bytes}, from several columns {feature: string}. `traced` ones have
         their names too, which `named` reads. A pass over other files than before begins with a later `first_epoch`,
         and has at least one epoch.
         Units are divided among the shards; if there are fewer units than shards, every shard reads all of them and
@@ -65,36 +46,38 @@ class UnitSource(Splits):
         """
         return self.dataset(Reading(split, shard, num_shards, seed, shuffle, num_epochs, first_epoch, traced))
 
-    def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> tf.data.Dataset:
+    def dataset(self, reading: Reading, counts: Counts | None = None, offset: int = 0) -> Dataset:
         """Returns the elements of `documents`; those of `counts` are dealt evenly, one by one, not in whole units.
 
         `offset` is then the number of the first document of all epochs.
         """
         self.begin(reading.split, reading.shard)
-        elements = self.read_in_order(reading, counts, offset)
-        return elements if counts is None or reading.traced else noted(elements, self, reading, counts)
+        documents = Documents(self.parts(reading, counts, offset))
+        return documents if counts is None or reading.traced else noted(documents, self, reading, counts)
 
-    def read_in_order(self, reading: Reading, counts: Counts | None, offset: int) -> tf.data.Dataset:
-        """Returns the elements of `dataset`, whose progress is noted where they are dealt in whole units."""
-        units = WholeUnits(self, reading) if counts is None else DealtUnits(self, reading, counts, offset)
-        return units.dataset(self.elements)
+    def parts(self, reading: Reading, counts: Counts | None, offset: int) -> Parts:
+        """Returns what a shard reads of each epoch; the progress is noted where it is whole units."""
+        return WholeUnits(self, reading) if counts is None else DealtUnits(self, reading, counts, offset)
 
     def get_dataset(
         self,
         split: str = "train",
         shuffle: bool = True,
         seed: int | None = None,
-        shard_info: seqio.ShardInfo | None = None,
+        shard_info: Any = None,
         *,
         sequence_length: Mapping[str, int] | None = None,
         use_cached: bool = False,
         num_epochs: int | None = 1,
-    ) -> tf.data.Dataset:
-        """Returns the documents, with the signature that seqio's `task.get_dataset` calls."""
+    ) -> Any:
+        """Returns the documents as a tf.data.Dataset, with the signature that seqio's `task.get_dataset` calls."""
+        bridge = importlib.import_module("..bridge", __package__)  # which stands above
         del sequence_length, use_cached
         index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        return self.documents(
-            split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
+        return bridge.to_tensorflow(
+            lambda: self.documents(
+                split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
+            )
         )
 
 

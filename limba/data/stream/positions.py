@@ -1,8 +1,8 @@
 """Data positions: how far each shard has read its corpus, as bytes that are saved with a checkpoint.
 
-A data position is a zip file. `about.json` names its data and counts the batches taken; the other files are
-tf.data's checkpoint of the shard's iterator, the prefetched rows, and the shard's part of the table of the corpus's
-files (`sources/corpus.py`).
+A data position is a zip file. `about.json` names its data, counts the batches taken, and says where the shard's data
+set is (`dataset.py`); the other files are the arrays of that state, the prefetched rows, and the shard's part of the
+table of the corpus's files (`sources/corpus.py`).
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import json
 import logging
 import math
 import re
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from limba.config import InputError
 from limba.config.errors import SentenceError, reason_of
+from limba.data.dataset import State
 from limba.data.sources.corpus import Changes, Corpora, changes, unpacked_table
 from limba.data.sources.fingerprints import Mark
 from limba.data.sources.units import UnitSource
-from limba.data.stream.shard import FirstEpochs, KeptState, Pipeline, Rows, Shard, source_errors, state_of
+from limba.data.stream.shard import FirstEpochs, Pipeline, Rows, Shard
 from limba.data.tasks import Provider, unit_sources
 from limba.data.vocabulary.load import content_name
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
-ABOUT_FILE, FILES_FILE, ROWS_FILE = "about.json", "files.json.zlib", "ahead.npz"
-ITERATOR = "position"  # the prefix of tf.data's files
+FORMAT = 5
+OF_TENSORFLOW = 4  # the format of tf.data's checkpoints: such a shard is read again, by its count of batches
+ABOUT_FILE, FILES_FILE, ROWS_FILE, STATE_FILE = "about.json", "files.json.zlib", "ahead.npz", "state.npz"
+ARRAY = "of state.npz"  # in a state, in the place of an array: its number
 STAGES_FILE = "stages.json"  # what the stages before gave, in a run with stages (`epochs/stages.py`)
 # Everything in a position has one of these names: one from elsewhere cannot put files into other folders.
 MEMBER = re.compile(
-    rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{STAGES_FILE}|{ITERATOR}\.(?:index|data-\d{{5}}-of-\d{{5}})", re.ASCII
+    rf"{ABOUT_FILE}|{FILES_FILE}|{ROWS_FILE}|{STATE_FILE}|{STAGES_FILE}|position\.(?:index|data-\d{{5}}-of-\d{{5}})",
+    re.ASCII,
 )
 
 
@@ -54,7 +54,7 @@ class Saved:
     """An opened data position, of which every byte has been read and checked."""
 
     about: Mapping[str, Any]
-    iterator: Mapping[str, bytes]  # file name -> content, of tf.data's checkpoint
+    state: State  # of the shard's data set; None if the shard is read again
     rows: Rows  # prefetched
     files: Mapping[str, Mapping[int, Mark]]  # the shard's part of the table: task -> place -> mark
     stages: Mapping[str, Any]  # the content of STAGES_FILE; {} without it
@@ -112,22 +112,22 @@ class DataPositions:
         if self._pipeline.deal.marks_corpora:
             about["tokens"] = shard.tokens.tolist()
         about |= {"corpus": self._layout, "files": corpora.digest, "num_files": corpora.num_files}
-        about |= {"end_bytes": corpora.end_bytes, "tensorflow": tf.__version__}
+        about["end_bytes"] = corpora.end_bytes
         about |= {"first_epochs": shard.epochs.first, "batches_before": shard.batches_before}
         contents = {FILES_FILE: self._packed[shard.index]}
         if self._pipeline.is_exact:
             with shard.prefetch.paused() as made:
                 batches = [batch for batch in made if batch is not None]
-                state = state_of(shard.iterator)
-                if shard.has_failed and shard.kept_state is not None:  # asked after the state was taken
-                    num_made, state = shard.kept_state
+                if shard.prefetch.failure is None:
+                    state = shard.dataset.state()
+                else:
+                    num_made, state = shard.kept_state or (shard.num_batches, None)
                     about["passed"] = max(0, shard.num_batches - num_made)
                     batches = batches[: max(0, num_made - shard.num_batches)]
-            rows: dict[str, Any] = _concatenated(batches)
-            with tempfile.TemporaryDirectory() as directory:
-                tf.train.Checkpoint(iterator=KeptState(state)).write(f"{directory}/{ITERATOR}")
-                np.savez(f"{directory}/{ROWS_FILE}", **rows)
-                contents |= {path.name: path.read_bytes() for path in sorted(Path(directory).iterdir())}
+            arrays: list[np.ndarray] = []
+            about["state"] = _plain(state, arrays)
+            contents[STATE_FILE] = _npz({str(number): array for number, array in enumerate(arrays)})
+            contents[ROWS_FILE] = _npz(_concatenated(batches))
         return packed({**contents, ABOUT_FILE: json.dumps(about).encode()})
 
     def check(self, positions: Mapping[int, bytes]) -> Resumption:
@@ -168,24 +168,14 @@ class DataPositions:
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
         shard.epochs.shown, shard.epochs.pace = dict(about["trained"]), dict(about["pace"])
-        if not self._pipeline.is_exact:
-            shard.skip(shard.num_batches)
-            return
-        try:
-            with tempfile.TemporaryDirectory() as directory, source_errors(self._pipeline.task):
-                for name, content in saved.iterator.items():
-                    (Path(directory) / name).write_bytes(content)
-                tf.train.Checkpoint(iterator=shard.iterator).read(f"{directory}/{ITERATOR}").assert_consumed()
-        except (AssertionError, tf.errors.OpError) as error:
-            raise InputError(
-                f"The data position of shard {shard.index} cannot be restored by TensorFlow {tf.__version__}"
-                f" ({reason_of(error)}); it was saved by {about['tensorflow']}: install that."
-            ) from error
         names = [name for name in self._sources if name in self._pipeline.deal.counts]
         epochs = dict(zip(self._sources, about["epochs"], strict=True))
-        with source_errors(self._pipeline.task):
-            passed = {name: epochs[name] for name in names}
-            shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
+        passed = {name: epochs[name] for name in names}
+        if saved.state is None:
+            shard.skip(shard.num_batches, passed)
+            return
+        shard.dataset.restore(saved.state)
+        shard.resume(about["num_batches"], about.get("passed", 0), saved.rows, passed)
 
     def note_pass(self, shard: Shard, saved: Saved) -> None:
         """Records that a shard begins a new pass after the saved position."""
@@ -196,12 +186,12 @@ class DataPositions:
     def _check_identity(self, shard: int, about: Mapping[str, Any]) -> None:
         """Raises InputError if a position belongs to the data of another stream."""
         found = about["format"]
-        if found != FORMAT:
+        if found not in (FORMAT, OF_TENSORFLOW):
             advice = "install a newer version" if found > FORMAT else "resume the run with the version that saved it"
             raise InputError(
                 f"The data position has format {found}, and this version of Limba reads {FORMAT}; {advice}."
             )
-        for name, now in {**self._identity(shard), "exact": self._pipeline.is_exact}.items():
+        for name, now in {**self._identity(shard), "format": found, "exact": self._pipeline.is_exact}.items():
             if about[name] != now:
                 raise InputError(
                     f"The data position was saved with {name} {about[name]!r} and this run has {now!r}; change it "
@@ -299,23 +289,21 @@ def opened(position: bytes, shard: int) -> Saved:
             raise ValueError(f"it holds {strange[0]!r}")
         # The first format did not say which it was; version 0.2.0 wrote this one without what is trained, and its pace.
         about = {"format": 1, "trained": {}, "pace": {}, **json.loads(contents[ABOUT_FILE])}
-        if about["format"] == FORMAT and not isinstance(about["num_batches"], int):
+        is_known = about["format"] in (FORMAT, OF_TENSORFLOW)
+        if is_known and not isinstance(about["num_batches"], int):
             raise ValueError("its number of batches is missing")
         rows: Rows = {}
         if ROWS_FILE in contents:
-            with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
-                rows = dict(arrays)
-        files = unpacked_table(contents[FILES_FILE]) if about["format"] == FORMAT else {}
-        stages = json.loads(contents.get(STAGES_FILE, b"{}"))
-        iterator = {name: content for name, content in contents.items() if name.startswith(f"{ITERATOR}.")}
-        needed = (
-            {f"{ITERATOR}.index", f"{ITERATOR}.data-00000-of-00001", ROWS_FILE} if about.get("exact", True) else set()
-        )
-        if about["format"] == FORMAT and needed - set(contents):
-            raise ValueError(f"it lacks {min(needed - set(contents))}")
+            rows = _arrays(contents[ROWS_FILE])
+        files = unpacked_table(contents[FILES_FILE]) if is_known else {}
+        stages, state = json.loads(contents.get(STAGES_FILE, b"{}")), None
+        if about["format"] == FORMAT and about["exact"]:
+            if missing := [name for name in (ROWS_FILE, STATE_FILE) if name not in contents]:
+                raise ValueError(f"it lacks {missing[0]}")
+            state = _whole(about["state"], _arrays(contents[STATE_FILE]))
     except Exception as error:  # each of these libraries has its own errors for damage
         raise PositionError(f"The data position of shard {shard} cannot be read ({reason_of(error)}).") from error
-    return Saved(about, iterator, rows, files, stages)
+    return Saved(about, state, rows, files, stages)
 
 
 def advanced(position: bytes, num_batches: int, rows_per_batch: int) -> bytes:
@@ -323,17 +311,45 @@ def advanced(position: bytes, num_batches: int, rows_per_batch: int) -> bytes:
 
     The counts of epochs and of a mixture's tokens stay those of `position`.
     """
-    contents, rows = _contents(position), io.BytesIO()
+    contents = _contents(position)
     about = json.loads(contents[ABOUT_FILE])
     about["num_batches"] += num_batches
     if ROWS_FILE in contents:
-        with np.load(io.BytesIO(contents[ROWS_FILE]), allow_pickle=False) as arrays:
-            ahead = dict(arrays)
-        np.savez(rows, **{name: value[num_batches * rows_per_batch :] for name, value in ahead.items()})  # pyright: ignore[reportArgumentType]
+        ahead = _arrays(contents[ROWS_FILE])
+        contents[ROWS_FILE] = _npz({name: value[num_batches * rows_per_batch :] for name, value in ahead.items()})
         num_ahead = max(map(len, ahead.values()), default=0) // rows_per_batch
         about["passed"] = about.get("passed", 0) + max(0, num_batches - num_ahead)
-        contents[ROWS_FILE] = rows.getvalue()
     return packed({**contents, ABOUT_FILE: json.dumps(about).encode()})
+
+
+def _plain(state: State, arrays: list[np.ndarray]) -> Any:
+    """Returns a state as JSON, with its arrays appended to `arrays` and their numbers in their places."""
+    if isinstance(state, np.ndarray):
+        arrays.append(state)
+        return {ARRAY: len(arrays) - 1}
+    if isinstance(state, dict):
+        return {name: _plain(value, arrays) for name, value in state.items()}
+    return [_plain(value, arrays) for value in state] if isinstance(state, list) else state
+
+
+def _whole(plain: Any, arrays: Mapping[str, np.ndarray]) -> State:
+    """Returns the state of `_plain`."""
+    if isinstance(plain, dict):
+        if ARRAY in plain:
+            return arrays[str(plain[ARRAY])]
+        return {name: _whole(value, arrays) for name, value in plain.items()}
+    return [_whole(value, arrays) for value in plain] if isinstance(plain, list) else plain
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    found = io.BytesIO()
+    np.savez(found, **arrays)  # pyright: ignore[reportArgumentType]  numpy's stub takes `allow_pickle` for one of them
+    return found.getvalue()
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def with_stages(position: bytes, stages: Mapping[str, object]) -> bytes:

@@ -1,7 +1,6 @@
 """Prefetches the batches of shards, with a few threads that serve all shards in turn.
 
-tf.data's own `prefetch` starts a thread for each shard; sixteen of them on a few cores wake one another more
-than they work.
+With a thread for each shard, sixteen of them on a few cores wake one another more than they work.
 """
 
 from __future__ import annotations

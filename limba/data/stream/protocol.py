@@ -61,4 +61,4 @@ class Stream(Iterator[dict[int, Rows]], Protocol):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends what reads; TensorFlow aborts if an iterator is open when the interpreter ends."""
+        """Ends what reads."""

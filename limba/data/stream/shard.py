@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data import bridge
+from limba.data.dataset import TOKENS, Dataset, Mixed, State
 from limba.data.deal import WHOLE_UNITS, Deal, marked, unmarked
 from limba.data.function_tasks import failure_of_function
+from limba.data.objectives.steps import examples_of
 from limba.data.packing import batched
+from limba.data.registry import Mixture, Task
 from limba.data.sources.order import Reading
 from limba.data.sources.units import UnitSource
 from limba.data.stream.prefetch import Prefetch
@@ -32,13 +33,13 @@ Rows = dict[str, np.ndarray]
 FirstEpochs = Mapping[str, int]
 Point = tuple[float, float]  # rows that a shard has made, and epochs that it has read for them
 # (task, lengths, documents, seed) -> examples
-Follow = Callable[[seqio.Task, Mapping[str, int], tf.data.Dataset, int], tf.data.Dataset]
+Follow = Callable[[Task, Mapping[str, int], Dataset, int], Dataset]
 
-FETCHED_ROWS = 32  # rows per fetch from tf.data, which costs a fixed fifth of a millisecond
+FETCHED_ROWS = 32  # rows that are made at once
 PREFETCHED_ROWS = 64  # prefetched rows per shard, at least a batch; a saved data position holds them
 ROWS_MEASURED = 4 * FETCHED_ROWS  # for which a shard has read on, before they tell the rows of an epoch
 BUFFERS_MEASURED = 4  # times what was read at first that has been read since
-STATE_SECONDS = 2.0  # between two states of an iterator that are kept for the case that reading fails; 1 ms each
+STATE_SECONDS = 2.0  # between two states that are kept for the case that reading fails: some hold a buffer
 
 
 def _seed(*parts: object) -> int:
@@ -46,16 +47,12 @@ def _seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
 
-def examples_of(task: seqio.Task, lengths: Mapping[str, int], documents: tf.data.Dataset, seed: int) -> tf.data.Dataset:
-    """Returns the documents after the task's preprocessors."""
-    dataset = task.preprocess_precache(documents, seed=seed)
-    return task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-
-
 def _seqio_documents(
-    task: seqio.Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool
-) -> tf.data.Dataset:
-    """Returns one epoch of a shard from a seqio source, divided by files or, if these are too few, by rows."""
+    task: Task, split: str, index: int, num_shards: int, seed: int, shuffle: bool, num_epochs: int | None
+) -> Dataset:
+    """Returns the epochs of a shard from a seqio source, divided by files or, if these are too few, by rows."""
+    import seqio
+
     shard = seqio.ShardInfo(index, num_shards)
     try:
         by_source = len(task.source.list_shards(split)) >= num_shards or task.source.supports_arbitrary_sharding
@@ -65,17 +62,8 @@ def _seqio_documents(
             f"Task {task.name} cannot be read ({str(error).strip().rstrip('.')}); correct the task, or give it a"
             " source of limba.data.sources (TfdsSource reads TFDS's ArrayRecord)."
         ) from error
-    return documents if by_source else documents.shard(num_shards, index)
-
-
-def single_threaded(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.deterministic = True
-    options.threading.private_threadpool_size = 1
-    options.threading.max_intra_op_parallelism = 1
-    return dataset.with_options(options)
+    own = documents if by_source else documents.shard(num_shards, index)
+    return bridge.OfTensorflow(own.repeat(num_epochs), failure=lambda error: failure_of_function(task, error))
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ class Pipeline:
     deal: Deal = WHOLE_UNITS
 
     @functools.cached_property
-    def parts(self) -> list[seqio.Task]:
+    def parts(self) -> list[Task]:
         return parts_of(self.task)
 
     @functools.cached_property
@@ -101,7 +89,7 @@ class Pipeline:
 
     @property
     def is_mixture(self) -> bool:
-        return isinstance(self.task, seqio.Mixture)
+        return isinstance(self.task, Mixture)
 
     @property
     def is_exact(self) -> bool:
@@ -113,9 +101,7 @@ class Pipeline:
         """The rows of one element of `dataset`: those of whole batches."""
         return self.config.rows_per_shard * max(1, FETCHED_ROWS // self.config.rows_per_shard)
 
-    def dataset(
-        self, shard: int, first_epochs: FirstEpochs | None = None, follow: Follow | None = None
-    ) -> tf.data.Dataset:
+    def dataset(self, shard: int, first_epochs: FirstEpochs | None = None, follow: Follow | None = None) -> Dataset:
         """Returns the shard's rows, in groups of several batches, or of one batch if it has many rows.
 
         A new pass over a changed corpus begins with `first_epochs`, and draws other masks. `follow` is called in place
@@ -124,20 +110,20 @@ class Pipeline:
         first_epochs, config = first_epochs or {}, self.config
         parts = [self._examples(part, shard, first_epochs.get(part.name, 0), follow) for part in self.parts]
         dataset = parts[0]
-        if isinstance(self.task, seqio.Mixture):
-            same_features = [part.map(functools.partial(self._of_mixture, n)) for n, part in enumerate(parts, 1)]
+        if isinstance(self.task, Mixture):
+            spec = dict.fromkeys(self.lengths, TOKENS)
+            same_features = [part.map(functools.partial(self._of_mixture, n), spec) for n, part in enumerate(parts, 1)]
             rates = np.array([self.task.get_rate(part) for part in self.parts])
             seed = _seed(config.seed, self.task.name, "mix", shard, *first_epochs.values())
-            dataset = tf.data.Dataset.sample_from_datasets(same_features, (rates / rates.sum()).tolist(), seed=seed)
-        rows = batched(dataset, self.lengths, self.rows_per_fetch, whole=config.num_epochs is None, packed=config.pack)
-        return single_threaded(rows)
+            dataset = Mixed(same_features, (rates / rates.sum()).tolist(), seed)
+        return batched(dataset, self.lengths, self.rows_per_fetch, whole=config.num_epochs is None, packed=config.pack)
 
-    def _of_mixture(self, number: int, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _of_mixture(self, number: int, example: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the features that all tasks of a mixture have, with the task's number in their tokens if counted."""
         features = {name: example[name] for name in self.lengths}
         return marked(features, number) if self.deal.marks_corpora else features
 
-    def _examples(self, part: seqio.Task, shard: int, first_epoch: int, follow: Follow | None) -> tf.data.Dataset:
+    def _examples(self, part: Task, shard: int, first_epoch: int, follow: Follow | None) -> Dataset:
         """Returns one task's examples in one shard, repeated for `num_epochs` or endlessly.
 
         All shards share the seed of the order of documents, because they divide one order. Each shard has its own seed
@@ -153,16 +139,15 @@ class Pipeline:
             offset = deal.offset(part.name, config.num_epochs) if counts else 0
             documents = source.dataset(reading, counts, offset)
         else:
-            documents = _seqio_documents(part, *order).repeat(config.num_epochs)
+            documents = _seqio_documents(part, *order, config.num_epochs)
             buffered = buffered or part.shuffle_buffer_size
         examples = (follow or examples_of)(part, self.lengths, documents, own_seed)
-        return examples.shuffle(buffered, seed=own_seed) if config.shuffle and buffered else examples
+        return examples.shuffle(buffered, own_seed) if config.shuffle and buffered else examples
 
 
-def row_shapes(dataset: tf.data.Dataset) -> dict[str, list[int]]:
+def row_shapes(dataset: Dataset) -> dict[str, list[int]]:
     """Returns the shapes of one row's features, without the axis of rows."""
-    spec = cast(Mapping[str, tf.TensorSpec], dataset.element_spec)
-    return {name: [int(size or 0) for size in part.shape[1:]] for name, part in spec.items()}
+    return {name: [size or 0 for size in part.shape[1:]] for name, part in dataset.spec.items()}
 
 
 def padded_rows(rows: Rows, num_rows: int) -> Rows:
@@ -170,28 +155,6 @@ def padded_rows(rows: Rows, num_rows: int) -> Rows:
     if all(len(value) == num_rows for value in rows.values()):
         return rows
     return {name: np.pad(value, [(0, num_rows - len(value)), (0, 0)]) for name, value in rows.items()}
-
-
-@contextlib.contextmanager
-def source_errors(task: Provider) -> Iterator[None]:
-    """Raises the source's own InputError in place of TensorFlow's report of it."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        failure = source_error(task, error)
-        if failure is error:
-            raise
-        raise failure from None
-
-
-def source_error(task: Provider, error: BaseException) -> BaseException:
-    """Returns the source's own InputError, that of a source that is a function, or else the error itself."""
-    if not isinstance(error, tf.errors.OpError):
-        return error
-    failures = [source.failure for source in unit_sources(task).values()]
-    if isinstance(task, seqio.Task):
-        failures.append(failure_of_function(task, error))
-    return next((failure for failure in failures if failure is not None), error)
 
 
 class Epochs:
@@ -288,36 +251,28 @@ class Shard:
     """One logical shard: `take` returns its rows of the next batch, which the pool's threads prefetch.
 
     `num_batches` counts the batches taken, `batches_before` those of passes over other files. A data position saves the
-    state of `iterator` (tf.data's) and the prefetched batches. Call `start` first.
+    state of `dataset` and the prefetched batches.
     """
 
     def __init__(self, pipeline: Pipeline, index: int, pool: ThreadPoolExecutor):
         self._pipeline, self.index, self.num_batches, self.batches_before = pipeline, index, 0, 0
         self.epochs = Epochs(pipeline, index, {})
-        self.iterator: Any = None
-        self._dataset: Any = pipeline.dataset(index)
+        self.dataset = pipeline.dataset(index)
         self._has_ended = False
         self.tokens = np.zeros(len(pipeline.parts), np.int64)  # of each task of a mixture, in the batches taken
         self._taken: tuple[Rows | None, Mapping[str, float], np.ndarray] = (None, {}, self.tokens)
         self._num_made = 0  # batches, as `num_batches` counts them
-        # tf.data's state of the iterator when so many batches were made; after a failure it is the last one.
-        self.kept_state: tuple[int, tf.Tensor] | None = None
+        # The state when so many batches were made; after a failure it is the last one.
+        self.kept_state: tuple[int, State] | None = None
         self._kept_at = -STATE_SECONDS
         num_batches = max(1, PREFETCHED_ROWS // pipeline.config.rows_per_shard)
         self.prefetch: Prefetch[Rows | None] = Prefetch(self._make, pool, num_batches)
 
     def begin_pass(self, first_epochs: FirstEpochs, batches_before: int) -> None:
-        """Reads from these epochs on, after `batches_before` batches of other files; call `start` again.
-
-        Do not call it for several shards at once: seqio hands out seeds through a global.
-        """
+        """Reads from these epochs on, after `batches_before` batches of other files."""
         self.num_batches = self._num_made = self.batches_before = batches_before
         self.epochs = Epochs(self._pipeline, self.index, first_epochs)
-        self.iterator, self._dataset = None, self._pipeline.dataset(self.index, first_epochs)
-
-    def start(self) -> None:
-        """Opens the iterator; several shards may do so at once."""
-        self.iterator = iter(self._dataset)
+        self.dataset = self._pipeline.dataset(self.index, first_epochs)
 
     def take(self) -> Rows | None:
         """Returns the next batch's rows, or None at the end of the shard."""
@@ -355,14 +310,14 @@ class Shard:
     def padding(self) -> Rows:
         """Returns a batch's rows, all zeros."""
         num_rows = self._pipeline.config.rows_per_shard
-        return {name: np.zeros([num_rows, *shape], np.int32) for name, shape in row_shapes(self._dataset).items()}
+        return {name: np.zeros([num_rows, *shape], np.int32) for name, shape in row_shapes(self.dataset).items()}
 
     def _make(self) -> Sequence[Rows | None]:
         self._keep_state()
-        fetched = next(self.iterator, None)
+        fetched = next(self.dataset, None)
         if fetched is None:
             return [None]
-        batches = self.cut({name: value.numpy() for name, value in fetched.items()})
+        batches = self.cut(fetched)
         self._num_made += len(batches)
         num_rows = self._pipeline.config.rows_per_shard
         self.epochs.note(len(batches), (self._num_made - len(batches) / 2 - self.batches_before) * num_rows)
@@ -370,16 +325,7 @@ class Shard:
 
     def _keep_state(self) -> None:
         if self._pipeline.is_exact and time.monotonic() > self._kept_at + STATE_SECONDS:
-            state = state_of(self.iterator)
-            if self.kept_state is None or not self.has_failed:
-                self.kept_state = (self._num_made, state)
-            self._kept_at = time.monotonic()
-
-    @property
-    def has_failed(self) -> bool:
-        """True if reading has failed: a state that tf.data gives after that may hold the error, which is read ahead."""
-        failures = (source.failure for source in self._pipeline.sources.values())
-        return self.prefetch.failure is not None or any(failures)
+            self.kept_state, self._kept_at = (self._num_made, self.dataset.state()), time.monotonic()
 
     def cut(self, rows: Rows) -> list[Rows]:
         """Returns the rows as this shard's parts of batches, the last one padded."""
@@ -389,20 +335,12 @@ class Shard:
             for start in range(0, max(map(len, rows.values()), default=0), size)
         ]
 
-    def skip(self, num_batches: int) -> None:
-        """Reads the shard from its beginning, without the first batches; for sources that cannot save a data position.
-
-        Do not call it for several shards at once: seqio hands out seeds through a global.
-        """
-        # A data set shuffles differently when it is read a second time, so a new one is made.
-        self.iterator = iter(self._pipeline.dataset(self.index, self.epochs.first))
-        self.num_batches, left = num_batches, num_batches - self.batches_before
-        while left > 0 and (made := self._make()) != [None]:
-            self.prefetch.start_with(made[left:])
-            left -= len(made)
+    def skip(self, num_batches: int, epochs: Mapping[str, float]) -> None:
+        """Reads a new shard from its beginning, without the first batches; `epochs` are those in them."""
+        self.resume(num_batches, num_batches - self.batches_before, {}, epochs)
 
     def resume(self, num_batches: int, num_passed: int, rows: Rows, epochs: Mapping[str, float]) -> None:
-        """Sets where the restored iterator is: `rows` come before it, and `num_passed` batches after it are left out.
+        """Sets where the data set is: `rows` come before it, and `num_passed` batches after it are left out.
 
         `epochs` are those after the `num_batches` that were taken.
         """
@@ -414,23 +352,3 @@ class Shard:
             self.epochs.leave_out(len(made[:num_passed]))
             num_passed -= len(made)
         self.prefetch.start_with(queue)
-
-    def close(self) -> None:
-        """Drops the iterator and its data set."""
-        self.iterator = self._dataset = self.kept_state = None
-
-
-def state_of(iterator: Any) -> tf.Tensor:
-    """Returns the state of tf.data's iterator, in memory."""
-    return iterator._serialize_to_tensors()["_STATE"]
-
-
-class KeptState(tf.Module):
-    """A state of an iterator that tf.train.Checkpoint writes in place of the iterator."""
-
-    def __init__(self, state: tf.Tensor):
-        super().__init__()
-        self._state = state
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {"ITERATOR_STATE": self._state}  # the name in the checkpoint of an iterator

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.config import ConfigError, DataConfig
 from limba.data.deal import Deal
+from limba.data.registry import Mixture
 from limba.data.stream.positions import Saved, opened, with_stages
 from limba.data.stream.processes import open_stream
 from limba.data.stream.protocol import Stream
@@ -41,7 +41,7 @@ class Stage:
     @property
     def counts_rows(self) -> bool:
         """True if all tokens are of one task, so that they are counted in the rows."""
-        return not isinstance(self.task, seqio.Mixture)
+        return not isinstance(self.task, Mixture)
 
 
 class StagedStream(Stream):

@@ -21,7 +21,7 @@ from limba.data.packing import model_features
 from limba.data.stream.positions import DataPositions, Resumption
 from limba.data.stream.prefetch import num_threads
 from limba.data.stream.protocol import Stream
-from limba.data.stream.shard import Pipeline, Rows, Shard, row_shapes, source_error, source_errors
+from limba.data.stream.shard import Pipeline, Rows, Shard, row_shapes
 from limba.data.tasks import Provider
 
 logger = logging.getLogger(__name__)
@@ -51,14 +51,12 @@ class TrainStream(Stream):
         self._looking.start()
         self._pool = ThreadPoolExecutor(max_workers=num_threads(len(shards), num_processes))
         self.shards = [Shard(self._pipeline, index, self._pool) for index in shards]
-        list(self._pool.map(Shard.start, self.shards))
 
     def __next__(self) -> dict[int, Rows]:
         self._request()
-        with source_errors(self._pipeline.task):
-            for shard in self.shards:  # an error comes before any shard has moved on
-                shard.prefetch.wait()
-            rows = [shard.take() for shard in self.shards]
+        for shard in self.shards:  # an error comes before any shard has moved on
+            shard.prefetch.wait()
+        rows = [shard.take() for shard in self.shards]
         if all(part is None for part in rows):
             raise StopIteration
         self._request()
@@ -94,8 +92,7 @@ class TrainStream(Stream):
             shard.put_back()
 
     def failure(self) -> BaseException | None:
-        failures = [shard.prefetch.failure for shard in self.shards if shard.prefetch.failure is not None]
-        return source_error(self._pipeline.task, failures[0]) if failures else None
+        return next((failure for shard in self.shards if (failure := shard.prefetch.failure) is not None), None)
 
     def _look_at_files(self, shards: list[int]) -> None:
         with contextlib.suppress(InputError, RuntimeError):  # the first data position raises it again
@@ -104,8 +101,7 @@ class TrainStream(Stream):
     def positions(self) -> dict[int, bytes]:
         indices = [shard.index for shard in self.shards]
         self._looking.join()
-        with source_errors(self._pipeline.task):
-            return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
+        return dict(zip(indices, self._pool.map(self._positions.save, self.shards), strict=True))
 
     def check(self, positions: Mapping[int, bytes]) -> None:
         self._resumption(positions)
@@ -131,21 +127,15 @@ class TrainStream(Stream):
             for shard, each in zip(self.shards, saved, strict=True):
                 shard.begin_pass(resumption.new_pass, each.about["num_batches"])
                 self._positions.note_pass(shard, each)
-            list(self._pool.map(Shard.start, self.shards))
             return
-        begun = [shard for shard, each in zip(self.shards, saved, strict=True) if each.first_epochs]
-        for shard in begun:
-            about = resumption.saved[shard.index].about
-            shard.begin_pass(about["first_epochs"], about["batches_before"])
-        list(self._pool.map(Shard.start, begun))
-        map_shards = self._pool.map if self._pipeline.is_exact else map  # such shards are read again one by one
-        list(map_shards(self._positions.restore, self.shards, saved))
+        for shard, each in zip(self.shards, saved, strict=True):
+            if each.first_epochs:
+                shard.begin_pass(each.about["first_epochs"], each.about["batches_before"])
+        list(self._pool.map(self._positions.restore, self.shards, saved))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
         self._looking.join(SECONDS_TO_END)
-        for shard in self.shards:
-            shard.close()
 
 
 def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfig) -> dict[str, tuple[int, int]]:

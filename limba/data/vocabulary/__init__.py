@@ -5,5 +5,6 @@ Part of `data/`: imports `config/`, never jax.
 
 from limba.data.vocabulary.load import load_vocabulary
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
 
-__all__ = ["TokenizersVocabulary", "load_vocabulary"]
+__all__ = ["ByteVocabulary", "SentencePieceVocabulary", "TokenizersVocabulary", "Vocabulary", "load_vocabulary"]

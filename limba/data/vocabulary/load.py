@@ -1,7 +1,7 @@
 """Vocabularies in T5's layout: pad 0, end of sequence 1, unknown 2, sentinels counted down from the top.
 
 Raffel et al. 2020 (arXiv:1910.10683, section 2.2): a SentencePiece unigram model and 100 sentinels
-above its pieces, of which `<extra_id_0>` has the highest id. seqio adds them when it loads the model. mT5's
+above its pieces, of which `<extra_id_0>` has the highest id. they are added when the model is loaded. mT5's
 published model, and others, already have them as their last pieces.
 """
 
@@ -11,19 +11,17 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
-from seqio import Vocabulary as Vocabulary
 
 from limba.config import InputError
 from limba.data.vocabulary.files import content, place_of
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
+from limba.data.vocabulary.vocabularies import ByteVocabulary, SentencePieceVocabulary, parse_model, plain
+from limba.data.vocabulary.vocabularies import Vocabulary as Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -31,75 +29,33 @@ NUM_SENTINELS = 100
 ROWS_MULTIPLE = 128
 BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
-_PATH = "_sentencepiece_model_file"  # in the state of seqio's vocabulary
 SPACE = "\u2581"  # SentencePiece's character for a space
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
-
-
-class SentencePieceVocabulary(seqio.SentencePieceVocabulary):
-    """seqio's vocabulary, whose model may also be at any address that fsspec knows, or be trained again.
-
-    seqio opens it with TensorFlow's file system, which has a fixed address for gs:// and knows no hf:// or s3://; and
-    it keeps the first model of a path for as long as the process lives, also when the path leads to another file.
-    """
-
-    def _model_context(self) -> Any:
-        if not self._model:
-            opened = seqio.SentencePieceVocabulary.__new__(seqio.SentencePieceVocabulary)
-            state: Any = self.__getstate__()
-            opened.__setstate__({**state, _PATH: _copy_of(*_file_at(self.sentencepiece_model_file))})
-            self._model = opened._model_context()
-        return self._model
-
-
-def _file_at(path: str) -> tuple[str, tuple[int, ...]]:
-    """Returns an address as it is; of a local path the absolute one, with what changes when another file is there."""
-    if "://" in path or not os.path.exists(path):
-        return path, ()
-    status = os.stat(path)
-    return os.path.abspath(path), (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@functools.cache
-def _copy_of(address: str, _: tuple[int, ...]) -> str:
-    """Returns a local file with the content of an address, which stays as long as this process."""
-    file = tempfile.NamedTemporaryFile(suffix=".model", dir=_folder().name, delete=False)
-    with file:
-        file.write(content(address))
-    return file.name
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="limba-vocabularies-")
 
 
 def address_of(vocabulary: Any) -> str | None:
     """Returns the path or address of a vocabulary's file; None for one without a file, as of bytes."""
     if isinstance(vocabulary, TokenizersVocabulary):
         return vocabulary.path
-    return vocabulary.sentencepiece_model_file if isinstance(vocabulary, seqio.SentencePieceVocabulary) else None
+    return vocabulary.sentencepiece_model_file if isinstance(vocabulary, SentencePieceVocabulary) else None
 
 
-def of_run(vocabulary: seqio.Vocabulary, directory: str | None) -> seqio.Vocabulary:
+def of_run(vocabulary: Vocabulary, directory: str | None) -> Vocabulary:
     """Returns a task's vocabulary as it is read: from the copy in a run's `directory` if there is one.
 
     Of seqio's own at an address it is ours, which can read it.
     """
-    address = address_of(vocabulary)
+    ours = plain(vocabulary)
+    address = address_of(ours)
     place = address and place_of(address, directory)
-    if isinstance(vocabulary, TokenizersVocabulary) and place != address:
-        return TokenizersVocabulary(str(place))
-    is_seqio = type(vocabulary) in (seqio.SentencePieceVocabulary, SentencePieceVocabulary)
-    if not is_seqio or (place == address and "://" not in str(address)):
+    if isinstance(ours, TokenizersVocabulary):
+        return ours if place == address else TokenizersVocabulary(str(place))
+    if type(ours) is not SentencePieceVocabulary or (place == address and "://" not in str(address)):
         return vocabulary
-    ours = SentencePieceVocabulary.__new__(SentencePieceVocabulary)
-    state: Any = vocabulary.__getstate__()
-    ours.__setstate__({**state, _PATH: place})
-    return ours
+    return ours.at(str(place))
 
 
-def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.Vocabulary:
+def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> Vocabulary:
     """Returns ByT5's byte vocabulary for 'byte', else the SentencePiece model, or tokenizer.json, at a path or address.
 
     A model that has sentinels gets no others. Raises InputError for a file that is missing, unreadable, or not a
@@ -109,7 +65,7 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
     ([199, 134], 359)
     """
     if path_or_byte == "byte":
-        return seqio.ByteVocabulary(extra_ids=extra_ids)
+        return ByteVocabulary(extra_ids=extra_ids)
     if path_or_byte.endswith(".json"):
         vocabulary = TokenizersVocabulary(path_or_byte)
         vocabulary.tokenizer  # noqa: B018  finds a wrong file now
@@ -124,10 +80,10 @@ def load_vocabulary(path_or_byte: str, extra_ids: int = NUM_SENTINELS) -> seqio.
     return vocabulary
 
 
-def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
+def check_vocabulary(vocabulary: Vocabulary, num_rows: int, needs_sentinels: bool = True) -> None:
     """Raises InputError if the ids exceed the model's embedding rows, or needed sentinels are missing."""
     where = address_of(vocabulary) or "'byte'"
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if isinstance(vocabulary, SentencePieceVocabulary):
         read_model(where)
         _check_layout(vocabulary, where)
     if vocabulary.vocab_size > num_rows:
@@ -145,19 +101,19 @@ def check_vocabulary(vocabulary: seqio.Vocabulary, num_rows: int, needs_sentinel
         )
 
 
-def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
+def num_sentinels(vocabulary: Vocabulary) -> int:
     """Returns the number of sentinels, the vocabulary's last ids in T5's order: <extra_id_0> is the very last.
 
     Bytes without extra ids have those that are in no text: 258, 257, …, 248, as T5X trains ByT5.
 
-    >>> num_sentinels(seqio.ByteVocabulary()), num_sentinels(seqio.ByteVocabulary(extra_ids=125))
+    >>> num_sentinels(ByteVocabulary()), num_sentinels(ByteVocabulary(extra_ids=125))
     (11, 125)
     """
     if isinstance(vocabulary, TokenizersVocabulary):
         return vocabulary.num_sentinels
     if has_byte_sentinels(vocabulary):
         return BYTE_SENTINELS
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if not isinstance(vocabulary, SentencePieceVocabulary):
         return vocabulary.extra_ids
     pieces, count = vocabulary.tokenizer, 0
     while count < vocabulary.vocab_size:
@@ -168,12 +124,12 @@ def num_sentinels(vocabulary: seqio.Vocabulary) -> int:
     return count
 
 
-def byte_extra_ids(vocabulary: seqio.Vocabulary) -> int | None:
+def byte_extra_ids(vocabulary: Vocabulary) -> int | None:
     """Returns the extra ids of a vocabulary of bytes; None for other vocabularies."""
-    return vocabulary.extra_ids if isinstance(vocabulary, seqio.ByteVocabulary) else None
+    return vocabulary.extra_ids if isinstance(vocabulary, ByteVocabulary) else None
 
 
-def has_byte_sentinels(vocabulary: seqio.Vocabulary) -> bool:
+def has_byte_sentinels(vocabulary: Vocabulary) -> bool:
     """Returns whether the sentinels are ids of bytes, as in the published ByT5 and in seqio's ByteVocabulary()."""
     return byte_extra_ids(vocabulary) == 0
 
@@ -196,13 +152,13 @@ def warn_of_byte_sentinels(
         )  # fmt: skip
 
 
-def decoded(vocabulary: seqio.Vocabulary, ids: Sequence[int]) -> str:
+def decoded(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     """Returns the text of ids, in which sentinels are <extra_id_0> and so on; seqio's bytes would leave them out.
 
-    >>> decoded(seqio.ByteVocabulary(), [258, 100, 257])
+    >>> decoded(ByteVocabulary(), [258, 100, 257])
     '<extra_id_0>a<extra_id_1>'
     """
-    if not isinstance(vocabulary, seqio.ByteVocabulary):
+    if not isinstance(vocabulary, ByteVocabulary):
         return vocabulary.decode(ids)
     top, text = vocabulary.vocab_size - 1, ""
     for is_text, group in itertools.groupby(ids, lambda number: number <= top - num_sentinels(vocabulary)):
@@ -211,7 +167,7 @@ def decoded(vocabulary: seqio.Vocabulary, ids: Sequence[int]) -> str:
     return text
 
 
-def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
+def sentinel_ids(vocabulary: Vocabulary, count: int) -> list[int]:
     """Returns the ids of <extra_id_0>, <extra_id_1>, …; InputError if there are fewer than `count`."""
     available = num_sentinels(vocabulary)
     if has_byte_sentinels(vocabulary):
@@ -225,9 +181,9 @@ def sentinel_ids(vocabulary: seqio.Vocabulary, count: int) -> list[int]:
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
 
 
-def content_name(vocabulary: seqio.Vocabulary) -> str:
+def content_name(vocabulary: Vocabulary) -> str:
     """Returns a name that depends on a vocabulary's content, not on its path or added sentinels."""
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if isinstance(vocabulary, SentencePieceVocabulary):
         model = hashlib.blake2b(vocabulary.tokenizer.serialized_model_proto(), digest_size=16).hexdigest()
         return f"sentencepiece {model}"
     if isinstance(vocabulary, TokenizersVocabulary):
@@ -235,43 +191,43 @@ def content_name(vocabulary: seqio.Vocabulary) -> str:
     return f"{type(vocabulary).__name__} {vocabulary.vocab_size}"
 
 
-def encoder(vocabulary: seqio.Vocabulary) -> Callable[[bytes], np.ndarray]:
+def encoder(vocabulary: Vocabulary) -> Callable[[bytes], np.ndarray]:
     """Returns a function from a document's UTF-8 to its ids, int32 [n], without an end of sequence."""
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if isinstance(vocabulary, SentencePieceVocabulary):
         return vocabulary.tokenizer.EncodeAsNumpy
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if isinstance(vocabulary, ByteVocabulary):
         first = first_byte(vocabulary)
         return lambda text: np.frombuffer(text, np.uint8).astype(np.int32) + first
     return lambda text: np.array(vocabulary.encode(text.decode()), np.int32)
 
 
-def has_dummy_space(vocabulary: seqio.Vocabulary, pieces: Sequence[bytes]) -> bool:
+def has_dummy_space(vocabulary: Vocabulary, pieces: Sequence[bytes]) -> bool:
     """Returns whether a vocabulary puts a space before each text, which is not in it; `pieces` are `piece_bytes`."""
     return b"".join(pieces[number] for number in vocabulary.encode("a"))[:1] == b" "
 
 
-def first_byte(vocabulary: seqio.ByteVocabulary) -> int:
+def first_byte(vocabulary: ByteVocabulary) -> int:
     """Returns the id of byte 0, the first after padding, end of sequence and unknown."""
     return (vocabulary.unk_id or 0) + 1
 
 
-def is_byte_piece(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def is_byte_piece(vocabulary: Vocabulary) -> np.ndarray:
     """Returns bool [ids]: True at the single-byte pieces of a SentencePiece model; False for other vocabularies."""
     marks = np.zeros([vocabulary.vocab_size], bool)
-    if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if isinstance(vocabulary, SentencePieceVocabulary):
         for number in range(vocabulary.vocab_size):
             marks[number] = vocabulary.tokenizer.IsByte(number)
     return marks
 
 
-def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
+def piece_bytes(vocabulary: Vocabulary, num_rows: int) -> list[bytes]:
     """Returns the UTF-8, or part of it, of each of `num_rows` ids, for bits per byte.
 
     A space is one byte, and so is a byte piece. Padding, end of sequence, sentinels and rows without a piece
     are b"". The unknown piece is b"" too: its text is lost, so bits per byte come out too high.
     """
     found = [b""] * num_rows
-    if isinstance(vocabulary, seqio.ByteVocabulary):
+    if isinstance(vocabulary, ByteVocabulary):
         first = first_byte(vocabulary)
         count = 256 - BYTE_SENTINELS * has_byte_sentinels(vocabulary)
         found[first : first + count] = [bytes([value]) for value in range(count)]
@@ -279,7 +235,7 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
     if isinstance(vocabulary, TokenizersVocabulary):
         known = vocabulary.piece_bytes()[:num_rows]
         return known + found[len(known) :]
-    assert isinstance(vocabulary, seqio.SentencePieceVocabulary)
+    assert isinstance(vocabulary, SentencePieceVocabulary)
     pieces = vocabulary.tokenizer
     for number in range(min(vocabulary.vocab_size, num_rows)):
         piece = pieces.IdToPiece(number)
@@ -295,7 +251,7 @@ def piece_bytes(vocabulary: seqio.Vocabulary, num_rows: int) -> list[bytes]:
 class PieceTable:
     """What the ids of a vocabulary stand for, whatever its kind. Its file is read when it is first needed."""
 
-    def __init__(self, vocabulary: seqio.Vocabulary):
+    def __init__(self, vocabulary: Vocabulary):
         self.vocabulary = vocabulary
 
     @classmethod
@@ -314,6 +270,13 @@ class PieceTable:
         return num_sentinels(self.vocabulary)
 
     @property
+    def kind(self) -> str:
+        """What makes the pieces: 'bytes', 'sentencepiece' or 'tokenizers'."""
+        if isinstance(self.vocabulary, ByteVocabulary):
+            return "bytes"
+        return "sentencepiece" if isinstance(self.vocabulary, SentencePieceVocabulary) else "tokenizers"
+
+    @property
     def eos_id(self) -> int:
         """The end of sequence; 1 where the vocabulary has none."""
         return 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
@@ -324,7 +287,7 @@ class PieceTable:
 
     def read(self) -> None:
         """Reads the file now; InputError if it is missing, unreadable, or another file."""
-        if isinstance(self.vocabulary, seqio.SentencePieceVocabulary):
+        if isinstance(self.vocabulary, SentencePieceVocabulary):
             read_model(self.vocabulary.sentencepiece_model_file)
         _ = self.vocabulary.vocab_size  # a tokenizer.json is read now
 
@@ -362,7 +325,7 @@ class PieceTable:
         >>> PieceTable.at("byte").name(100)
         'a'
         """
-        if isinstance(self.vocabulary, seqio.SentencePieceVocabulary):
+        if isinstance(self.vocabulary, SentencePieceVocabulary):
             return self.vocabulary.tokenizer.IdToPiece(number)
         if isinstance(self.vocabulary, TokenizersVocabulary):
             return str(self.vocabulary.tokenizer.id_to_token(number))
@@ -401,13 +364,6 @@ class PieceTable:
         return " ".join(part for part in [*text, self.vocabulary.decode(plain)] if part)
 
 
-def parse_model(data: bytes) -> Any:
-    """Returns SentencePiece's ModelProto of a model file's content."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    return sentencepiece_model_pb2.ModelProto.FromString(data)  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def read_model(path: str) -> Any:
     """Returns the parsed SentencePiece model; InputError if it is missing, unreadable or another file."""
     data = content(path)
@@ -420,7 +376,7 @@ def read_model(path: str) -> Any:
     return model
 
 
-def _check_layout(vocabulary: seqio.SentencePieceVocabulary, path: str) -> None:
+def _check_layout(vocabulary: SentencePieceVocabulary, path: str) -> None:
     pieces = vocabulary.tokenizer
     if pieces.pad_id() != 0 or pieces.eos_id() < 0:
         raise InputError(

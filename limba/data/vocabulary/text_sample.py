@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import seqio
 
 from limba.config import InputError
+from limba.data.registry import Task
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR, Unit
 from limba.data.sources.units import UnitSource
@@ -26,7 +26,7 @@ class Texts:
         self.source = source
 
     @classmethod
-    def of_task(cls, task: seqio.Task) -> Texts:
+    def of_task(cls, task: Task) -> Texts:
         """Returns a task's texts; InputError if its source is not from `limba.data.sources`, or holds tokens."""
         if not isinstance(task.source, UnitSource):
             raise InputError(

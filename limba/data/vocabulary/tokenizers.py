@@ -1,4 +1,4 @@
-"""A seqio vocabulary of a Hugging Face `tokenizer.json`: byte-level BPE and whatever else `tokenizers` reads."""
+"""The vocabulary of a Hugging Face `tokenizer.json`: byte-level BPE and whatever else `tokenizers` reads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import seqio
-import tensorflow as tf
-
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.data.vocabulary.files import content
+from limba.data.vocabulary.vocabularies import Vocabulary
 
 ENDS = ("</s>", "<|endoftext|>", "[SEP]", "<eos>")  # of sequence; the first one that exists
 UNKNOWN = ("<unk>", "[UNK]")
@@ -22,7 +19,7 @@ SENTINEL = re.compile(r"<extra_id_(\d+)>")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-class TokenizersVocabulary(seqio.Vocabulary):
+class TokenizersVocabulary(Vocabulary):
     """The vocabulary of a tokenizer.json at a local path or address (gs://, hf://), read on first use.
 
     Id 0 must be a special token, since it is padding. In a text, the name of a special token is plain text.
@@ -107,29 +104,17 @@ class TokenizersVocabulary(seqio.Vocabulary):
     def _base_vocab_size(self) -> int:
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    def _encode(self, s: str) -> Sequence[int]:
+    def encode(self, s: str) -> Sequence[int]:
         return self.tokenizer.encode(s, add_special_tokens=False).ids
 
-    def _decode(self, ids: Iterable[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        def encode(text: bytes | np.ndarray) -> np.ndarray:
-            content = text if isinstance(text, bytes) else text.item()  # a graph gives bytes, eager code an array
-            return np.asarray(self._encode(content.decode()), np.int32)
-
-        return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
-
-    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        def decode(row: np.ndarray) -> bytes:
-            return self._decode(row.tolist()).encode()
-
-        return tf.numpy_function(decode, [ids], tf.string, stateful=False)
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenizersVocabulary) and self.path == other.path
 
-    __hash__ = seqio.Vocabulary.__hash__
+    def __hash__(self) -> int:
+        return hash(self.path)
 
 
 def _specials(text: str) -> set[str]:

@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import fsspec
-import seqio
 
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
 from limba.config.waiting import waiting
+from limba.data.registry import Mixture, Task
 from limba.data.tasks import parts_of, resolve_task
 from limba.data.vocabulary.load import NUM_SENTINELS, parse_model
 from limba.data.vocabulary.text_sample import Progress, Texts
@@ -84,14 +84,14 @@ class NewVocabulary:
 
     @staticmethod
     def sample(
-        task: seqio.Task | seqio.Mixture, split: str, sample_bytes: int, progress: Progress | None = None
+        task: Task | Mixture, split: str, sample_bytes: int, progress: Progress | None = None
     ) -> tuple[list[bytes], list[bytes]]:
         """Returns about `sample_bytes` of the split's documents to train on, and up to 2 MB of others for validation.
 
         A mixture samples its tasks by their rates. Raises InputError if there is no text.
         """
         tasks = parts_of(task)
-        rates = [task.get_rate(part) for part in tasks] if isinstance(task, seqio.Mixture) else [1.0]
+        rates = [task.get_rate(part) for part in tasks] if isinstance(task, Mixture) else [1.0]
         found: tuple[list[bytes], list[bytes]] = [], []
         for part, rate in zip(tasks, rates, strict=True):
             share, texts = rate / sum(rates), Texts.of_task(part)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import rich.box
 import rich.table
-import seqio
 
-from limba.api import PieceTable, Texts, source_of_files
+from limba.api import PieceTable, Texts, Vocabulary, source_of_files
 from limba.config import InputError
 
 REPORT_BYTES = 2_000_000  # bytes of each text
@@ -51,7 +50,7 @@ class Fertility:
         return self.in_bytes / max(self.tokens, 1)
 
 
-def fertility(documents: Iterable[bytes], vocabulary: seqio.Vocabulary) -> Fertility:
+def fertility(documents: Iterable[bytes], vocabulary: Vocabulary) -> Fertility:
     """Returns the counts of these UTF-8 documents under the vocabulary."""
     pieces, found = PieceTable(vocabulary), Fertility()
     byte_ids = pieces.is_byte
@@ -70,10 +69,10 @@ def fertility(documents: Iterable[bytes], vocabulary: seqio.Vocabulary) -> Ferti
     return found
 
 
-def _letters_without_piece(text: str, vocabulary: seqio.Vocabulary) -> Iterable[str]:
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+def _letters_without_piece(text: str, vocabulary: Vocabulary) -> Iterable[str]:
+    if PieceTable(vocabulary).kind != "sentencepiece":
         return
-    pieces = vocabulary.tokenizer
+    pieces = cast(Any, vocabulary).tokenizer
     for piece in pieces.EncodeAsProto(text).pieces:
         # Only the last byte of a letter has a surface, which is the letter.
         if piece.id == vocabulary.unk_id or (pieces.IsByte(piece.id) and piece.surface):
@@ -81,7 +80,7 @@ def _letters_without_piece(text: str, vocabulary: seqio.Vocabulary) -> Iterable[
 
 
 def fertility_table(
-    texts: Mapping[str, Sequence[bytes]], vocabularies: Mapping[str, seqio.Vocabulary]
+    texts: Mapping[str, Sequence[bytes]], vocabularies: Mapping[str, Vocabulary]
 ) -> tuple[rich.table.Table, dict[tuple[str, str], Fertility]]:
     """Returns a table of each text under each vocabulary, and its figures by (text, vocabulary)."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -17,25 +17,23 @@ TASK = '''"""Span corruption (T5's objective) of {name_of_corpus}.
 Written by `limba new`. The gin file names the task, and may replace its corpus and its vocabulary.
 """
 
-import seqio
-import tensorflow as tf
-
 from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import source_of_files
+from limba.data.vocabulary import SentencePieceVocabulary
 
 CORPUS = {corpus}  # a path, a pattern, several with commas, or user/name of the hub
 COLUMN = {column}  # the column or key with the text; text files have none
 VALIDATION_PERCENT = {percent}  # of the documents, chosen by a hash of their text, if the corpus has no such split
 
 # Not read: the run trains a vocabulary of its own, see the gin file.
-VOCABULARY = seqio.SentencePieceVocabulary("{name}/vocabulary.model", extra_ids=100)
+VOCABULARY = SentencePieceVocabulary("{name}/vocabulary.model", extra_ids=100)
 
-seqio.TaskRegistry.add(
+TaskRegistry.add(
     "{name}_span_corruption",
     source=source_of_files(CORPUS, COLUMN, VALIDATION_PERCENT),
     preprocessors=[tokenize_documents, span_corruption],
-    output_features=dict.fromkeys(("inputs", "targets"), seqio.Feature(VOCABULARY, dtype=tf.int32)),
-    shuffle_buffer_size=None,
+    output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
 )
 '''
 

@@ -14,9 +14,7 @@ from limba.config.waiting import waiting
 from limba.tools.corpus import task_flags
 
 if TYPE_CHECKING:
-    import seqio
-
-    from limba.api import NewVocabulary
+    from limba.api import NewVocabulary, Task
 
 ABOUT = """Trains a vocabulary on a uniform sample of a task's text, writes its tokenizer.json, and prints a report.
 
@@ -66,9 +64,7 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
     return update, lambda: bars[0].close() if bars else None
 
 
-def _sample(
-    new: NewVocabulary, arguments: argparse.Namespace, task: seqio.Task
-) -> tuple[Sequence[bytes], Sequence[bytes]]:
+def _sample(new: NewVocabulary, arguments: argparse.Namespace, task: Task) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Returns documents to train on, and others for the report."""
     update, close = _progress()
     try:

@@ -19,16 +19,19 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from etils import epath
-from tensorboardX import SummaryWriter, record_writer
 from tqdm import tqdm
 
 from limba.config import RunConfig
 from limba.config.errors import SentenceError, reason_of
+from limba.config.extras import without
 from limba.config.secrets import without_credentials
 from limba.storage.files import GrowingFile, LocalFile
 from limba.training.metrics.records import METRICS, bits_per_byte_by_set, duration
 from limba.training.metrics.records import read_metrics as read_metrics
 from limba.training.metrics.weights_and_biases import WeightsAndBiases
+
+with without("torch", "google.cloud.storage"):  # else their imports cost seconds, for what is not used
+    from tensorboardX import SummaryWriter, record_writer
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from limba.data.objectives import derive_lengths
 from limba.data.objectives.choice import reads_prefix
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation_lengths, prefix_lm, prefix_lm_lengths
 from limba.data.packing import model_features
+from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import HubSource
 from limba.data.stream import streams
 from limba.data.tasks import resolve_task
@@ -126,7 +127,7 @@ def test_rows_of_the_hub_are_rewritten_and_its_test_split_taken(tmp_path):
     source = HubSource(str(tmp_path), validation_split="test", rewrite=tasks.wiki40b.paragraphs)
     wanted = [lines[0], lines[2]]
     for split in ("train", "validation"):
-        found = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1).as_numpy_iterator()]
+        found = [e["text"].decode() for e in source.documents(split, shuffle=False, num_epochs=1)]
         assert found == wanted
     assert list(source.pinned("main").texts("train")) == wanted
 
@@ -146,7 +147,7 @@ def test_a_row_of_a_pair_is_that_of_seqio_s_prefix_lm(lengths, sides, tmp_path):
     found = derive_lengths(task, lengths)
     assert found == dict(zip(("inputs", "targets"), sides, strict=True))
     (batch,) = validation.validation_batches(task, found, data, 1)
-    rows = task.get_dataset(found, "validation", shuffle=False)
+    rows = as_seqio(task).get_dataset(found, "validation", shuffle=False)
     theirs = list(seqio.PrefixLMFeatureConverter(pack=False)(rows, found).as_numpy_iterator())
     assert set(theirs[0]) == set(batch) and len(theirs) == 4
     for name in batch:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from limba.config import ConfigError
-from limba.data.objectives import philox, spans
+from limba.data import philox
+from limba.data.objectives import spans
 
 pytestmark = pytest.mark.core
 DENSITIES, MEANS = (0.05, 0.15, 0.3, 0.45, 0.5, 0.6, 0.75), (1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
@@ -173,9 +174,8 @@ def test_a_block_has_its_rows_and_the_shorter_last_one(rest: int, density: float
     assert widths == (16, targets) or density == 0.5
     random = np.random.default_rng(0)
     tokens, seeds = random.integers(2, 80, 3 * raw + rest).astype(np.int32), random.integers(0, 2**40, (32, 2))
-    found = spans._rows_of_block(
-        tokens, seeds[:, 0], seeds[:, 1], raw=raw, widths=widths, choices=(99, 1, density, mean)
-    )
+    made = spans._rows_of_block(tokens, seeds, raw=raw, widths=widths, choices=(99, 1, density, mean))
+    found = [made["inputs"], made["targets"]]
     assert [len(side) for side in found] == [3 + (rest > 0)] * 2
     for row in range(len(found[0])):
         part = tokens[row * raw : (row + 1) * raw]

@@ -12,6 +12,7 @@ import tensorflow as tf
 from limba.config import InputError
 from limba.data import metrics as text_metrics
 from limba.data.objectives import diacritics
+from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.sources import FileSource
 from limba.data.vocabulary.load import check_vocabulary, load_vocabulary, num_sentinels, piece_bytes
 from limba.data.vocabulary.tokenizers import TokenizersVocabulary
@@ -40,8 +41,8 @@ def test_rows_keep_their_columns_together(tmp_path: Path, suffix: str) -> None:
     found = []
     for shard in range(2):
         documents = source.documents("train", shard=shard, num_shards=2, seed=1, num_epochs=1)
-        found += [(e["inputs"].decode(), e["targets"].decode()) for e in documents.as_numpy_iterator()]
-    validation_texts = [e["inputs"].decode() for e in source.documents("validation", num_epochs=1).as_numpy_iterator()]
+        found += [(e["inputs"].decode(), e["targets"].decode()) for e in documents]
+    validation_texts = [e["inputs"].decode() for e in source.documents("validation", num_epochs=1)]
     clean = [(a.replace("\0", "").replace("\n", " " if suffix == ".csv" else "\n"), b) for a, b in ROWS]
     assert sorted(found) == sorted(row for row in clean if row[0] not in validation_texts)
 
@@ -150,7 +151,7 @@ def test_a_hugging_face_tokenizer_is_a_vocabulary(tokenizer_file: Path) -> None:
     assert vocabulary.eos_id == 1
     assert not {0, 1, *vocabulary.special_ids} & set(ids), "what a text spells is text"
     assert vocabulary.decode(ids) == text
-    assert vocabulary.encode_tf(tf.constant(text)).numpy().tolist() == ids
+    assert vocabulary_as_seqio(vocabulary).encode_tf(tf.constant(text)).numpy().tolist() == ids
     assert num_sentinels(vocabulary) == 3
     pieces = piece_bytes(vocabulary, 512)
     assert b"".join(pieces[number] for number in ids) == text.encode()

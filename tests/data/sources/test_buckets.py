@@ -10,6 +10,7 @@ import seqio
 import tensorflow_datasets as tfds
 
 from limba.config import InputError
+from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.sources.tfds import TfdsSource
 from limba.data.vocabulary.load import load_vocabulary, of_run
 from limba.data.vocabulary.train import train_vocabulary
@@ -45,7 +46,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[BucketSe
 def texts(name: str, data_dir: str | None = "gs://bucket/tfds") -> list[str]:
     source = TfdsSource(name, {"train": "train"}, data_dir=data_dir)
     assert source.num_bytes("train") > 1000
-    return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1).as_numpy_iterator())
+    return sorted(row["text"].decode() for row in source.documents("train", num_epochs=1))
 
 
 @pytest.mark.filterwarnings("ignore")  # TFDS's own
@@ -87,6 +88,6 @@ def test_a_vocabulary_in_a_bucket_is_the_same_one(server: BucketServer, tmp_path
     assert of_task == loaded and of_run(local, None) is local
     for each in (loaded, of_task):
         assert each.encode(TEXTS[0]) == local.encode(TEXTS[0]) and each.vocab_size == local.vocab_size
-        assert each.encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
+        assert vocabulary_as_seqio(each).encode_tf(TEXTS[0]).numpy().tolist() == local.encode(TEXTS[0])
     with pytest.raises(InputError, match="gs://bucket/none.model does not exist"):
         load_vocabulary("gs://bucket/none.model")

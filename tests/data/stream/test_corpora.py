@@ -16,6 +16,7 @@ import tensorflow as tf
 from limba.config import DataConfig
 from limba.data.deal import Deal, deal_of
 from limba.data.objectives import derive_lengths, span_corruption, tokenize_documents
+from limba.data.registry import Mixture
 from limba.data.sources import FileSource
 from limba.data.stream.streams import TrainStream
 from limba.data.tasks import resolve_task
@@ -135,7 +136,7 @@ def test_two_hosts_together_have_the_tokens_of_one_and_epochs_end(config: DataCo
 
 def test_only_mixtures_of_a_few_tasks_are_counted(config: DataConfig) -> None:
     mixture = resolve_task(config)
-    assert isinstance(mixture, seqio.Mixture)
+    assert isinstance(mixture, Mixture)
     lengths = derive_lengths(mixture, config.task_feature_lengths)
     part = mixture.tasks[0]
     assert not deal_of(part, lengths, config, False, marks_corpora=True).marks_corpora

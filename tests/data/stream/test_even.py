@@ -18,6 +18,7 @@ import tensorflow as tf
 import tasks.demo
 import tasks.text_to_text  # noqa: F401  registers text_to_text
 from limba.config import ConfigError, DataConfig, InputError
+from limba.data.dataset import Dataset
 from limba.data.deal import Deal, deal_of
 from limba.data.objectives import SUPERVISED, derive_lengths
 from limba.data.sources.counts import shares
@@ -51,9 +52,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def texts_of(documents: tf.data.Dataset) -> list[str]:
-    elements: Any = documents.as_numpy_iterator()
-    return [element["text"].decode() for element in elements]
+def texts_of(documents: Dataset) -> list[str]:
+    return [element["text"].decode() for element in documents]
 
 
 def files_of(path: Path) -> dict[str, str]:

@@ -16,11 +16,11 @@ import seqio
 import tensorflow as tf
 
 from limba.config import DataConfig, InputError
+from limba.data import bridge, task_modules
 from limba.data import function_tasks as foreign
-from limba.data import task_modules
+from limba.data.function_tasks import failure_of_function
 from limba.data.objectives.supervised import is_supervised
 from limba.data.sources import FileSource
-from limba.data.stream.shard import source_errors
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import finder
 from tests.data.objectives.test_objectives import GoldenVocabulary, features
@@ -262,8 +262,9 @@ def test_a_function_that_fails_is_one_sentence():
     source = seqio.FunctionDataSource(functools.partial(dataset_fn, dataset_params=params), splits=("train",))
     feature = seqio.Feature(seqio.ByteVocabulary())
     task = seqio.Task("fails", source, {"targets": feature}, [])
-    with pytest.raises(InputError) as error, source_errors(task):
-        next(iter(source.get_dataset("train", shuffle=False).as_numpy_iterator()))
+    dataset = source.get_dataset("train", shuffle=False)
+    with pytest.raises(InputError) as error:
+        next(bridge.OfTensorflow(dataset, failure=lambda error: failure_of_function(task, error)))
     assert str(error.value) == (
         "The function that task fails reads fails: ValueError: BuilderConfig ParquetConfig(name='default') doesn't have"
         " a 'use_auth_token' key; correct it, or register the task with source=HubSource('someone/ro-corpus',"
@@ -287,7 +288,7 @@ def test_a_module_of_2022_calls_todays_datasets(tmp_path):
     (tmp_path / "their_part.py").write_text("from t5.data import postprocessors\n")
     program = """import sys
 from limba.config import environment
-from limba.data import task_modules
+
 environment.set_variables()  # as a command, with its own finder of modules
 task_modules.import_all(["theirs"])
 import datasets, theirs

@@ -9,6 +9,7 @@ import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.config import InputError
+from limba.data.seqio_tasks import vocabulary_as_seqio
 from limba.data.vocabulary.character_sets import SETS, CharacterSets, document_starts
 from limba.data.vocabulary.load import (
     check_vocabulary,
@@ -53,7 +54,7 @@ def test_another_file_at_the_same_path_is_another_vocabulary(tmp_path, corpus, m
     train_vocabulary(texts, 440, "own.model")  # again, as a notebook's cell does
     loaded = load_vocabulary("own.model", 10)
     assert loaded.vocab_size == 450
-    assert loaded.encode(texts[0]) == loaded.tf_tokenizer.tokenize(texts[0]).numpy().tolist()
+    assert loaded.encode(texts[0]) == vocabulary_as_seqio(loaded).encode_tf(texts[0]).numpy().tolist()
 
 
 def test_training_refuses_what_cannot_work(tmp_path):

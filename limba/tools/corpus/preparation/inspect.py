@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import rich.console
 import rich.text
-import seqio
-import tensorflow as tf
 
-from limba.api import PieceTable, RunData, Texts, UnitSource
+from limba.api import Mixture, PieceTable, RunData, Task, Texts, UnitSource, Vocabulary
 from limba.config import ConfigError, DataConfig, InputError
 from limba.config.errors import reason_of
 from limba.tools.corpus.fertility import Fertility, fertility
@@ -33,7 +31,7 @@ class Inspection:
 
     task_name: str
     split: str
-    vocabulary: seqio.Vocabulary
+    vocabulary: Vocabulary
     lengths: Mapping[str, int]
     documents: Sequence[bytes]  # the texts; where rows have several columns, row by row
     columns: Sequence[str]  # the names of a row's texts
@@ -73,13 +71,13 @@ class Inspection:
 
 
 def inspect_task(
-    task: seqio.Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
+    task: Task, split: str, inputs_length: int, sample_bytes: int, seed: int = 0, is_sequence: bool = False
 ) -> Inspection:
     """Returns the inspection of a uniform sample of the split; `is_sequence`: the length is a decoder-only model's.
 
     Raises InputError for a mixture, a split or files that do not exist, and no text.
     """
-    if isinstance(task, seqio.Mixture):
+    if isinstance(task, Mixture):
         names = ", ".join(part.name for part in task.tasks)
         raise InputError(f"{task.name} is a mixture; look at its tasks one by one: {names}.")
     documents = _documents(task, split, sample_bytes, seed)
@@ -105,7 +103,7 @@ def inspect_task(
     )
 
 
-def _lengths(task: seqio.Task, length: int, is_sequence: bool) -> dict[str, int]:
+def _lengths(task: Task, length: int, is_sequence: bool) -> dict[str, int]:
     def derived(**given: int) -> dict[str, int]:
         return RunData(DataConfig(task.name, given, 1), task).lengths()
 
@@ -117,7 +115,7 @@ def _lengths(task: seqio.Task, length: int, is_sequence: bool) -> dict[str, int]
         return dict(error.fix[1])  # of a user-defined objective
 
 
-def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
+def _documents(task: Task, split: str, sample_bytes: int, seed: int) -> list[bytes]:
     if isinstance(task.source, UnitSource):
         return Texts.of_task(task).sample(split, sample_bytes, seed=seed)[0]
     if split not in task.source.splits:
@@ -137,18 +135,13 @@ def _documents(task: seqio.Task, split: str, sample_bytes: int, seed: int) -> li
 
 
 def _examples(
-    task: seqio.Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
+    task: Task, split: str, documents: Sequence[bytes], lengths: Mapping[str, int], seed: int
 ) -> list[Mapping[str, np.ndarray]]:
-    if not isinstance(task.source, UnitSource):
-        dataset = task.get_dataset(lengths, split, shuffle=False, seed=seed, try_in_mem_cache=False)
-    else:
-        texts = tf.data.Dataset.from_generator(lambda: iter(documents), output_signature=tf.TensorSpec([], tf.string))
-        dataset = texts.batch(64).map(task.source.features).unbatch()
-        dataset = task.preprocess_precache(dataset, seed=seed)
-        dataset = task.preprocess_postcache(dataset, sequence_length=lengths, seed=seed)
-    names = [name for name in ("inputs", "targets") if name in cast(Mapping[str, tf.TensorSpec], dataset.element_spec)]
-    rows = dataset.take(EXAMPLES_COUNTED).as_numpy_iterator()
-    return [{name: np.trim_zeros(row[name], "b") for name in names} for row in rows]  # some are padded already
+    data = RunData(DataConfig(task.name, lengths, 1), task)
+    rows = itertools.islice(data.examples(documents, lengths, split, seed), EXAMPLES_COUNTED)
+    return [
+        {name: np.trim_zeros(tokens, "b") for name, tokens in row.items()} for row in rows
+    ]  # some are padded already
 
 
 def show(found: Inspection, console: rich.console.Console, num: int) -> None:
@@ -189,10 +182,11 @@ def _letter_name(letter: str) -> str:
 class _Painter:
     """Returns ids as coloured text: pieces in alternating colours; sentinels, unknown and single bytes in their own."""
 
-    def __init__(self, vocabulary: seqio.Vocabulary, separator: str):
+    def __init__(self, vocabulary: Vocabulary, separator: str):
         # The separator stands between pieces, where colours do not show their ends.
         self._vocabulary, self._separator = vocabulary, separator
         pieces = PieceTable(vocabulary)
+        self._kind, self._table = pieces.kind, pieces
         self._first_sentinel, self._byte_ids = vocabulary.vocab_size - pieces.num_sentinels, pieces.is_byte
 
     def painted(self, ids: np.ndarray) -> rich.text.Text:
@@ -204,7 +198,7 @@ class _Painter:
         return text
 
     def _pieces(self, ids: np.ndarray) -> Iterator[tuple[int, str, str | None]]:
-        if isinstance(self._vocabulary, seqio.ByteVocabulary):
+        if self._kind == "bytes":
             yield from self._letters(ids)
             return
         for number, index in enumerate(ids.tolist()):
@@ -212,8 +206,8 @@ class _Painter:
                 yield number, f"<{self._vocabulary.vocab_size - 1 - index}>", SENTINEL_STYLE
             elif index == self._vocabulary.unk_id:
                 yield number, "<unk>", UNKNOWN_STYLE
-            elif isinstance(self._vocabulary, seqio.SentencePieceVocabulary):
-                name = self._vocabulary.tokenizer.IdToPiece(index).replace(SPACE, "_")
+            elif self._kind == "sentencepiece":
+                name = self._table.name(index).replace(SPACE, "_")
                 yield number, name, BYTE_STYLE if self._byte_ids[index] else None
             else:
                 yield number, self._vocabulary.decode([index]), None

@@ -23,9 +23,8 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import seqio
 
-from limba.api import PieceTable, Texts, UnitSource, held, write_whole
+from limba.api import Mixture, PieceTable, Task, Texts, UnitSource, held, write_whole
 from limba.config import InputError
 from limba.config.errors import reason_of
 from limba.tools.corpus.preparation import queued
@@ -40,7 +39,7 @@ logger = logging.getLogger(__name__)
 FEW_GROUPS, UNITS_PER_GROUP, MOST_GROUPS = 128, 16, 4096
 BLOCK_BYTES = 1 << 26  # of documents that a worker collects before it writes them to its scratch file
 
-Recipe = Callable[[], seqio.Task]  # hashable and picklable: each worker makes the task itself, once
+Recipe = Callable[[], Task]  # hashable and picklable: each worker makes the task itself, once
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ def _num_groups(num_units: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def _task_of(recipe: Recipe) -> seqio.Task:
+def _task_of(recipe: Recipe) -> Task:
     return recipe()
 
 
@@ -275,14 +274,14 @@ def is_prepared(output: str, settings: Settings) -> bool:
     return all(existing.get(name) == value for name, value in wanted.items())
 
 
-def _source(task: seqio.Task) -> UnitSource:
-    if isinstance(task, seqio.Mixture):
+def _source(task: Task) -> UnitSource:
+    if isinstance(task, Mixture):
         names = ", ".join(part.name for part in task.tasks)
         raise InputError(f"{task.name} is a mixture; prepare its tasks one by one, each in its own folder: {names}.")
     return Texts.of_task(task).source
 
 
-def _about(task: seqio.Task, source: UnitSource, settings: Settings, units: Sequence[Any]) -> dict[str, Any]:
+def _about(task: Task, source: UnitSource, settings: Settings, units: Sequence[Any]) -> dict[str, Any]:
     """Returns the settings that must be the same for everything in one output folder."""
     digest = hashlib.blake2b("\n".join(unit.name for unit in units).encode(), digest_size=16).hexdigest()
     about = {"task": task.name, **asdict(settings), "num_units": len(units), "units": digest}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import tensorflow as tf
+from limba.api import example_class
 
 TOKENS = "tokens"  # the column that a run reads as ids
 ROWS_PER_GROUP = 1_000  # of parquet; a unit of reading
@@ -30,11 +30,9 @@ class ArrayRecordWriter:
         self._file = Writer(path, "group_size:1")
 
     def write(self, record: Sequence[bytes]) -> None:
-        feature = {
-            column: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-            for column, value in dict(zip(self._columns, record, strict=True)).items()
-        }
-        example = tf.train.Example(features=tf.train.Features(feature=feature))
+        example = example_class()()
+        for column, value in dict(zip(self._columns, record, strict=True)).items():
+            example.features.feature[column].bytes_list.value.append(value)
         self._file.write(example.SerializeToString())
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ def _versions(data: Data) -> Iterator[Line]:
     if not wanted:
         yield Line("ok", f"Python {python}, {said}; there is no lock beside an installed package to compare with.")
         return
-    fix = f"{SETUP} {lock}"
+    fix = f"LEAN=1 {SETUP} cpu" if lock == "lean" else f"{SETUP} {lock}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         yield Line("error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", fix)
     missing = sorted(set(wanted) - set(versions))
@@ -112,12 +112,13 @@ def _normal(name: str) -> str:
 
 
 def chip_of(versions: Mapping[str, str]) -> str:
-    """Returns the lock of the chip whose package is installed; cpu without one.
+    """Returns the lock of the chip whose package is installed; without one cpu, or lean where TensorFlow is not there.
 
-    >>> chip_of({"jax": "0.12", "libtpu": "0.0.50"}), chip_of({"jax": "0.12"})
-    ('tpu', 'cpu')
+    >>> chip_of({"jax": "0.12", "libtpu": "0.0.50"}), chip_of({"tensorflow": "2.21"}), chip_of({"jax": "0.12"})
+    ('tpu', 'cpu', 'lean')
     """
-    return next((lock for lock, package in CHIPS.items() if package in versions), "cpu")
+    without = "cpu" if "tensorflow" in versions else "lean"
+    return next((lock for lock, package in CHIPS.items() if package in versions), without)
 
 
 def pins(folder: Path, lock: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
 
 from limba.api import PieceTable, RunData, find_tool
 from limba.config import RunConfig
@@ -96,7 +95,7 @@ def of_pieces(found: Any, data: Data) -> Iterator[Line]:
     counted = found.fertility
     letters = sum(counted.letters_without_piece.values())
     lost = letters / max(counted.letters, 1) if counted.unknown and not counted.in_bytes else 0.0
-    if not isinstance(found.vocabulary, seqio.SentencePieceVocabulary):
+    if PieceTable(found.vocabulary).kind != "sentencepiece":
         lost = counted.unknown / max(counted.letters, 1)
     data |= {"unknown_share": counted.unknown_share, "unspelled_share": lost, "in_bytes_share": counted.in_bytes_share}
     commonest = ", ".join(f"{letter} U+{ord(letter):04X}" for letter, _ in counted.letters_without_piece.most_common(8))

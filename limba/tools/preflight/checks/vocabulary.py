@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import seqio
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.api import PieceTable, RunData, flops_per_sequence
@@ -108,7 +107,7 @@ def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
 
 
 def _normalization(found: Any, data: Data) -> Iterator[Line]:
-    if isinstance(found, seqio.SentencePieceVocabulary):
+    if PieceTable(found).kind == "sentencepiece":
         model = sentencepiece_model_pb2.ModelProto.FromString(found.tokenizer.serialized_model_proto())  # pyright: ignore[reportAttributeAccessIssue]
         rules, spec = model.normalizer_spec.name or "of its own", model.normalizer_spec
         bytes_too = any(piece.type == piece.BYTE for piece in model.pieces)
@@ -117,7 +116,7 @@ def _normalization(found: Any, data: Data) -> Iterator[Line]:
         said += ["spaces in a row become one"] if spec.remove_extra_whitespaces else []
         said += ["other letters are spelled in bytes"] if bytes_too else ["other letters are lost as <unk>"]
         yield Line("ok", f"Normalization: {', '.join(said)}.")
-    elif not isinstance(found, seqio.ByteVocabulary):  # a tokenizer.json
+    elif PieceTable(found).kind == "tokenizers":  # a tokenizer.json
         kind = (json.loads(found.tokenizer.to_str()).get("normalizer") or {}).get("type", "none")
         data["normalization"] = kind
         yield Line("ok", f"Normalization: {kind}.")

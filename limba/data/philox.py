@@ -1,8 +1,7 @@
-"""TensorFlow's stateless random numbers, number for number, for many seeds at once.
+"""TensorFlow's random numbers, number for number: those of tf.data's seeds, and stateless ones for many seeds at once.
 
-`tf.random.stateless_uniform` takes one seed per call; for a block of rows, each with its own seeds, every shard's
-graph would have hundreds of operations. Philox 4x32-10 is Salmon et al. 2011 ("Parallel random numbers: as easy as
-1, 2, 3", section 3.3).
+Runs of earlier versions drew them with TensorFlow, and go on with the same ones. Philox 4x32-10 is Salmon et al. 2011
+("Parallel random numbers: as easy as 1, 2, 3", section 3.3).
 """
 
 from __future__ import annotations
@@ -14,7 +13,34 @@ import numpy as np
 _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
 _LOW, _HALF = np.uint64(0xFFFF_FFFF), np.uint64(32)
+_GRAPH_SEED, _LARGEST_SEED = 87654321, 2**31 - 1  # which tf.random sets where a graph has none, and of an operation
 _SCRAMBLE = np.array([0x3EC8F720, 0x02461E29], np.uint64)  # the key with which TensorFlow mixes a seed
+
+
+def sequence(seed: int, start: int, count: int) -> np.ndarray:
+    """Returns int64 [count]: elements `start` and those after it of `tf.data.Dataset.random(seed)`, 32 bits each."""
+    return of_pair(_GRAPH_SEED, seed % _LARGEST_SEED, start, count)
+
+
+def of_pair(low: int, high: int, start: int, count: int) -> np.ndarray:
+    """Returns int64 [count]: words `start` and those after it of TensorFlow's generator of a pair of seeds."""
+    first = start // 4
+    blocks = np.arange(first, (start + count + 3) // 4, dtype=np.uint64)
+    counter = np.zeros([4, len(blocks)], np.uint64)
+    counter[0], counter[1] = blocks & _LOW, blocks >> _HALF
+    counter[2:] = np.array([[high & 0xFFFF_FFFF], [high >> 32]], np.uint64)
+    key = np.array([[low & 0xFFFF_FFFF], [low >> 32]], np.uint64)
+    return _philox(counter, key).T.reshape(-1)[start - 4 * first :][:count].astype(np.int64)
+
+
+def choices(seed: int, weights: Sequence[float], start: int, count: int) -> np.ndarray:
+    """Returns int64 [count]: selections `start` and those after it of `sample_from_datasets(…, weights, seed)`."""
+    pairs = sequence(seed, 2 * start, 2 * count).reshape(count, 2)
+    words = _words([pairs], [2])[0]
+    mantissas = ((words[:, 0] & np.uint64(0xF_FFFF)) << _HALF) | words[:, 1] | np.uint64(1023 << 52)
+    logits = np.log(np.array(weights, np.float32)).astype(np.float64)
+    sums = np.cumsum(np.exp(logits - logits.max()))
+    return np.searchsorted(sums, (mantissas.view(np.float64) - 1.0) * sums[-1], side="right")
 
 
 def uniform(seeds: Sequence[np.ndarray], counts: Sequence[int]) -> list[np.ndarray]:

@@ -1,0 +1,244 @@
+"""Between these data sets and tf.data's: for preprocessors and sources in TensorFlow, and for seqio's own calls.
+
+The only module of `data/` that imports TensorFlow; it does so when it is first used.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from limba.config import InputError
+from limba.config.errors import reason_of
+from limba.data.dataset import Dataset, Pairs, Spec, State
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT = "position"  # the prefix of tf.data's files
+CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
+ELEMENTS_A_STATE = 64  # between two states of what tf.data reads
+Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
+
+
+class OfTensorflow(Dataset):
+    """The elements of a tf.data.Dataset, `source`.
+
+    A state has a checkpoint of tf.data's, which is made from time to time, and counts the elements since; one that the
+    installed TensorFlow cannot read, or that has none, is restored by reading again from the beginning. `documents` are
+    those that the source reads.
+    """
+
+    def __init__(
+        self, source: Any, next_seed: Any = None, failure: Failure | None = None, documents: _Numbered | None = None
+    ):
+        spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
+        cardinality = int(source.cardinality())
+        super().__init__(
+            {name: _spec(each) for name, each in spec.items()}, next_seed, None if cardinality < 0 else cardinality
+        )
+        self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
+        self._iterator: Any = None
+        self._number, self._kept, self._kept_at = 0, None, time.monotonic()
+
+    def __next__(self) -> Any:
+        import tensorflow as tf
+
+        if self._iterator is None:
+            self._iterator = iter(_single_threaded(self.source))
+        try:
+            element = tf.nest.map_structure(lambda each: each.numpy(), next(self._iterator))
+        except tf.errors.OpError as error:
+            failure = self.failure(error)
+            if failure is None:
+                raise
+            raise failure from None
+        self._number += 1
+        return element
+
+    def state(self) -> State:
+        if self._iterator is not None and self._documents and time.monotonic() > self._kept_at + CHECKPOINT_SECONDS:
+            documents = self._documents.kept  # not later than what the checkpoint has read
+            self._kept = {"number": self._number, "documents": documents, "files": self._checkpoint()}
+            self._kept_at = time.monotonic()
+        return {"number": self._number, "kept": self._kept}
+
+    def _checkpoint(self) -> dict[str, np.ndarray]:
+        import tensorflow as tf
+
+        iterator = self._iterator
+        with tempfile.TemporaryDirectory() as folder:
+            tf.train.Checkpoint(iterator=iterator).write(f"{folder}/{CHECKPOINT}")
+            return {path.name: np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(folder).iterdir())}
+
+    def restore(self, state: State) -> None:
+        self._iterator, self._number = None, 0
+        if state["kept"] is not None and self._documents is not None:
+            self._restore_checkpoint(state["kept"], self._documents)
+        while self._number < state["number"]:
+            next(self)
+
+    def _restore_checkpoint(self, kept: State, documents: _Numbered) -> None:
+        import tensorflow as tf
+
+        iterator = iter(_single_threaded(self.source))
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in kept["files"].items():
+                    (Path(folder) / name).write_bytes(content.tobytes())
+                tf.train.Checkpoint(iterator=iterator).read(f"{folder}/{CHECKPOINT}").assert_consumed()
+        except (AssertionError, tf.errors.OpError) as error:
+            logger.warning(
+                "TensorFlow %s cannot read its own part of the data position (%s): the text before it is read again.",
+                tf.__version__,
+                reason_of(error),
+            )
+            return
+        self._iterator, self._number, self._kept, documents.kept = iterator, kept["number"], kept, kept["documents"]
+
+
+class _Numbered:
+    """The elements of a data set by their numbers, asked for in order, so that tf.data can begin at any of them."""
+
+    def __init__(self, dataset: Dataset):
+        self._dataset, self._next, self._lock = dataset, -1, threading.Lock()
+        self.kept = [0, dataset.state()]  # a number, and the state before that element
+        self.failure: Exception | None = None
+
+    def __call__(self, number: int) -> Any:
+        """Returns an element; None at the end."""
+        with self._lock:
+            try:
+                if number != self._next:
+                    self._next, state = self.kept
+                    self._dataset.restore(state)
+                    while self._next < number:
+                        next(self._dataset, None)
+                        self._next += 1
+                if number >= self.kept[0] + ELEMENTS_A_STATE:
+                    self.kept = [number, self._dataset.state()]
+                self._next += 1
+                return next(self._dataset, None)
+            except InputError as error:
+                self.failure = error
+                raise
+
+    def in_tensorflow(self) -> Any:
+        """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
+        import tensorflow as tf
+
+        spec = self._dataset.spec
+        kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
+        nothing = [
+            b"" if each.dtype == "string" else np.zeros([size or 0 for size in each.shape], each.dtype)
+            for each in spec.values()
+        ]
+
+        def element(number: np.int64) -> list[Any]:
+            found = self(int(number))
+            return [False, *nothing] if found is None else [True, *(found[name] for name in spec)]
+
+        def in_graph(number: Any) -> Any:
+            # Declared stateless, so that tf.data can save and restore the iterator.
+            exists, *values = tf.numpy_function(element, [number], [tf.bool, *kinds], stateful=False)
+            pairs = zip(spec.items(), values, strict=True)
+            return tf.ensure_shape(exists, []), {
+                name: tf.ensure_shape(value, each.shape) for (name, each), value in pairs
+            }
+
+        found = tf.data.Dataset.range(2**62).map(in_graph)
+        return found.take_while(lambda *pair: pair[0]).map(lambda *pair: pair[1])
+
+
+def of_seqio(
+    task: Any, lengths: Mapping[str, int], split: str, seed: int, failure: Failure | None = None
+) -> OfTensorflow:
+    """Returns the examples of a task, whatever its source, once and in order, as seqio's `get_dataset` does."""
+    from limba.data.seqio_tasks import as_seqio
+
+    choices = {"shuffle": False, "seed": seed, "num_epochs": 1, "try_in_mem_cache": False}
+    return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
+
+
+def to_tensorflow(make: Callable[[], Dataset]) -> Any:
+    """Returns a tf.data.Dataset of the data sets that `make` returns, a new one for each time that it is read."""
+    return _generated(make().spec, make)
+
+
+def in_tensorflow(dataset: Any, function: Callable[[Dataset], Dataset]) -> Any:
+    """Returns a function's result for a tf.data.Dataset, as one; seeds are seqio's next ones."""
+    import seqio
+    import tensorflow as tf
+
+    taken: list[Any] = []  # data sets of seeds, in the order in which they are asked for
+
+    def make() -> Dataset:
+        number = iter(range(len(taken) + 1))
+
+        def take() -> Pairs:
+            place = next(number)
+            if place == len(taken):
+                draw = seqio.map_over_dataset(lambda _, seed: tf.stack(seed), num_seeds=1)
+                taken.append(draw(tf.data.Dataset.range(2**62)))
+            drawn = taken[place].as_numpy_iterator()
+            return lambda start, count: np.stack([next(drawn) for _ in range(count)])  # asked for in order
+
+        plain = OfTensorflow(dataset)
+        plain.next_seed = take
+        return function(plain)
+
+    return to_tensorflow(make)
+
+
+def applied(steps: Sequence[Callable[..., Any]], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
+    """Returns the data set after preprocessors in TensorFlow, which get these arguments as seqio gives them."""
+    import seqio
+    import tensorflow as tf
+
+    from limba.data.seqio_tasks import feature_as_seqio
+
+    features = {name: feature_as_seqio(feature) for name, feature in arguments["output_features"].items()}
+    if isinstance(dataset, OfTensorflow):
+        documents, found, failure = None, dataset.source, dataset.failure
+    else:
+        documents = _Numbered(dataset)
+        found, failure = documents.in_tensorflow(), lambda error: documents.failure
+        if dataset.cardinality is not None:
+            found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))
+    with seqio.map_seed_manager(dataset.next_seed):
+        for step in steps:
+            found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
+        next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
+    return OfTensorflow(found, next_seed, failure, documents)
+
+
+def _generated(spec: Mapping[str, Spec], elements: Callable[[], Iterator[Any]]) -> Any:
+    import tensorflow as tf
+
+    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
+    return tf.data.Dataset.from_generator(elements, output_signature=signature)
+
+
+def _spec(each: Any) -> Spec:
+    shape = getattr(each, "shape", None)
+    return Spec(each.dtype.name, tuple(shape) if shape is not None and shape.rank is not None else (None,))
+
+
+def _single_threaded(dataset: Any) -> Any:
+    """Sets one thread and no tuning: many shards share a process, and order must not depend on timing."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    options.experimental_optimization.map_parallelization = False  # nothing is read ahead of what is asked for
+    options.experimental_optimization.inject_prefetch = False
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    return dataset.with_options(options)

@@ -1,0 +1,344 @@
+"""Data sets in Python and numpy: sequences of elements, read once and in order, whose place can be saved and restored.
+
+They have tf.data's operations, as far as they are used here, with the same results: the same seeds give the same
+order. A state is JSON with numpy arrays in it. It names what is read again, not its content, except for the elements
+in a shuffle's buffer and the rows of a packer.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import importlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from limba.data import philox
+
+# An element is {feature: value}: text is bytes, tokens are int32 [n]. Between two operations it may be anything else.
+State = Any  # JSON with numpy arrays in it
+Pairs = Callable[
+    [int, int], np.ndarray
+]  # (first element, number of elements) -> a pair of seeds for each, int64 [n, 2]
+
+DRAWN = 1024  # random numbers at once: a call costs as much as hundreds of them
+
+
+class Spec(NamedTuple):
+    """What a feature of the elements is, as in tf.TensorSpec: 'string' or numpy's name, and a shape."""
+
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+
+
+TEXT, TOKENS = Spec("string"), Spec("int32", (None,))
+
+
+class Dataset(Iterator[Any]):
+    """A finite or endless sequence of elements, read once. After its end it stays at its end.
+
+    `spec` says the features of an element. `next_seed` is the seed of the next step that draws random numbers: as
+    seqio's preprocessors do, each takes two numbers. None draws others in each run; a function returns the pairs of
+    seeds itself. `cardinality` is the number of elements, as tf.data's: None where it is not known beforehand.
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, Spec],
+        next_seed: int | Callable[[], Pairs] | None = None,
+        cardinality: int | None = None,
+    ):
+        self.spec, self.next_seed, self.cardinality = dict(spec), next_seed, cardinality
+
+    @abc.abstractmethod
+    def state(self) -> State:
+        """Returns where the data set is; it stays valid when the data set moves on. After an error there is none."""
+
+    @abc.abstractmethod
+    def restore(self, state: State) -> None:
+        """Sets a data set, made as the one that was saved, to its place."""
+
+    def take_seeds(self) -> Pairs:
+        """Returns the pairs of seeds of a step that draws random numbers."""
+        if callable(self.next_seed):
+            return self.next_seed()
+        seed = random.randrange(2**31) if self.next_seed is None else self.next_seed
+        self.next_seed = seed + 2
+        return functools.partial(_pairs, seed)
+
+    def map(self, function: Callable[[Any], Any], spec: Mapping[str, Spec] | None = None) -> Dataset:
+        """Returns a data set of the function's results."""
+        return _Mapped(self, function, spec)
+
+    def flat_map(self, function: Callable[[Any, int], Sequence], spec: Mapping[str, Spec] | None = None) -> Dataset:
+        """Returns a data set of the results of (element, number of the element), one after another."""
+        return _FlatMapped(self, function, spec)
+
+    def batch(self, size: int, drop_remainder: bool = False) -> Dataset:
+        """Returns a data set of lists of so many elements; the last one may be shorter."""
+        return _Batched(self, size, drop_remainder)
+
+    def rebatch(self, size: int) -> Dataset:
+        """Returns a data set of vectors of this size, of one of vectors; the last one may be shorter."""
+        return _Rebatched(self, size)
+
+    def shuffle(self, size: int, seed: int) -> Dataset:
+        """Returns the elements in the order of tf.data's `shuffle`, by a buffer of this size."""
+        return _Shuffled(self, size, seed)
+
+
+class Derived(Dataset):
+    """A data set made from another one, which it takes over; by default its place is the other one's."""
+
+    def __init__(self, parent: Dataset, spec: Mapping[str, Spec] | None = None, cardinality: int | None = None):
+        super().__init__(parent.spec if spec is None else spec, parent.next_seed, cardinality)
+        self._parent = parent
+
+    def state(self) -> State:
+        return self._parent.state()
+
+    def restore(self, state: State) -> None:
+        self._parent.restore(state)
+
+
+class Elements(Dataset):
+    """A data set of some elements."""
+
+    def __init__(self, elements: Sequence, spec: Mapping[str, Spec], next_seed: int | None = None):
+        super().__init__(spec, next_seed, len(elements))
+        self._elements, self._number = elements, 0
+
+    def __next__(self) -> Any:
+        if self._number == len(self._elements):
+            raise StopIteration
+        self._number += 1
+        return self._elements[self._number - 1]
+
+    def state(self) -> State:
+        return self._number
+
+    def restore(self, state: State) -> None:
+        self._number = state
+
+
+class Mixed(Dataset):
+    """Elements of several data sets, chosen by their rates as tf.data's `sample_from_datasets` does."""
+
+    def __init__(self, datasets: Sequence[Dataset], rates: Sequence[float], seed: int):
+        super().__init__(datasets[0].spec)
+        chosen = [(dataset, rate) for dataset, rate in zip(datasets, rates, strict=True) if rate > 0]
+        self._datasets, self._number, self._ended = [dataset for dataset, _ in chosen], 0, set[int]()
+        weights = [rate for _, rate in chosen]
+        self._choice = _in_blocks(lambda start: philox.choices(seed, weights, start, DRAWN))
+
+    def __next__(self) -> Any:
+        while len(self._ended) < len(self._datasets):
+            choice = self._choice(self._number) if len(self._datasets) > 1 else 0
+            if choice not in self._ended:
+                try:
+                    element = next(self._datasets[choice])
+                    self._number += 1
+                    return element
+                except StopIteration:
+                    self._ended.add(choice)
+            self._number += 1
+        raise StopIteration
+
+    def state(self) -> State:
+        parts = [dataset.state() for dataset in self._datasets]
+        return {"parts": parts, "number": self._number, "ended": sorted(self._ended)}
+
+    def restore(self, state: State) -> None:
+        self._number, self._ended = state["number"], set(state["ended"])
+        for dataset, each in zip(self._datasets, state["parts"], strict=True):
+            dataset.restore(each)
+
+
+class _Mapped(Derived):
+    def __init__(self, parent: Dataset, function: Callable[[Any], Any], spec: Mapping[str, Spec] | None):
+        super().__init__(parent, spec, parent.cardinality)
+        self._function = function
+
+    def __next__(self) -> Any:
+        return self._function(next(self._parent))
+
+
+class _Batched(Derived):
+    def __init__(self, parent: Dataset, size: int, drop_remainder: bool):
+        super().__init__(parent)
+        self._size, self._drop_remainder = size, drop_remainder
+
+    def __next__(self) -> list:
+        found = []
+        for element in self._parent:
+            found.append(element)
+            if len(found) == self._size:
+                return found
+        if not found or self._drop_remainder:
+            raise StopIteration
+        return found
+
+
+class _Reread(Derived, abc.ABC):
+    """Gives away an element of its parent in parts; its state is that before the element, and what was given."""
+
+    def __init__(self, parent: Dataset, spec: Mapping[str, Spec] | None = None):
+        super().__init__(parent, spec)
+        self._before: State = None
+        self._number = self._used = 0  # elements of the parent that were read, and what was given of the last one
+        self._part: Any = ()
+
+    def _read(self) -> None:
+        before = self._parent.state()
+        part = self._opened(next(self._parent))
+        self._before, self._part, self._used = before, part, 0
+        self._number += 1
+
+    @abc.abstractmethod
+    def _opened(self, element: Any) -> Any:
+        """Returns what is given of an element, in order."""
+
+    def state(self) -> State:
+        if self._used == len(self._part):
+            return {"parent": self._parent.state(), "number": self._number, "used": 0}
+        return {"parent": self._before, "number": self._number - 1, "used": self._used}
+
+    def restore(self, state: State) -> None:
+        self._parent.restore(state["parent"])
+        self._number, self._part, self._used = state["number"], (), 0
+        if state["used"]:
+            self._read()
+            self._used = state["used"]
+
+
+class _FlatMapped(_Reread):
+    def __init__(self, parent: Dataset, function: Callable[[Any, int], Sequence], spec: Mapping[str, Spec] | None):
+        super().__init__(parent, spec)
+        self._function = function
+
+    def _opened(self, element: Any) -> Sequence:
+        return self._function(element, self._number)
+
+    def __next__(self) -> Any:
+        while self._used == len(self._part):
+            self._read()
+        self._used += 1
+        return self._part[self._used - 1]
+
+
+class _Rebatched(_Reread):
+    def __init__(self, parent: Dataset, size: int):
+        super().__init__(parent)
+        self._size = size
+
+    def _opened(self, element: np.ndarray) -> np.ndarray:
+        return element
+
+    def __next__(self) -> np.ndarray:
+        parts, missing = [], self._size
+        while missing:
+            if self._used == len(self._part):
+                try:
+                    self._read()
+                except StopIteration:
+                    break
+            parts.append(self._part[self._used : self._used + missing])
+            self._used += len(parts[-1])
+            missing -= len(parts[-1])
+        if missing == self._size:
+            raise StopIteration
+        return np.concatenate(parts)
+
+
+class _Shuffled(Derived):
+    def __init__(self, parent: Dataset, size: int, seed: int):
+        super().__init__(parent)
+        first, second = philox.sequence(seed, 0, 2).tolist()
+        self._draw = _in_blocks(lambda start: philox.of_pair(first, second, start, DRAWN))
+        self._buffer: list[Any] = [None] * size
+        self._start = self._end = 0  # the buffer is a ring
+
+    def __next__(self) -> Any:
+        buffer, size = self._buffer, len(self._buffer)
+        while self._end - self._start < size:
+            element = next(self._parent, None)
+            if element is None:
+                break
+            buffer[self._end % size] = element
+            self._end += 1
+        if self._start == self._end:
+            raise StopIteration
+        chosen = (self._start + self._draw(self._start) % (self._end - self._start)) % size
+        element, buffer[chosen] = buffer[chosen], buffer[self._start % size]
+        self._start += 1
+        return element
+
+    def state(self) -> State:
+        waiting = [self._buffer[place % len(self._buffer)] for place in range(self._start, self._end)]
+        columns = {name: _column([each[name] for each in waiting]) for name in waiting[0]} if waiting else {}
+        return {"parent": super().state(), "start": self._start, "end": self._end, "columns": columns}
+
+    def restore(self, state: State) -> None:
+        super().restore(state["parent"])
+        self._start, self._end = state["start"], state["end"]
+        columns = {name: _values(column) for name, column in state["columns"].items()}
+        for number, place in enumerate(range(self._start, self._end)):
+            self._buffer[place % len(self._buffer)] = {name: values[number] for name, values in columns.items()}
+
+
+def _column(values: Sequence[bytes | np.ndarray]) -> State:
+    """Returns values of one feature, bytes or arrays of any lengths, as a state."""
+    if isinstance(values[0], bytes):
+        return {"texts": np.frombuffer(b"".join(values), np.uint8), "sizes": np.array([*map(len, values)])}  # pyright: ignore[reportCallIssue, reportArgumentType]
+    arrays = [np.asarray(value) for value in values]
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
+    return {"arrays": np.concatenate([array.ravel() for array in arrays]), "shapes": shapes}
+
+
+def _values(column: State) -> list[Any]:
+    """Returns the values of `_column`."""
+    if "texts" in column:
+        text, ends = column["texts"].tobytes(), np.cumsum(column["sizes"]).tolist()
+        return [text[end - size : end] for size, end in zip(column["sizes"].tolist(), ends, strict=True)]
+    sizes = np.prod(column["shapes"], axis=1, dtype=np.int64)
+    parts = np.split(column["arrays"], np.cumsum(sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, column["shapes"].tolist(), strict=True)]
+
+
+def _in_blocks(drawn: Callable[[int], np.ndarray]) -> Callable[[int], int]:
+    """Returns number -> its random number, where `drawn` returns DRAWN of them from one on."""
+    block = functools.lru_cache(maxsize=1)(lambda number: drawn(DRAWN * number).tolist())
+    return lambda number: block(number // DRAWN)[number % DRAWN]
+
+
+@functools.lru_cache(maxsize=256)
+def _block_of_pairs(seed: int, number: int) -> np.ndarray:
+    return np.stack([philox.sequence(seed + side, DRAWN * number, DRAWN) for side in (0, 1)], 1)
+
+
+def _pairs(seed: int, start: int, count: int) -> np.ndarray:
+    """Returns the pairs int64 [count, 2] that two `tf.data.Dataset.random` give, of the seed and the next one."""
+    first, last = start // DRAWN, (start + count - 1) // DRAWN
+    blocks = [_block_of_pairs(seed, number) for number in range(first, last + 1)]
+    found = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return found[start - DRAWN * first :][:count]
+
+
+def preprocessor(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a preprocessor of these data sets as one that takes, and then returns, tf.data's too.
+
+    So seqio's own `get_dataset` can call it, between a user's preprocessors in TensorFlow.
+    """
+
+    @functools.wraps(function)
+    def of_either(dataset: Any, *arguments: Any, **choices: Any) -> Any:
+        if isinstance(dataset, Dataset):
+            return function(dataset, *arguments, **choices)
+        bridge = importlib.import_module(f"{__package__}.bridge")  # which stands above
+        return bridge.in_tensorflow(dataset, lambda plain: function(plain, *arguments, **choices))
+
+    of_either.is_plain = True  # pyright: ignore[reportAttributeAccessIssue]
+    return of_either

@@ -1,0 +1,47 @@
+"""Runs a task's preprocessors on documents."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from limba.data import bridge
+from limba.data.dataset import Dataset
+from limba.data.objectives.supervised import own
+from limba.data.objectives.token_blocks import unwrapped
+from limba.data.registry import Task
+
+SEEDS_OF_A_STEP = 42  # that seqio leaves to each step before the place of a cache
+
+
+def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed: int | None) -> Dataset:
+    """Returns the documents after the task's preprocessors, whose random choices follow from the seed.
+
+    As in seqio, those before the place of a cache get no lengths, and those after it have seeds of their own.
+    """
+    steps = [own(step) for step in task.preprocessors]
+    place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
+    dataset, documents.next_seed = documents, seed
+    if place is not None:
+        dataset = _applied(steps[:place], dataset, {"sequence_length": None, "output_features": task.output_features})
+        dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
+        steps = steps[place + 1 :]
+    return _applied(steps, dataset, {"sequence_length": lengths, "output_features": task.output_features})
+
+
+def _applied(steps: list[Callable[..., Any]], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
+    for is_plain, group in itertools.groupby(steps, _is_plain):
+        if not is_plain:
+            dataset = bridge.applied(list(group), dataset, arguments)
+            continue
+        for step in group:
+            known = inspect.signature(step).parameters
+            given = {name: value for name, value in arguments.items() if name in known}
+            dataset = step(dataset, **given)
+    return dataset
+
+
+def _is_plain(step: Callable[..., Any]) -> bool:
+    return getattr(unwrapped(step), "is_plain", False)

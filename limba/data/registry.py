@@ -1,0 +1,200 @@
+"""Tasks and mixtures behind seqio's interface, and their registries, without seqio and TensorFlow.
+
+What is registered here stands in seqio's own registries too, as soon as anything imports seqio; what is registered
+there is found here. Objects of seqio count as instances of these classes (`LikeSeqio`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, ClassVar
+
+from limba.config import InputError
+from limba.config.errors import nearest
+from limba.data.vocabulary.vocabularies import LikeSeqio, Vocabulary
+
+Step = Callable[..., Any]
+Rate = float | Callable[[Any], float]
+
+
+@dataclass(frozen=True)
+class Feature(LikeSeqio):
+    """What a task's preprocessors make of one side of its examples: ids of a vocabulary, by default int32 [n]."""
+
+    vocabulary: Vocabulary
+    add_eos: bool = True
+    required: bool = True
+    dtype: Any = "int32"
+    rank: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Task(LikeSeqio):
+    """A source of documents, and the preprocessors that make examples with `output_features` of them.
+
+    `metric_fns` take (targets, predictions), (targets, scores), or (targets, predictions, aux_values), each after
+    `postprocess_fn`, and return {name: value}. `metric_objs` are seqio's.
+    """
+
+    name: str
+    source: Any
+    output_features: Mapping[str, Feature]
+    preprocessors: Sequence[Step] = ()
+    postprocess_fn: Callable[..., Any] | None = None
+    metric_fns: Sequence[Callable[..., Any]] = ()
+    metric_objs: Sequence[Any] = ()
+    shuffle_buffer_size: int | None = None
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return self.source.splits
+
+    def replace(self, **choices: Any) -> Task:
+        """Returns the task with other choices."""
+        return dataclasses.replace(self, **choices)
+
+
+class Mixture(LikeSeqio):
+    """Several tasks, or mixtures of them, each with a rate: a number, or a function of the task."""
+
+    def __init__(self, name: str, tasks: Sequence[Any], default_rate: Rate | None = None):
+        """`tasks` are names, tasks and mixtures, or pairs of one of these and its rate."""
+        self.name = name
+        pairs = [each if isinstance(each, tuple | list) else (each, default_rate) for each in tasks]
+        found = [(_get(each) if isinstance(each, str) else each, rate) for each, rate in pairs]
+        self._rates: dict[str, tuple[Any, Any]] = {each.name: (each, rate) for each, rate in found}
+        if not self.tasks or any(rate is None for _, rate in found):
+            raise InputError(
+                f"The mixture {name} has no task, or one without a rate; give each a rate, or default_rate."
+            )
+        if len({tuple(sorted(task.output_features)) for task in self.tasks}) > 1:
+            raise InputError(f"The tasks of mixture {name} have different output_features; give all the same names.")
+
+    @property
+    def tasks(self) -> list[Any]:
+        """The tasks, of mixtures inside too, in the order of their names."""
+        parts = [part for each, _ in self._rates.values() for part in getattr(each, "tasks", [each])]
+        return sorted({part.name: part for part in parts}.values(), key=lambda part: part.name)
+
+    @property
+    def output_features(self) -> Mapping[str, Feature]:
+        return self.tasks[0].output_features
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return tuple({split: None for task in self.tasks for split in task.splits})
+
+    @property
+    def total_rate(self) -> float:
+        return sum(self._rate(name) for name in self._rates)
+
+    def get_rate(self, task: Any) -> float:
+        """Returns a task's rate; that of a mixture inside is divided among its tasks by their own."""
+        found = self._rate(task.name) if task.name in self._rates else 0.0
+        for name, (each, _) in self._rates.items():
+            if isinstance(each, Mixture) and any(part.name == task.name for part in each.tasks):
+                found += self._rate(name) * each.get_rate(task) / each.total_rate
+        return found
+
+    def _rate(self, name: str) -> float:
+        each, rate = self._rates[name]
+        return float(rate(each) if callable(rate) else rate)
+
+
+class _Registry:
+    """Names and what they stand for; those of seqio's registry of the same name follow, where seqio is imported."""
+
+    kind: ClassVar[type]
+    _own: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def add(cls, name: str, *arguments: Any, **choices: Any) -> Any:
+        """Registers `kind(name, …)`, and returns it; InputError for a name that is taken."""
+        made = cls.kind(name, *arguments, **choices)
+        cls.add_provider(name, made)
+        return made
+
+    @classmethod
+    def add_provider(cls, name: str, provider: Any) -> None:
+        """Registers a task or mixture; InputError for a name that is taken."""
+        if name in cls.names():
+            raise InputError(f"The name {name} is registered already; give another one.")
+        cls._own[name] = provider
+        if "seqio" in sys.modules:
+            _add_to_seqio(provider)
+        elif not any(isinstance(finder, _SeqioFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _SeqioFinder())
+
+    @classmethod
+    def _of_seqio(cls) -> Any:
+        return getattr(sys.modules.get("seqio"), cls.__name__, None)
+
+    @classmethod
+    def names(cls) -> Collection[str]:
+        theirs = cls._of_seqio()
+        return {**cls._own, **dict.fromkeys(theirs.names() if theirs else ())}.keys()
+
+    @classmethod
+    def get(cls, name: str) -> Any:
+        """Returns what is registered, of seqio's registry an object of seqio; InputError for an unknown name."""
+        if name in cls._own:
+            return cls._own[name]
+        if name not in cls.names():
+            near = nearest(name, list(cls.names()))
+            raise InputError(f"{name} is not registered{f'; did you mean {near}?' if near else '.'}")
+        return cls._of_seqio().get(name)
+
+    @classmethod
+    def remove(cls, name: str) -> None:
+        """Removes a name from this registry and from seqio's, if it is there."""
+        cls._own.pop(name, None)
+        if theirs := cls._of_seqio():
+            theirs.remove(name)
+
+
+class TaskRegistry(_Registry):
+    """All tasks; `add` takes the arguments of `Task`."""
+
+    kind, _own = Task, {}
+
+
+class MixtureRegistry(_Registry):
+    """All mixtures; `add` takes the arguments of `Mixture`."""
+
+    kind, _own = Mixture, {}
+
+
+def _get(name: str) -> Any:
+    return (TaskRegistry if name in TaskRegistry.names() else MixtureRegistry).get(name)
+
+
+def _add_to_seqio(*made: Task | Mixture) -> None:
+    # By its name, since it stands above: it imports seqio and TensorFlow.
+    importlib.import_module(f"{__package__}.seqio_tasks").add(made)
+
+
+class _SeqioFinder(MetaPathFinder):
+    """Finds seqio where it is, and registers all tasks and mixtures in it as soon as it is imported."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != "seqio":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if found is None or found.loader is None:
+            return found
+        execute = found.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _add_to_seqio(*TaskRegistry._own.values(), *MixtureRegistry._own.values())
+
+        found.loader.exec_module = exec_module
+        return found
