@@ -5,10 +5,12 @@ The only module of `data/` that imports TensorFlow; it does so when it is first 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = "position"  # the prefix of tf.data's files
 CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
 ELEMENTS_A_STATE = 64  # between two states of what tf.data reads
+_OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
 
@@ -46,6 +49,7 @@ class OfTensorflow(Dataset):
         self.source, self.failure, self._documents = source, failure or (lambda error: None), documents
         self._iterator: Any = None
         self._number, self._kept, self._kept_at = 0, None, time.monotonic()
+        _OPEN.add(self)
 
     def __next__(self) -> Any:
         import tensorflow as tf
@@ -103,6 +107,13 @@ class OfTensorflow(Dataset):
         self._iterator, self._number, self._kept, documents.kept = iterator, kept["number"], kept, kept["documents"]
 
 
+@atexit.register
+def _close() -> None:
+    """Ends the iterators: TensorFlow's threads that call Python would wait for its lock for ever as Python ends."""
+    for each in list(_OPEN):
+        each._iterator = None
+
+
 class _Numbered:
     """The elements of a data set by their numbers, asked for in order, so that tf.data can begin at any of them."""
 
@@ -152,8 +163,13 @@ class _Numbered:
                 name: tf.ensure_shape(value, each.shape) for (name, each), value in pairs
             }
 
-        found = tf.data.Dataset.range(2**62).map(in_graph)
-        return found.take_while(lambda *pair: pair[0]).map(lambda *pair: pair[1])
+        def exists(*pair: Any) -> Any:
+            return pair[0]
+
+        def values(*pair: Any) -> Any:
+            return pair[1]
+
+        return tf.data.Dataset.range(2**62).map(in_graph).take_while(exists).map(values)
 
 
 def of_seqio(

@@ -34,19 +34,20 @@ def with_inputs(task: Task) -> Task:
         return task
     targets = features["targets"]
     inputs = Feature(targets.vocabulary, add_eos=False, required=False, dtype=targets.dtype, rank=targets.rank)
-    steps = [_with_features(step, features) for step in task.preprocessors]
+    steps = [_with_features(step, tuple(features)) for step in task.preprocessors]
     return task.replace(preprocessors=steps, output_features={"inputs": inputs, **features})
 
 
-def _with_features(step: Callable, features: Features) -> Callable:
+def _with_features(step: Callable, names: Sequence[str]) -> Callable:
     takes = inspect.signature(step).parameters if callable(step) else {}
     if "output_features" not in takes:
         return step
 
-    def whole(dataset: Any) -> Any:
-        return step(dataset, output_features=features)
+    def whole(dataset: Any, output_features: Features) -> Any:
+        return step(dataset, output_features={name: output_features[name] for name in names})
 
-    def with_lengths(dataset: Any, sequence_length: Mapping[str, int]) -> Any:
+    def with_lengths(dataset: Any, sequence_length: Mapping[str, int], output_features: Features) -> Any:
+        features = {name: output_features[name] for name in names}
         return step(dataset, sequence_length=sequence_length, output_features=features)
 
     return with_lengths if "sequence_length" in takes else whole

@@ -167,7 +167,9 @@ class DataPositions:
         for source, epochs in zip(self._sources.values(), about["epochs"], strict=True):
             source.note_progress(split, shard.index, epochs)
         shard.num_batches, shard.tokens = about["num_batches"], saved.tokens(len(shard.tokens))
-        shard.epochs.shown, shard.epochs.pace = dict(about["trained"]), dict(about["pace"])
+        shard.epochs.shown = dict(about["trained"])
+        for name, (first, *points) in about["pace"].items():  # of version 0.2.0 the first and the last one
+            shard.epochs.pace[name] = (first,) * (4 - len(points)) + tuple(points)
         names = [name for name in self._sources if name in self._pipeline.deal.counts]
         epochs = dict(zip(self._sources, about["epochs"], strict=True))
         passed = {name: epochs[name] for name in names}

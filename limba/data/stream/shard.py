@@ -170,8 +170,9 @@ class Epochs:
         self.taken: Mapping[str, float] = {}
         self._made: deque[tuple[Mapping[str, float], Mapping[str, Point]]] = deque()
         self._last_made: Mapping[str, float] = {}
-        # Task -> two times at which its source read on, as the rows were used up: the first one, and the last one.
-        self.pace: dict[str, tuple[Point, Point]] = {}
+        # Task -> times at which its source read on, as the rows were used up: the first one, one after a quarter to half
+        # of the rows since, the next such one, the last one. Buffers that threads fill, slowly, are full by the second.
+        self.pace: dict[str, tuple[Point, Point, Point, Point]] = {}
         self.shown: dict[str, float] = {}  # the epochs that were returned last: a better estimate is not below them
         self._has_read_on: set[str] = set()
 
@@ -197,7 +198,11 @@ class Epochs:
     def take(self) -> None:
         """Moves on by a batch that is taken."""
         self.taken, points = self._made.popleft() if self._made else (self.taken, {})
-        self.pace |= {name: (self.pace.get(name, (point,))[0], point) for name, point in points.items()}
+        for name, point in points.items():
+            first, early, later, _ = self.pace.get(name, (point,) * 4)
+            if point[0] - first[0] >= 2 * (later[0] - first[0]):
+                early, later = later, point
+            self.pace[name] = first, early, later, point
 
     def put_back(self, before: Mapping[str, float]) -> None:
         """Undoes the last `take`, from `before`."""
@@ -238,9 +243,9 @@ class Epochs:
             return last
         if not self._pipeline.is_mixture and deal.rows is not None:
             return min(begun + rows * config.num_shards / deal.rows, last)
-        (made, read), (made_now, read_now) = self.pace.get(name, ((0.0, 0.0), (0.0, 0.0)))
+        first, (made, read), _, (made_now, read_now) = self.pace.get(name, ((0.0, 0.0),) * 4)
         # The first read filled the buffers. Threads empty and fill them again, at any time: an error of this size.
-        if rows and (made_now - made < ROWS_MEASURED or read_now - read < BUFFERS_MEASURED * (read - begun)):
+        if rows and (made_now - made < ROWS_MEASURED or read_now - first[1] < BUFFERS_MEASURED * (first[1] - begun)):
             return math.nan
         found = begun + (rows and rows * (read_now - read) / (made_now - made))
         self.shown[name] = max(min(found, last), self.shown.get(name, 0.0))

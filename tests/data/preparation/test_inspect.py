@@ -9,6 +9,7 @@ import rich.console
 import seqio
 
 from limba.config import InputError
+from limba.data.registry import Mixture
 from limba.tools.corpus.preparation.inspect import bins, histogram, inspect_task, plot_lengths, show
 from limba.tools.corpus.task_flags import TaskRecipe
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_looked_at_is_a_sentence(corpus, vocabulary, tmp_path):
     with pytest.raises(InputError, match=r"/empty.txt holds no document"):
         inspect_task(task_of(tmp_path / "empty.txt", vocabulary), "train", 64, 1_000)
     with pytest.raises(InputError, match="one by one: demo_span_corruption"):
-        inspect_task(seqio.Mixture("both", [(task, 1.0)]), "train", 64, 1_000)
+        inspect_task(Mixture("both", [(task, 1.0)]), "train", 64, 1_000)
 
 
 def test_other_sources_are_shown_too(tmp_path, vocabulary):

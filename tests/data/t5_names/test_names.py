@@ -20,6 +20,7 @@ from limba.data import bridge, task_modules
 from limba.data import function_tasks as foreign
 from limba.data.function_tasks import failure_of_function
 from limba.data.objectives.supervised import is_supervised
+from limba.data.seqio_tasks import as_seqio
 from limba.data.sources import FileSource
 from limba.data.tasks import resolve_task
 from limba.tools.migrate.t5_names import finder
@@ -289,7 +290,8 @@ def test_a_module_of_2022_calls_todays_datasets(tmp_path):
     program = """import sys
 from limba.config import environment
 
-environment.set_variables()  # as a command, with its own finder of modules
+environment.set_variables()  # as a command
+from limba.data import task_modules
 task_modules.import_all(["theirs"])
 import datasets, theirs
 print(theirs.texts(theirs.datasets.load_dataset))
@@ -319,7 +321,7 @@ def test_files_replace_a_source_of_strings(tmp_path, monkeypatch):
         "ro_stream", {"inputs": 64, "targets": 32}, 8, vocabulary="byte", data_files=str(tmp_path / "corpus.txt")
     )
     task = resolve_task(config)
-    dataset = task.get_dataset({"inputs": 64, "targets": 32}, "train", shuffle=False, num_epochs=1)
+    dataset = as_seqio(task).get_dataset({"inputs": 64, "targets": 32}, "train", shuffle=False, num_epochs=1)
     first = next(iter(dataset.as_numpy_iterator()))
     assert first["targets"][-1] == 1 and first["inputs"][-1] != 1 and len(first["inputs"]) == 63
     sentinel = task.output_features["targets"].vocabulary.vocab_size - 1
