@@ -12,9 +12,7 @@ from limba.config import InputError
 
 def commands(**texts: str) -> dict:
     """Returns parts whose only command is a Python program."""
-    return {
-        name: lambda given, text=text: {"a program": [sys.executable, "-c", text, name]} for name, text in texts.items()
-    }
+    return {name: lambda given, text=text: {"a program": [sys.executable, "-c", text]} for name, text in texts.items()}
 
 
 def test_a_part_is_run_once_and_a_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
