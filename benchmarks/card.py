@@ -47,7 +47,7 @@ device = jax.devices()[0]
 print(json.dumps({"device": device.device_kind, "platform": device.platform, "jax": jax.__version__}))
 """
 SHAPE = {"inputs": 512, "targets": 114, "dtype": "bfloat16"}
-TINY = {"size": "tiny", "batch": 2, "inputs": 32, "targets": 16}
+TINY = {"size": "tiny", "batch": 8, "inputs": 32, "targets": 16}
 LETTERS = 5  # of a token at least, so that the steps of `fast` and Adafactor are at most four passes over the text
 SHOWN = {  # in card.md; the parts' files have all figures
     "seconds_per_step", "mfu", "tokens_per_second", "tokens_per_cpu_second", "live_gib_per_chip", "device_peak_gib",
@@ -99,7 +99,7 @@ def _steps(size: str, batches: Mapping[str, int], **choices: object) -> Callable
 
 def _memory(card: Card) -> Commands:
     sizes = {"size": "base", "batch": 128, "remat": "minimal"}
-    size, batch, inputs = ("tiny", 2, 32) if card.is_tiny else ("base", 128, 512)
+    size, batch, inputs = ("tiny", 8, 32) if card.is_tiny else ("base", 128, 512)
     gin = {
         "CORPUS": card.corpus, "VOCABULARY": "byte", "VOCAB_SIZE": 32_128, "DTYPE": "bfloat16", "REMAT": "minimal",
         "BATCH_SIZE": batch, "TASK_FEATURE_LENGTHS": {"inputs": inputs}, "DROPOUT_RATE": 0.0,
@@ -112,7 +112,7 @@ def _memory(card: Card) -> Commands:
 
 
 def _demo(card: Card) -> Commands:
-    times, steps = (1, 10) if card.is_tiny else (2, 200)
+    times, steps = (1, 120) if card.is_tiny else (2, 2000)  # long enough to be alive when the kill comes
     return {f"limba train, killed {times} times": card.program("kill", "--hosts=0", times=times, steps=steps)}
 
 
@@ -172,7 +172,7 @@ def packages(names: Sequence[str] = PACKAGES) -> tuple[dict[str, float], list[st
 def ran(command: Sequence[str], seconds: float, is_tiny: bool) -> dict[str, Any]:
     """Returns what became of a command: seconds, exit code, figures, the end of its output, and what was `wrong`."""
     variables = os.environ | ({"JAX_PLATFORMS": "cpu"} if is_tiny else {})
-    began, over = time.monotonic(), False
+    began, over, out, said = time.monotonic(), False, "", ""
     started = subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
