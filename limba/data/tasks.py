@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from etils import epath
 
-from limba.config import ConfigError, DataConfig, InputError, StorageError
+from limba.config import ConfigError, DataConfig, InputError, StorageError, extras
 from limba.data.function_tasks import (
     from_cache,
     gives_texts,
@@ -268,8 +268,9 @@ def check_sources(task: Provider, config: DataConfig) -> None:
     num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
     for part in parts_of(task):
         if source := sources.get(part.name):
-            source.check(config.train_split, num_shards=num_shards)
-            source.check(config.validation_split, may_be_empty=True)
+            with extras.needed_by(f"{source.name} of task {part.name}"):
+                source.check(config.train_split, num_shards=num_shards)
+                source.check(config.validation_split, may_be_empty=True)
         elif config.train_split not in part.splits:
             raise ConfigError(
                 "DataConfig.train_split",

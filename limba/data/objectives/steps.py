@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from limba.config import extras
 from limba.data import bridge
 from limba.data.dataset import Dataset, Step
 from limba.data.objectives.supervised import own
@@ -24,11 +25,13 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
     steps = [own(step) for step in task.preprocessors]
     place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
     dataset, documents.next_seed = documents, seed
-    if place is not None:
-        dataset = _applied(steps[:place], dataset, {"sequence_length": None, "output_features": task.output_features})
-        dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
-        steps = steps[place + 1 :]
-    return _applied(steps, dataset, {"sequence_length": lengths, "output_features": task.output_features})
+    with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
+        if place is not None:
+            before = {"sequence_length": None, "output_features": task.output_features}
+            dataset = _applied(steps[:place], dataset, before)
+            dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
+            steps = steps[place + 1 :]
+        return _applied(steps, dataset, {"sequence_length": lengths, "output_features": task.output_features})
 
 
 def _applied(steps: list[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
