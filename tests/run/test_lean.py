@@ -1,5 +1,6 @@
 """Runs without TensorFlow and seqio: where they are not installed, and where nothing needs them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from tests.shipped import ROOT
 
 HEAVY = ("tensorflow", "tensorflow_text", "seqio", "clu", "keras")
+ABSENT = (*HEAVY, "tensorflow_datasets", "gcsfs", "bokeh", "rouge_score")
 # Imports of what a lean environment lacks fail as there.
 WITHOUT = """
 import sys
@@ -34,45 +36,154 @@ data = DataConfig("demo_span_corruption", {"inputs": 48}, batch_size=4, vocabula
 limba.run.train(RunConfig(model, data, str(folder / "run"), 2, log_every_steps=1))
 print("imported", sorted({"tensorflow", "seqio", "tensorflow_datasets", "torch"} & set(sys.modules)))
 """
+# What users type: each command's status and what it prints.
+COMMANDS = """
+import contextlib, io, json, sys
+from pathlib import Path
+from limba.cli import main
+main.environment.use_large_pages = lambda: None  # starts the process again
+folder = Path(sys.argv[1])
+texts = [f"{number} " + "the of and to in was he " * 9 for number in range(400)]
+(folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\\n" for text in texts))
+sys.path.append(str(folder))
+sizes = ("vocab_size=384", "emb_dim=32", "num_heads=2", "head_dim=8", "mlp_dim=32", "num_encoder_layers=1",
+         "num_decoder_layers=1")
+small = [f"config.ModelConfig.{size}" for size in sizes]
+small += ["VOCABULARY=byte", "TASK_FEATURE_LENGTHS={'inputs': 32}", "BATCH_SIZE=8", "TRAIN_STEPS=2", "EVAL_STEPS=1",
+          "config.DataConfig.num_data_shards=2", f"MODEL_DIR={folder / 'run'}"]
+def tell(*command):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = main.main([*map(str, command)])
+    print(json.dumps([status, out.getvalue()]))
+def train(gin, *choices):
+    tell("train", gin, *(f"--gin.{choice}" for choice in (*small, *choices)))
+"""
+TRAINED = """
+train("gin/demo.gin", f"CORPUS={folder / 'corpus.jsonl'}")
+tell("generate", folder / "run", "--prompt=the of <extra_id_0>", "--max_tokens=4")
+tell("evaluate", folder / "run", "--num_examples=2")
+"""
+FEATURES = """
+from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.registry import Feature, TaskRegistry
+from limba.data.sources import FileSource, TfdsSource
+from limba.data.vocabulary import ByteVocabulary
+features = dict.fromkeys(("inputs", "targets"), Feature(ByteVocabulary(100)))
+steps = [tokenize_documents, span_corruption]
+"""
+MODULES = {  # of users, each with a task of its name
+    "with_seqio": """
+import seqio
+feature = seqio.Feature(seqio.ByteVocabulary(100))
+seqio.TaskRegistry.add("with_seqio", seqio.TextLineDataSource({"train": "corpus.txt"}), [], {"targets": feature})
+""",
+    "with_tfds": f"""{FEATURES}
+source = TfdsSource("own_text/ro", {{"train": "train"}}, data_dir="tfds")
+TaskRegistry.add("with_tfds", source=source, preprocessors=steps, output_features=features)
+""",
+    "with_step": f"""{FEATURES}
+def capitals(dataset):
+    import tensorflow as tf
+    return dataset.map(lambda example: {{"text": tf.strings.upper(example["text"])}})
+source = FileSource(f"{{__file__.rpartition('/')[0]}}/corpus.jsonl")
+TaskRegistry.add("with_step", source=source, preprocessors=[capitals, *steps], output_features=features)
+""",
+}
+REFUSED = """
+for module in sys.argv[2:]:
+    train(folder / f"{module}.gin", f"MIXTURE_OR_TASK_NAME='{module}'", "CORPUS=None")
+"""
 OF_TFDS = """
 import sys
 from pathlib import Path
 from array_record.python.array_record_module import ArrayRecordWriter
+from etils import epath
 from limba.api import example_class
 from limba.data.sources import TfdsSource
 from limba.data.sources.order import Reading
+from limba.data.sources.tfds import _masked
 from limba.tools.corpus.preparation.tfds import describe
-folder = Path(sys.argv[1]) / "cc100" / "ja" / "1.0.0"
-folder.mkdir(parents=True)
-writer = ArrayRecordWriter(str(folder / "train-00000-of-00001.array_record"), "group_size:1")
+import tensorflow_datasets as tfds
+records = []
 for number in range(100):
     example = example_class()()
     example.features.feature["text"].bytes_list.value.append(f"日本語 {number}".encode())
-    writer.write(example.SerializeToString())
+    records.append(example.SerializeToString())
+
+folder = Path(sys.argv[1]) / "cc100" / "ja" / "1.0.0"
+folder.mkdir(parents=True)
+writer = ArrayRecordWriter(str(folder / "train-00000-of-00001.array_record"), "group_size:1")
+for record in records:
+    writer.write(record)
 writer.close()
 describe(str(folder), "train", ["train-00000-of-00001.array_record"], 1000)
-source = TfdsSource("cc100/ja", data_dir=sys.argv[1], splits={"train": "train[:90%]"}, validation_percent=0)
-texts = [each["text"].decode() for each in source.dataset(Reading("train", 0, 1, 1, False, 1, 0, False))]
-print(len(texts), texts[0], texts[-1])
+
+folder = Path(sys.argv[1]) / "cc100" / "ko" / "1.0.0"
+folder.mkdir(parents=True)
+for shard, part in enumerate((records[:30], records[30:])):
+    with open(folder / f"cc100-train.tfrecord-0000{shard}-of-00002", "wb") as file:
+        for record in part:
+            length = len(record).to_bytes(8, "little")
+            file.write(length + _masked(length) + record + _masked(record))
+template = tfds.core.ShardedFileTemplate(
+    data_dir=epath.Path(folder), dataset_name="cc100", split="train", filetype_suffix="tfrecord"
+)
+split = tfds.core.SplitInfo(name="train", shard_lengths=[30, 70], num_bytes=1000, filename_template=template)
+features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+tfds.folder_dataset.write_metadata(
+    data_dir=folder, features=features, split_infos=[split], filename_template=template, check_data=False
+)
+
+for language in ("ja", "ko"):
+    source = TfdsSource(f"cc100/{language}", {"train": "train[:90%]"}, data_dir=sys.argv[1], validation_percent=0)
+    texts = [each["text"].decode() for each in source.dataset(Reading("train", 0, 1, 1, False, 1, 0, False))]
+    print(source.builder.info.file_format.value, *sorted(texts, key=lambda text: int(text.split()[1])), sep=", ")
 """
 
 
-def printed(program: str, argument: str, absent: tuple[str, ...] = ()) -> list[str]:
+def printed(program: str, *arguments: str, absent: tuple[str, ...] = ()) -> list[str]:
     """Runs a program, in which imports of `absent` fail; returns the lines that it printed."""
     start = f"absent = {absent}\n{WITHOUT}" if absent else ""
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", start + program, argument]
+    command = [sys.executable, "-c", start + program, *arguments]
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("absent", [(), (*HEAVY, "tensorflow_datasets", "gcsfs", "bokeh", "rouge_score")])
+@pytest.mark.parametrize("absent", [(), ABSENT])
 def test_a_run_of_our_tasks_needs_neither(tmp_path: Path, absent: tuple[str, ...]) -> None:
-    assert printed(RUN, str(tmp_path), absent)[-1] == "imported []"
+    assert printed(RUN, str(tmp_path), absent=absent)[-1] == "imported []"
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_asked_and_evaluated_without_them(tmp_path: Path) -> None:
+    told = [json.loads(line) for line in printed(COMMANDS + TRAINED, str(tmp_path), absent=ABSENT)]
+    assert [status for status, _ in told] == [0, 0, 0], told
+    trained, generated, evaluated = (text for _, text in told)
+    assert "step 2 saved" in trained and "== the of <extra_id_0>\n" in generated and "| cross_entropy | " in evaluated
+    assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
+
+
+@pytest.mark.slow
+def test_a_task_that_needs_them_is_named_before_the_run(tmp_path: Path) -> None:
+    for module, text in MODULES.items():
+        (tmp_path / f"{module}.py").write_text(text)
+        demo = (ROOT / "gin" / "demo.gin").read_text()
+        (tmp_path / f"{module}.gin").write_text(demo.replace("from tasks import demo", f"import {module}"))
+    lines = printed(COMMANDS + REFUSED, str(tmp_path), *MODULES, absent=ABSENT)
+    end = "which is not installed; run LEAN=0 bash launch/setup.sh.\n"
+    assert [json.loads(line) for line in lines] == [
+        [2, f"The module with_seqio needs seqio, {end}"],
+        [2, f"The data set own_text/ro of task with_tfds needs tensorflow_datasets, {end}"],
+        [2, f"A preprocessor in TensorFlow of task with_step needs seqio, {end}"],
+    ]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 def test_tfds_is_read_without_tensorflow(tmp_path: Path) -> None:
-    assert printed(OF_TFDS, str(tmp_path), HEAVY) == ["90 日本語 0 日本語 89"]
+    texts = ", ".join(f"日本語 {number}" for number in range(90))
+    assert printed(OF_TFDS, str(tmp_path), absent=HEAVY) == [f"array_record, {texts}", f"tfrecord, {texts}"]
