@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,11 @@ def of_seqio(
 
 def to_tensorflow(make: Callable[[], Dataset]) -> tf.data.Dataset:
     """Returns a tf.data.Dataset of the data sets that `make` returns, a new one for each time that it is read."""
-    return _generated(make().spec, make)
+    import tensorflow as tf
+
+    spec = make().spec
+    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
+    return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
 def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Dataset]) -> tf.data.Dataset:
@@ -239,13 +243,6 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
             found = seqio.utils.add_kwargs_to_transform(step, **{**arguments, "output_features": features})(found)
         next_seed = seqio.utils._NEXT_MAP_SEED  # seqio 0.0.20 has no public access to it
     return OfTensorflow(found, next_seed, failure, documents)
-
-
-def _generated(spec: Mapping[str, Spec], elements: Callable[[], Iterator]) -> tf.data.Dataset:
-    import tensorflow as tf
-
-    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
-    return tf.data.Dataset.from_generator(elements, output_signature=signature)
 
 
 def _spec(each: Any) -> Spec:
