@@ -6,6 +6,7 @@ Like `seqio_tasks` and `function_tasks` it imports TensorFlow, when it is first 
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import tempfile
 import threading
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT = "position"  # the prefix of tf.data's files
 CHECKPOINT_SECONDS = 2.0  # between two checkpoints of tf.data's; 5 ms each
-ELEMENTS_A_STATE = 64  # between two states of what tf.data reads
+TEXTS_A_BLOCK = 32  # as documents are tokenized at once
+BLOCKS_A_STATE = 2  # between two states of what tf.data reads
 _OPEN: weakref.WeakSet[OfTensorflow] = weakref.WeakSet()
 Failure = Callable[[Exception], Exception | None]  # from TensorFlow's error to the one that caused it, if it is known
 
@@ -46,7 +48,7 @@ class OfTensorflow(Dataset):
         source: tf.data.Dataset,
         next_seed: Any = None,
         failure: Failure | None = None,
-        documents: _Numbered | None = None,
+        documents: Numbered | None = None,
     ):
         spec = source.element_spec if isinstance(source.element_spec, Mapping) else {}
         cardinality = int(source.cardinality())
@@ -95,7 +97,7 @@ class OfTensorflow(Dataset):
         while self._number < state["number"]:
             next(self)
 
-    def _restore_checkpoint(self, kept: State, documents: _Numbered) -> None:
+    def _restore_checkpoint(self, kept: State, documents: Numbered) -> None:
         import tensorflow as tf
 
         iterator = iter(_single_threaded(self.source))
@@ -121,62 +123,67 @@ def _close() -> None:
         each._iterator = None
 
 
-class _Numbered:
-    """The elements of a data set by their numbers, asked for in order, so that tf.data can begin at any of them."""
+class Numbered:
+    """The elements of a data set in blocks with numbers, asked for in order, so that tf.data can begin at any of them.
 
-    def __init__(self, dataset: Dataset):
-        self._dataset, self._next, self._lock = dataset, -1, threading.Lock()
-        self.kept = [0, dataset.state()]  # a number, and the state before that element
+    A block has several texts, since a call of Python from TensorFlow costs as much as reading them.
+    """
+
+    def __init__(self, make: Callable[[], Dataset]):
+        self._make, self._dataset, self._next, self._lock = make, make(), 0, threading.Lock()
+        self._size = 1 if any(each.shape for each in self._dataset.spec.values()) else TEXTS_A_BLOCK
+        self.kept = [0, self._dataset.state()]  # a number, and the state before that block
         self.failure: Exception | None = None
 
-    def __call__(self, number: int) -> Any:
-        """Returns an element; None at the end."""
+    def __call__(self, number: int) -> list[Any]:
+        """Returns a block; an empty one at the end."""
         with self._lock:
             try:
                 if number != self._next:
-                    self._next, state = self.kept
-                    self._dataset.restore(state)
-                    while self._next < number:
-                        next(self._dataset, None)
-                        self._next += 1
-                if number >= self.kept[0] + ELEMENTS_A_STATE:
+                    self._return_to(number)
+                if number >= self.kept[0] + BLOCKS_A_STATE:
                     self.kept = [number, self._dataset.state()]
                 self._next += 1
-                return next(self._dataset, None)
+                return list(itertools.islice(self._dataset, self._size))
             except InputError as error:
                 self.failure = error
                 raise
+
+    def _return_to(self, number: int) -> None:
+        if number < self.kept[0]:
+            self._dataset = self._make()
+            self.kept = [0, self._dataset.state()]
+        self._next, state = self.kept
+        self._dataset.restore(state)
+        list(itertools.islice(self._dataset, self._size * (number - self._next)))
+        self._next = number
 
     def in_tensorflow(self) -> tf.data.Dataset:
         """Returns a tf.data.Dataset of the elements, whose iterator can be saved."""
         import tensorflow as tf
 
         spec = self._dataset.spec
-        kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
-        nothing = [
-            b"" if each.dtype == "string" else np.zeros([size or 0 for size in each.shape], each.dtype)
-            for each in spec.values()
-        ]
 
-        def element(number: np.int64) -> list[Any]:
+        def block(number: np.int64) -> list[np.ndarray]:
             found = self(int(number))
-            return [False, *nothing] if found is None else [True, *(found[name] for name in spec)]
+            return [_stacked([element[name] for element in found], each) for name, each in spec.items()]
 
-        def in_graph(number: tf.Tensor) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        def in_graph(number: tf.Tensor) -> dict[str, tf.Tensor]:
             # Declared stateless, so that tf.data can save and restore the iterator.
-            exists, *values = tf.numpy_function(element, [number], [tf.bool, *kinds], stateful=False)
+            kinds = [tf.as_dtype(each.dtype) for each in spec.values()]
+            values = tf.numpy_function(block, [number], kinds, stateful=False)
             pairs = zip(spec.items(), values, strict=True)
-            return tf.ensure_shape(exists, []), {
-                name: tf.ensure_shape(value, each.shape) for (name, each), value in pairs
-            }
+            return {name: tf.ensure_shape(value, [None, *each.shape]) for (name, each), value in pairs}
 
-        def exists(*pair: Any) -> tf.Tensor:
-            return pair[0]
+        blocks: Any = tf.data.Dataset.range(2**62).map(in_graph)
+        found = blocks.take_while(lambda values: tf.shape(next(iter(values.values())))[0] > 0)
+        return found.flat_map(tf.data.Dataset.from_tensor_slices)
 
-        def values(*pair: Any) -> dict[str, tf.Tensor]:
-            return pair[1]
 
-        return tf.data.Dataset.range(2**62).map(in_graph).take_while(exists).map(values)
+def _stacked(values: Sequence[Any], spec: Spec) -> np.ndarray:
+    """Returns the values of a feature as one array, whose first axis is theirs."""
+    dtype = object if spec.dtype == "string" else spec.dtype
+    return np.array(values, dtype) if values else np.zeros([0, *(size or 0 for size in spec.shape)], dtype)
 
 
 def of_seqio(
@@ -187,15 +194,6 @@ def of_seqio(
 
     choices = {"shuffle": False, "seed": seed, "num_epochs": 1, "try_in_mem_cache": False}
     return OfTensorflow(as_seqio(task).get_dataset(lengths, split, **choices), failure=failure)
-
-
-def to_tensorflow(make: Callable[[], Dataset]) -> tf.data.Dataset:
-    """Returns a tf.data.Dataset of the data sets that `make` returns, a new one for each time that it is read."""
-    import tensorflow as tf
-
-    spec = make().spec
-    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
-    return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
 def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Dataset]) -> tf.data.Dataset:
@@ -220,7 +218,9 @@ def in_tensorflow(dataset: tf.data.Dataset, function: Callable[[Dataset], Datase
         plain.next_seed = take
         return function(plain)
 
-    return to_tensorflow(make)
+    spec = make().spec
+    signature = {name: tf.TensorSpec(each.shape, tf.as_dtype(each.dtype)) for name, each in spec.items()}
+    return tf.data.Dataset.from_generator(make, output_signature=signature)
 
 
 def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
@@ -234,7 +234,7 @@ def applied(steps: Sequence[Step], dataset: Dataset, arguments: Mapping[str, Any
     if isinstance(dataset, OfTensorflow):
         documents, found, failure = None, dataset.source, dataset.failure
     else:
-        documents = _Numbered(dataset)
+        documents = Numbered(lambda: dataset)
         found, failure = documents.in_tensorflow(), lambda error: documents.failure
         if dataset.cardinality is not None:
             found = found.apply(tf.data.experimental.assert_cardinality(dataset.cardinality))

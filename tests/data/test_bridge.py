@@ -1,12 +1,16 @@
-"""A process that reads through TensorFlow ends."""
+"""What TensorFlow reads of these data sets: again, at several places, and while its process ends."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from limba.data.bridge import Numbered
+from limba.data.dataset import TEXT, TOKENS, Elements, Spec
 from tests.shipped import ROOT
 
 # Reads one batch of a task as T5X's users register it, twice, and ends while TensorFlow still reads ahead.
@@ -49,3 +53,18 @@ def test_a_process_ends_while_tensorflow_reads_ahead(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kind", [TEXT, TOKENS])
+def test_elements_are_read_again_and_at_two_places(kind: Spec) -> None:
+    values = [b"%d" % n if kind == TEXT else np.full(n % 5, n, np.int32) for n in range(150)]
+    dataset = Numbered(lambda: Elements([{"text": value} for value in values], {"text": kind})).in_tensorflow()
+
+    def plain(elements: Iterable) -> list:
+        return [each["text"] if kind == TEXT else each["text"].tolist() for each in elements]
+
+    expected = plain({"text": value} for value in values)
+    assert plain(dataset.as_numpy_iterator()) == expected
+    first, second = dataset.as_numpy_iterator(), dataset.skip(100).as_numpy_iterator()
+    pairs = [(next(first), next(second)) for _ in range(50)]
+    assert plain(one for one, _ in pairs) == expected[:50] and plain(other for _, other in pairs) == expected[100:]

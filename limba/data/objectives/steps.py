@@ -22,8 +22,10 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
 
     As in seqio, those before the place of a cache get no lengths, and those after it have seeds of their own.
     """
-    steps = [own(step) for step in task.preprocessors]
+    steps = list(task.preprocessors)
     place = next((n for n, step in enumerate(steps) if type(step).__name__ == "CacheDatasetPlaceholder"), None)
+    if all(n == place or _is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
+        steps = [own(step) for step in steps]
     dataset, documents.next_seed = documents, seed
     with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
         if place is not None:

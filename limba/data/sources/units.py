@@ -74,11 +74,11 @@ class UnitSource(Splits):
         bridge = importlib.import_module("..bridge", __package__)  # which stands above
         del sequence_length, use_cached
         index, num_shards = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
-        return bridge.to_tensorflow(
+        return bridge.Numbered(
             lambda: self.documents(
                 split, shard=index, num_shards=num_shards, seed=seed or 0, shuffle=shuffle, num_epochs=num_epochs
             )
-        )
+        ).in_tensorflow()
 
 
 class FileSource(UnitSource):
