@@ -268,9 +268,12 @@ def check_sources(task: Provider, config: DataConfig) -> None:
     num_shards, sources = config.num_shards if config.num_epochs is None else 1, unit_sources(task)
     for part in parts_of(task):
         if source := sources.get(part.name):
-            with extras.needed_by(f"{source.name} of task {part.name}"):
+            try:
                 source.check(config.train_split, num_shards=num_shards)
                 source.check(config.validation_split, may_be_empty=True)
+            except ModuleNotFoundError:
+                with extras.needed_by(f"{source.name} of task {part.name}"):
+                    raise
         elif config.train_split not in part.splits:
             raise ConfigError(
                 "DataConfig.train_split",

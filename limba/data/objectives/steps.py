@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 from limba.config import extras
 from limba.data import bridge
@@ -27,19 +26,19 @@ def examples_of(task: Task, lengths: Mapping[str, int], documents: Dataset, seed
     if all(n == place or _is_plain(own(step)) for n, step in enumerate(steps)):  # each border to TensorFlow is slow
         steps = [own(step) for step in steps]
     dataset, documents.next_seed = documents, seed
-    with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
-        if place is not None:
-            before = {"sequence_length": None, "output_features": task.output_features}
-            dataset = _applied(steps[:place], dataset, before)
-            dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
-            steps = steps[place + 1 :]
-        return _applied(steps, dataset, {"sequence_length": lengths, "output_features": task.output_features})
+    if place is not None:
+        dataset = _applied(task, steps[:place], dataset, None)
+        dataset.next_seed = None if seed is None else seed + SEEDS_OF_A_STEP * place
+        steps = steps[place + 1 :]
+    return _applied(task, steps, dataset, lengths)
 
 
-def _applied(steps: list[Step], dataset: Dataset, arguments: Mapping[str, Any]) -> Dataset:
+def _applied(task: Task, steps: list[Step], dataset: Dataset, lengths: Mapping[str, int] | None) -> Dataset:
+    arguments = {"sequence_length": lengths, "output_features": task.output_features}
     for is_plain, group in itertools.groupby(steps, _is_plain):
         if not is_plain:
-            dataset = bridge.applied(list(group), dataset, arguments)
+            with extras.needed_by(f"A preprocessor in TensorFlow of task {task.name}"):
+                dataset = bridge.applied(list(group), dataset, arguments)
             continue
         for step in group:
             known = inspect.signature(step).parameters
