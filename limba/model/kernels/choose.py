@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from limba.config import ModelConfig
-from limba.model.kernels import pallas_gpu, pallas_tpu
 from limba.model.kernels.einsum import dot_product_attention
 from limba.model.kernels.layouts import FeatureMajor, HeadsLast
 from limba.model.kernels.memory_efficient import memory_efficient_attention
@@ -29,6 +28,7 @@ from limba.model.relative_bias import BiasTable
 from limba.sharding.mesh import num_batch_groups
 
 OLD_TPUS = ("TPU v2", "TPU v3")  # libtpu refuses the kernel there: "Unsupported matmul RHS type" for bfloat16
+COMPUTE_CAPABILITY = 8.0  # of NVIDIA's cards at least, for the Pallas kernel: an A100's; a V100 has 7.0, a T4 7.5
 CACHE_BYTES = 8 << 20  # of scores; a CPU reads and writes larger ones from memory
 
 
@@ -74,7 +74,9 @@ class PallasGpu(HeadsLast):
 
     def fits(self) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
-        is_new = compute_capability(device_of(self.mesh)) >= pallas_gpu.COMPUTE_CAPABILITY
+        from limba.model.kernels import pallas_gpu  # Pallas takes a second to import, and a CPU uses none of it
+
+        is_new = compute_capability(device_of(self.mesh)) >= COMPUTE_CAPABILITY
         return is_new and self.head_dim in pallas_gpu.WIDTHS and self.batch % num_batch_groups(self.mesh) == 0
 
     def bias(self, table: BiasTable) -> Float[Array, "G H P"]:
@@ -85,6 +87,8 @@ class PallasGpu(HeadsLast):
     def __call__(
         self, heads: tuple[Array, ...], bias: Float[Array, "G H P"] | None, mask: Mask
     ) -> Float[Array, "B Q H C"]:
+        from limba.model.kernels import pallas_gpu
+
         has_wgmma = 9 <= compute_capability(device_of(self.mesh)) < 10
         choices = {"causal": mask.causal, "has_wgmma": has_wgmma}
         kernel = lambda heads, *others: pallas_gpu.pallas_attention(*heads, *others, **choices)
@@ -96,6 +100,8 @@ class PallasTpu(FeatureMajor):
 
     def fits(self) -> bool:
         """Returns True if the kernel can run on these devices and takes these sizes."""
+        from limba.model.kernels import pallas_tpu
+
         if device_of(self.mesh).device_kind in OLD_TPUS:
             return False
         return pallas_tpu.fits(self.keys) and self.batch % num_batch_groups(self.mesh) == 0
@@ -108,6 +114,8 @@ class PallasTpu(FeatureMajor):
     def __call__(
         self, heads: tuple[Array, ...], bias: Float[Array, "G H K Q"] | None, mask: Mask
     ) -> Float[Array, "B H C Q"]:
+        from limba.model.kernels import pallas_tpu
+
         interpret = device_of(self.mesh).platform != "tpu"
         kernel = functools.partial(pallas_tpu.pallas_attention, causal=mask.causal, interpret=interpret)
         return attend_on_mesh(kernel, self, 1, heads, bias, mask)
@@ -136,8 +144,8 @@ def unfit(config: ModelConfig, device: Any) -> str:
     """Returns a sentence if the Pallas kernel would be chosen on this device and cannot run there; else ""."""
     if config.attention not in ("auto", "pallas") or config.is_decoder_only:
         return ""
-    if device.platform == "gpu" and compute_capability(device) < pallas_gpu.COMPUTE_CAPABILITY:
-        needs = f"an NVIDIA card of compute capability {pallas_gpu.COMPUTE_CAPABILITY:g} or newer (A100)"
+    if device.platform == "gpu" and compute_capability(device) < COMPUTE_CAPABILITY:
+        needs = f"an NVIDIA card of compute capability {COMPUTE_CAPABILITY:g} or newer (A100)"
     elif device.device_kind in OLD_TPUS:
         needs = "a TPU v4 or newer"
     else:

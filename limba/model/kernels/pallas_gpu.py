@@ -25,7 +25,6 @@ from limba.model.kernels.einsum import HIDDEN_SCORE
 from limba.model.layers import ATTENDED
 from limba.model.trees import Ref
 
-COMPUTE_CAPABILITY = 8.0  # at least: that of an A100; a V100 has 7.0, a T4 7.5
 WIDTHS = (16, 32, 64, 128)  # of a head
 PROGRAMS = 512  # at least, for the bias's gradient: a few for each of a card's 108 or 132 multiprocessors
 LOG2_E = math.log2(math.e)
