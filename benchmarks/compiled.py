@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
 import json
 import os
 import sys
@@ -37,9 +36,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.train_step import add_choices, check_sizes, model_of
 from limba.cli import program
 from limba.config import InputError, ModelConfig, OptimizerConfig, environment
-from limba.config.optimizer import RULES, fields_of
+from limba.config.optimizer import fields_of
 from limba.tools.preflight.compiled import nvidia, topologies
 
 KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
@@ -47,36 +47,19 @@ KERNEL_EFFICIENCY = 0.6  # of a Pallas call whose schedule cannot be read
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
-    parser.add_argument("--size", default="base", help="file in that folder, without .gin")
+    add_choices(parser, size="base", batch=128, dtype="bfloat16", remat="minimal", scan=True)
     parser.add_argument("--topology", default="v4-8", choices=[each.name for each in topologies.topologies()])
-    parser.add_argument("--batch", type=int, default=128, help="sequences per step, over all devices")
-    parser.add_argument("--inputs", type=int, default=512, help="input tokens of the encoder")
-    parser.add_argument("--targets", type=int, default=114)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
-    parser.add_argument("--optimizer", default="adafactor", choices=RULES)
     parser.add_argument("--average", type=float, help="decay of EvaluationConfig.average")
-    parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--gradient_reduce_dtype", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=True, help="scan the layers")
-    parser.add_argument("--remat", default="minimal", choices=["none", "minimal", "full"])
-    parser.add_argument("--attention", default="auto")
     parser.add_argument("--logits", default="auto", choices=["auto", "whole", "chunked"])
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--model", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--shard_update", action=argparse.BooleanOptionalAction, default=True, help="see MeshConfig")
     parser.add_argument("--packed", action=argparse.BooleanOptionalAction, default=True, help="with segment ids")
-    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE",
-                        help="a field of ModelConfig or of OptimizerConfig")  # fmt: skip
     parser.add_argument("--kernels", metavar="DIR", help=argparse.SUPPRESS)  # a process of its own: _schedules
     parser.add_argument("--save_hlo", metavar="FILE", help="write the optimized program's text")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
-    if min(args.batch, args.inputs, args.targets, args.microbatches) < 1 or args.batch % args.microbatches:
-        raise InputError(
-            "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
-        )
+    check_sizes(args)
     network, optimizer = (set(fields_of(of)) for of in (ModelConfig, OptimizerConfig))
     optimizer -= {"name", "schedule"}  # --optimizer, and a schedule costs nothing
     for field in args.field:
@@ -97,17 +80,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def model_config(args: argparse.Namespace) -> Any:
-    from limba.cli.gin import read_model as model_config
-
-    overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
-    if args.vocab:
-        overrides.append(f"VOCAB_SIZE={args.vocab}")
-    overrides += [f"config.ModelConfig.{field}" for field in args.field]
-    config = model_config(f"gin/models/{args.family}/{args.size}.gin", overrides)
-    return dataclasses.replace(config, attention=args.attention)
 
 
 def trace_step(args: argparse.Namespace, config: Any, devices: Any) -> Any:
@@ -167,7 +139,7 @@ def figures_of_step(args: argparse.Namespace, dump: str) -> dict[str, Any]:
     from limba.training.auto_mesh import live_bytes
     from limba.training.metrics.flops import flops_per_sequence
 
-    topology, config = topologies.topology(args.topology), model_config(args)
+    topology, config = topologies.topology(args.topology), model_of(args)
     on_gpu, devices = topology.platform == "gpu", topologies.devices_of(topology, dump)
     began, cpu_began = time.perf_counter(), time.process_time()
     compiled = trace_step(args, config, devices).lower(lowering_platforms=("cuda",) if on_gpu else None).compile()
@@ -215,7 +187,7 @@ def main(argv: Sequence[str]) -> None:
         from benchmarks.compiled_kernels import compile_kernels
 
         devices = topologies.devices_of(topologies.topology(args.topology), args.kernels)
-        compile_kernels(trace_step(args, model_config(args), devices).jaxpr, devices.flat[0])
+        compile_kernels(trace_step(args, model_of(args), devices).jaxpr, devices.flat[0])
         return
     figures = compile_step(args)
     if args.json:

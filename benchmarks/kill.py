@@ -67,16 +67,19 @@ sys.exit(main(["train", *sys.argv[1:]]))
 
 
 def environments(hosts: int, hashes: Path) -> list[dict[str, str]]:
-    """Returns the variables of the processes of one start, which write their batches' hashes to the file `hashes`."""
+    """Returns the variables of the processes of one start, which write their batches' hashes to the file `hashes`.
+
+    0 hosts are one process on this machine's own devices.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     found = []
-    for index in range(hosts):
+    for index in range(hosts or 1):
+        simulated = f"--xla_force_host_platform_device_count={DEVICES // (hosts or 1)}"
         variables = {
             **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // hosts}",
+            **({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": simulated} if hosts else {}),
             "HASHES": str(hashes),
             environment.LARGE_PAGES[0]: environment.LARGE_PAGES[1],  # else each process would start itself again
         }
@@ -151,17 +154,17 @@ def _kill_once(arguments: Sequence[str], hosts: int, hashes: Path, directory: Pa
 
 def compare(times: int, steps: int, seed: int, hosts: Sequence[int], arguments: Sequence[str]) -> dict[str, Any]:
     """Returns the figures of one whole run and of one killed `times` times; InputError if their batches differ."""
-    moments = random.Random(seed)
+    moments, one = random.Random(seed), min(1, *hosts)
     with tempfile.TemporaryDirectory() as directory:
         whole, killed = Path(directory, "whole"), Path(directory, "killed")
         common = [*arguments, f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1"]
-        _finish(_start([*common, f"--gin.MODEL_DIR={whole}"], 1, Path(directory, "whole.txt")))
+        _finish(_start([*common, f"--gin.MODEL_DIR={whole}"], one, Path(directory, "whole.txt")))
         kills, hosts_in_turn = 0, [hosts[i % len(hosts)] for i in range(times)]
         for number in hosts_in_turn:
             kills += _kill_once(
                 [*common, f"--gin.MODEL_DIR={killed}"], number, Path(directory, "killed.txt"), killed, moments
             )
-        _finish(_start([*common, f"--gin.MODEL_DIR={killed}"], 1, Path(directory, "killed.txt")))
+        _finish(_start([*common, f"--gin.MODEL_DIR={killed}"], one, Path(directory, "killed.txt")))
         expected, found = hashes_in(Path(directory, "whole.txt")), hashes_in(Path(directory, "killed.txt"))
         wrong = [place for place, hashes in found.items() if hashes != expected.get(place, hashes)]
         missing = [place for place in expected if place[1] <= steps and place not in found]
@@ -212,15 +215,17 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser("-m benchmarks.kill", __doc__ or "", "python")
     parser.add_argument("--times", type=int, default=20, help="number of kills")
     parser.add_argument("--steps", type=int, default=400, help="steps of the run")
-    parser.add_argument("--hosts", default="2,1,4", help="numbers of processes to start in turn: 1, 2 or 4")
+    parser.add_argument(
+        "--hosts", default="2,1,4", help="processes of the starts: 1, 2, 4; 0: one, on this machine's devices"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--lm", action="store_true", help="a decoder-only language model instead of a T5")
     parser.add_argument("--corpus", help="text files; default: Python's language reference")
     args = parser.parse_args(argv)
     if args.times < 0 or args.steps < 1:
         raise InputError("Kills and steps must be whole numbers, steps above 0.")
-    if set(args.hosts.split(",")) - {"1", "2", "4"}:
-        raise InputError(f"--hosts is {args.hosts!r}; give some of 1,2,4.")
+    if set(args.hosts.split(",")) - {"0", "1", "2", "4"}:
+        raise InputError(f"--hosts is {args.hosts!r}; give some of 0,1,2,4.")
     hosts = [int(number) for number in args.hosts.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         with environment.quiet_imports():

@@ -22,6 +22,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.train_step import add_sizes
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
@@ -154,19 +155,13 @@ def _run(module: str, args: argparse.Namespace, *more: str) -> float:
 
 def main(argv: Sequence[str]) -> None:
     parser = Parser("-m benchmarks.peers", __doc__ or "", "python")
+    add_sizes(parser)
     parser.add_argument("--t5x", help="a checkout of T5X")
     parser.add_argument("--torch", action="store_true", help="Hugging Face transformers on torch")
     parser.add_argument("--compile", action="store_true", help="torch.compile of transformers' model")
-    parser.add_argument("--size", default="small", help="file in gin/models/t5_1_1, without .gin")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the activations")
-    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"], help="for Limba only")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--inputs", type=int, default=512)
-    parser.add_argument("--targets", type=int, default=114)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each per round")
     parser.add_argument("--only", choices=["t5x", "torch"], help="time only this peer, in this process")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args(argv)
     if min(args.rounds, args.steps, args.batch, args.inputs, args.targets) < 1:
         raise InputError("Rounds, steps, batch and lengths must be whole numbers above 0.")

@@ -14,6 +14,7 @@ curves. `corpus` makes a corpus of a language from Debian's documentation packag
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,16 +76,24 @@ def _run(argv: Sequence[str]) -> None:
     _add_run_flags(parser)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe, with the seeds 0, 1, …")
     parser.add_argument("--final", action="store_true", help="evaluate on the final-evaluation part of the text")
+    parser.add_argument("--json", action="store_true", help="end with a line of JSON, not the table")
     given = parser.parse(argv)
     names, depth, settings = _checked(given, seeds=given.seeds)
     with environment.quiet_imports():
         text = divided(given.corpus, given.board)
+    ended = {}
     for name in names:
         own = search.own(recipes.recipe_of(name), settings)
         for seed in range(given.seeds):
             trial = Trial(name, text.name, depth, given.steps, seed, own, given.final)
-            print(_said(run(trial, text, given.board)), flush=True)
-    _show(given.board, tables.BASELINE)
+            result = run(trial, text, given.board)
+            losses = {figure: tables.last(result, figure) for figure in ("loss", "bits_per_byte")}
+            ended[trial.key] = {**losses, **{figure: result[figure] for figure in ("seconds_per_step", "passes")}}
+            print(_said(result), flush=True)
+    if given.json:
+        print(json.dumps(ended))
+    else:
+        _show(given.board, tables.BASELINE)
 
 
 def _searched(name: str, given: argparse.Namespace, text: Text, ends: Callable[[float], bool]) -> bool:

@@ -2,13 +2,15 @@
 
     python -m benchmarks.train_step --size=small --batch=8 --inputs=512 --targets=114 --dtype=float32 --json
 
-Prints seconds per step (median), tokens per second (inputs and targets), peak resident memory in MB,
-compile seconds, and the MFU where the device's peak is known.
+Prints seconds per step (median), tokens per second (inputs and targets), peak resident memory in MB, compile seconds,
+the GiB that the compiler says a device holds, those that it held where the device tells them, and the MFU where the
+device's peak is known.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import statistics
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from limba.cli import program
 from limba.cli.arguments import Parser
 from limba.config import InputError, ModelConfig, environment
+from limba.config.optimizer import RULES
 
 
 def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]:
@@ -31,6 +34,7 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     from limba.data.stream.placement import place_batch
     from limba.model import Network
     from limba.sharding.mesh import batch_sharding, make_mesh
+    from limba.training.auto_mesh import live_bytes
     from limba.training.metrics.flops import flops_per_sequence, peak_flops_per_device
     from limba.training.optimizer import make_optimizer
     from limba.training.schedule import make_schedule
@@ -69,7 +73,10 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "compile_seconds": compile_seconds,
         "loss": float(metrics["loss"]),
+        "live_gib_per_chip": live_bytes(compiled) / 2**30,
     }
+    if memory := jax.devices()[0].memory_stats():  # None on a CPU
+        figures["device_peak_gib"] = memory["peak_bytes_in_use"] / 2**30
     peak = peak_flops_per_device()
     if peak:
         flops = flops_per_sequence(config, args.inputs, args.targets) * args.batch
@@ -77,37 +84,60 @@ def time_step(config: ModelConfig, args: argparse.Namespace) -> dict[str, float]
     return figures
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = Parser("-m benchmarks.train_step", __doc__ or "", "python")
-    parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
-    parser.add_argument("--size", default="small", help="file in that folder, without .gin")
+def add_sizes(parser: argparse.ArgumentParser, **defaults: object) -> None:
+    """Adds the flags of a step's shape, as `train_step`, `compiled` and `peers` have them; `defaults` replaces some."""
+    parser.add_argument("--size", default="small", help="file in the family's folder, without .gin")
     parser.add_argument("--batch", type=int, default=8, help="sequences per step, over all devices")
-    parser.add_argument("--inputs", type=int, default=512)
+    parser.add_argument("--inputs", type=int, default=512, help="input tokens of the encoder")
     parser.add_argument("--targets", type=int, default=114)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
-    parser.add_argument("--optimizer", default="adafactor")
-    parser.add_argument("--microbatches", type=int, default=1)
-    parser.add_argument("--scan", action="store_true", help="scan the layers instead of unrolling them")
-    parser.add_argument("--drops", action="store_true", help="the step of GuardConfig.action 'skip'")
-    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"])
-    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="dtype of the activations")
+    parser.add_argument("--remat", default="none", choices=["none", "minimal", "full"], help="for Limba only")
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    args = parser.parse_args(argv)
-    if min(args.batch, args.inputs, args.targets, args.steps, args.microbatches) < 1 or args.batch % args.microbatches:
+    parser.set_defaults(**defaults)
+
+
+def add_choices(parser: argparse.ArgumentParser, **defaults: object) -> None:
+    """Adds `add_sizes` and what else `model_of` and a step of Limba's take."""
+    parser.add_argument("--family", default="t5_1_1", help="folder in gin/models")
+    parser.add_argument("--vocab", type=int, help="rows of the embedding; default: the family's")
+    parser.add_argument("--optimizer", default="adafactor", choices=RULES)
+    parser.add_argument("--microbatches", type=int, default=1)
+    parser.add_argument("--scan", action=argparse.BooleanOptionalAction, default=False, help="scan the layers")
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="a field of ModelConfig")
+    add_sizes(parser, **defaults)
+
+
+def check_sizes(args: argparse.Namespace) -> None:
+    """Raises InputError for a shape that no step has."""
+    if min(args.batch, args.inputs, args.targets, args.microbatches) < 1 or args.batch % args.microbatches:
         raise InputError(
-            "Batch, lengths, steps and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
+            "Batch, lengths and micro-batches must be whole numbers above 0, and micro-batches divide the batch."
         )
 
+
+def model_of(args: argparse.Namespace) -> ModelConfig:
+    """Returns the network that the flags name, without dropout."""
     from limba.cli.gin import read_model
 
     overrides = [f"DTYPE={args.dtype}", f"SCAN_LAYERS={args.scan}", f"REMAT={args.remat}", "DROPOUT_RATE=0.0"]
     if args.vocab:
         overrides.append(f"VOCAB_SIZE={args.vocab}")
-    with environment.quiet_imports():
-        config = read_model(f"gin/models/{args.family}/{args.size}.gin", overrides)
-        import limba.data.stream.streams  # noqa: F401  TensorFlow's notes, held back
-    figures = time_step(config, args)
+    overrides += [f"config.ModelConfig.{field}" for field in args.field]
+    config = read_model(f"gin/models/{args.family}/{args.size}.gin", overrides)
+    return dataclasses.replace(config, attention=args.attention)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = Parser("-m benchmarks.train_step", __doc__ or "", "python")
+    add_choices(parser)
+    parser.add_argument("--drops", action="store_true", help="the step of GuardConfig.action 'skip'")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
+    args = parser.parse_args(argv)
+    check_sizes(args)
+    if args.steps < 1:
+        raise InputError(f"--steps is {args.steps}; give a whole number above 0.")
+    figures = time_step(model_of(args), args)
     if args.json:
         print(json.dumps({**vars(args), **figures}))
     else:

@@ -90,8 +90,9 @@ class PallasGpu(HeadsLast):
         from limba.model.kernels import pallas_gpu
 
         has_wgmma = 9 <= compute_capability(device_of(self.mesh)) < 10
-        choices = {"causal": mask.causal, "has_wgmma": has_wgmma}
-        kernel = lambda heads, *others: pallas_gpu.pallas_attention(*heads, *others, **choices)
+        kernel = lambda heads, *others: pallas_gpu.pallas_attention(
+            *heads, *others, causal=mask.causal, has_wgmma=has_wgmma
+        )
         return attend_on_mesh(kernel, self, 2, heads, bias, mask)
 
 
