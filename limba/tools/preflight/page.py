@@ -66,9 +66,10 @@ def glance(sections: Sequence[Section]) -> dict[str, str]:
     of = lambda title: data.get(title, {})
     memory = of(COMPILED) if of(COMPILED).get("live_bytes") else of(ESTIMATE)
     how = "as compiled" if memory is of(COMPILED) and memory else "by arithmetic"
-    unknown = (
-        "not known: name the chips, as in --topology=v4-8" if not of(ESTIMATE) else "not known: see the lines below"
-    )
+    unknown = "not known: " + (
+        "the errors come first" if exit_status(sections) == FAILS
+        else "--all says why" if of(ESTIMATE) else "name the chips, as in --topology=v4-8"
+    )  # fmt: skip
     figures = dict.fromkeys(("fits", "days", "passes", "cost"), unknown)
     if memory:
         live, limit = (memory[name] / 2**30 for name in ("live_bytes", "limit_bytes"))

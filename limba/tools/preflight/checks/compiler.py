@@ -192,9 +192,9 @@ def _speed_lines(
     figures = estimate.figures(config, lengths, wanted)
     (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
     kind = "Estimate" if measured is None else "By a measured run"
-    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {fast:.3g} to {slow:.3g} s a step"
+    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {_range(f'{fast:.3g}', f'{slow:.3g}')} s a step"
     if figures["mfu"]:
-        text += f", MFU {figures['mfu'][0]:.0%} to {figures['mfu'][1]:.0%}"
+        text += f", MFU {_range(*(f'{share:.0%}' for share in figures['mfu']))}"
     if figures["days"]:
         text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
     if figures["mfu"] and figures["mfu"][1] > 1:
@@ -208,7 +208,11 @@ def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Es
 
 
 def _span(low: float, high: float) -> str:
-    return f"{float(f'{low:.2g}'):,.0f} to {float(f'{high:.2g}'):,.0f}"
+    return _range(*(f"{float(f'{each:.2g}'):,.0f}" for each in (low, high)))
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def _run_in(model_dir: str) -> RunConfig:

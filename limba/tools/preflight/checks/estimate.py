@@ -72,7 +72,7 @@ def _near(number: int, step: int) -> int:
     >>> _near(24, 16), _near(3, 16)
     (32, 16)
     """
-    return max(1, int(number / step + 0.5)) * step
+    return max(1, round(number / step)) * step
 
 
 def _mesh_that_divides(config: RunConfig, devices: int) -> list[Fix]:
