@@ -16,9 +16,9 @@ PRETRAINING = {
     "ademamix": (1e-4, 1e-3, 5e-4),
     "adamw_rms": (5e-3, 5e-2, 2e-2),
     "muon": (1e-3, 1e-2, 2e-3),
-    "muon, by the parameter's size": (1e-2, 2e-1, 5e-2),
+    "muon by size": (1e-2, 2e-1, 5e-2),
 }
-FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "adamw_rms": (1e-4, 2e-3, 5e-4)}
+FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "adamw_rms": (1e-4, 2e-3, 5e-4), "muon by size": (1e-3, 2e-2, 5e-3)}
 FINE_TUNING_OTHERS = (1e-5, 3e-4, 1e-4)
 FAR = 9.99  # times outside of the range, from which on it is a warning
 ADAPTIVE = ("adamw", "ademamix", "adamw_rms", "muon")  # whose first steps are too large without a warm-up
@@ -76,12 +76,12 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
 
 
 def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float]:
+    """Returns the lowest, the highest and a usual rate of the rule, which depends on what its updates are relative to."""
     optimizer = config.optimizer
-    if is_tuned:
-        return FINE_TUNING.get(optimizer.name, FINE_TUNING_OTHERS)
-    if getattr(optimizer, "muon_by_parameter_scale", False):
-        return PRETRAINING["muon, by the parameter's size"]
-    return PRETRAINING[optimizer.name]
+    rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
+    if not getattr(optimizer, "multiply_by_parameter_scale", True):
+        rule = "adamw"  # Adafactor with absolute updates
+    return FINE_TUNING.get(rule, FINE_TUNING_OTHERS) if is_tuned else PRETRAINING[rule]
 
 
 def is_flat_on_purpose(config: RunConfig) -> bool:
