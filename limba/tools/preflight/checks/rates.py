@@ -76,7 +76,7 @@ def rate_warnings(config: RunConfig) -> Iterator[Line]:
 
 
 def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float]:
-    """Returns the lowest, the highest and a usual rate of the rule, which depends on what its updates are relative to."""
+    """Returns the lowest, the highest and a usual rate of the rule, by what its updates are relative to."""
     optimizer = config.optimizer
     rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
     if not getattr(optimizer, "multiply_by_parameter_scale", True):
