@@ -70,7 +70,7 @@ def glance(sections: Sequence[Section]) -> dict[str, str]:
         "the errors come first" if exit_status(sections) == FAILS
         else "--all says why" if of(ESTIMATE) else "name the chips, as in --topology=v4-8"
     )  # fmt: skip
-    figures = dict.fromkeys(("fits", "days", "passes", "cost"), unknown)
+    figures: dict[str, str] = dict.fromkeys(("fits", "days", "passes", "cost"), unknown)
     if memory:
         live, limit = (memory[name] / 2**30 for name in ("live_bytes", "limit_bytes"))
         live = memory.get("reported_bytes", 0) / 2**30 or live
