@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.sharding import AxisType
 
 from limba.config import MeshConfig, RunConfig
 from limba.data.objectives.spans import raw_and_targets
@@ -126,9 +125,8 @@ class PlannedStep:
     def __init__(
         self, config: RunConfig, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
     ):
-        axes, names = (AxisType.Auto,) * 3, ("data", "fsdp", "model")
         self._config = config
-        self._mesh = jax.make_mesh(sizes.sizes(devices.size), names, axis_types=axes, devices=list(devices.flat))
+        self._mesh = make_mesh(sizes, list(devices.flat))
         self.mesh_sizes = list(self._mesh.shape.values())
         self._step, self._arguments = auto_mesh.abstract_step(config, self._mesh, feature_shapes)
 

@@ -112,7 +112,8 @@ REFUSALS = (400, 401, 403, 404)  # statuses that another attempt does not change
 def _check_access(otherwise: str) -> None:
     """Raises InputError without a token, and for one that the hub refuses; OSError if the hub does not answer."""
     if not servers.token():
-        raise InputError(f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}.")
+        sentence = f"An upload needs a token: set HF_TOKEN to a token with write access{otherwise}."
+        raise InputError(sentence, fix="export HF_TOKEN=…")
     try:
         _hub().whoami()
     except (HTTPError, OSError) as error:

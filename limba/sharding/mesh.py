@@ -45,12 +45,15 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """Returns the mesh (data, fsdp, model) of all devices of all hosts; ConfigError if the sizes do not fit."""
-    sizes, names, kinds = config.sizes(jax.device_count()), ("data", "fsdp", "model"), (AxisType.Auto,) * 3
-    devices = jax.devices()
+def make_mesh(config: MeshConfig, described: Sequence[Any] | None = None) -> Mesh:
+    """Returns the mesh (data, fsdp, model) of all devices of all hosts, or of those that a topology describes.
+
+    Raises ConfigError if the sizes do not fit.
+    """
+    devices = jax.devices() if described is None else described
+    sizes, names, kinds = config.sizes(len(devices)), ("data", "fsdp", "model"), (AxisType.Auto,) * 3
     if len({_slice(device) for device in devices}) == 1:
-        return jax.make_mesh(sizes, names, axis_types=kinds)
+        return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices)
     return Mesh(across_slices(sizes, devices), names, axis_types=kinds)
 
 

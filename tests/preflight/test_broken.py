@@ -6,7 +6,6 @@ The files of tests/broken/ name both in their headers. All run in one process, a
 import json
 import re
 import shutil
-import types
 from pathlib import Path
 
 import jax
@@ -16,10 +15,11 @@ import sentencepiece
 from limba.cli import main
 from limba.tools.preflight import preflight
 from limba.tools.preflight.checks import compiler, data, sample
+from limba.tools.preflight.compiled.topologies import topology
 
 ROOT = Path(__file__).parents[2]
 BROKEN = sorted((ROOT / "tests" / "broken").glob("*/*.gin"))
-CHIPS = types.SimpleNamespace(name="v4-8", devices=4, hosts=1, peak_flops=275e12)
+CHIPS = topology("v4-8")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,8 @@ def test_nothing_is_wrong_with_what_they_break(place: Path, capsys: pytest.Captu
     code, document = verdict(capsys, "tests/broken/sound.gin", "--no-compile", "--topology=v4-8")
     assert code == 0, found(document, "error") + found(document, "warning")
     titles = [section["title"] for section in document["sections"]]
-    assert titles == ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
+    assert titles[:6] == ["Config", "Data", "Vocabulary", "Objective and schedule", "Storage", "Environment"]
+    assert titles[6:] == ["Estimate", "Time and cost"]
     assert not (place / "run").exists()  # nothing is left behind
 
 
@@ -92,8 +93,8 @@ def test_it_is_found_and_the_line_fixes_it(path: Path, place: Path, capsys: pyte
     (line,) = [line for line in errors if says in line["text"]]
     assert line["fix"].startswith(fix), line
     assert "Environment" in [section["title"] for section in document["sections"]]  # the others go on
-    if "…" in line["fix"] or path.stem in ("not_utf8", "no_sentinels", "misspelt_name"):
-        return  # the value is the user's; or a command; or one line more
+    if "…" in line["fix"] or path.stem in ("not_utf8", "misspelt_name"):
+        return  # the value is the user's; or a command
     fixed = Path(place) / "tests" / "broken" / path.parent.name / f"fixed_{path.name}"
     fixed.write_text(f"{path.read_text()}\n{line['fix']}\n")
     _, document = verdict(capsys, str(fixed.relative_to(place)), "--no-compile")
@@ -104,6 +105,8 @@ def test_wrong_flags_are_no_verdict(place: Path, capsys: pytest.CaptureFixture[s
     for argv, says in (
         (["--topology=v4-9"], "The topology v4-9 is not known; did you mean v4-8?"),
         (["--advise=soon"], "--advise=soon is not a number of minutes"),
+        (["--price=cheap"], "--price=cheap is not a number of dollars of a chip-hour above 0; write --price=2.5."),
+        (["--days=0"], "--days=0 is not a number of days above 0"),
         (["--advise"], "--advise is about the step that is compiled for chips; add --topology=v4-8."),
         (["--calibrate=run"], "--calibrate is about the step that is compiled for chips"),
         (["--topology=v4-8", "--no-compile", "--advise=3"], "--no-compile makes none; leave one of them out."),

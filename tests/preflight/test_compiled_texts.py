@@ -12,7 +12,7 @@ import pytest
 from limba.config import InputError, MeshConfig, plain
 from limba.planned import PlannedRun
 from limba.tools.preflight.checks import compiler
-from limba.tools.preflight.compiled import changes, memory, nvidia, process, speed, step, topologies
+from limba.tools.preflight.compiled import changes, instant, memory, nvidia, process, speed, step, topologies
 from tests.preflight import runs
 
 # As libtpu writes them, shortened.
@@ -91,9 +91,9 @@ def test_a_compiler_that_is_not_installed_is_one_warning(name: str, part: str, m
 
 def test_a_batch_or_mesh_that_does_not_divide_is_an_error_before_anything_is_compiled() -> None:
     (line,) = compiler.compiled(runs.run(rows=10), "v4-8").lines
-    assert line.level == "error" and line.fix == ("DataConfig.batch_size", 8)
+    assert line.level == "error" and line.fix == [("DataConfig.batch_size", 8)]
     (line,) = compiler.compiled(runs.run(mesh=MeshConfig(fsdp=3)), "v4-8").lines
-    assert line.level == "error" and line.fix == ("MeshConfig.data", -1)
+    assert line.level == "error" and line.fix == [("MeshConfig.fsdp", 1)]
 
 
 def test_the_features_are_those_of_the_configuration() -> None:
@@ -117,8 +117,13 @@ def test_an_estimate_is_a_range_that_says_how_it_was_made() -> None:
     low, high = figures["tokens_per_second"]
     assert low < high == pytest.approx(16 * 320 / seconds) and figures["mfu"][0] < figures["mfu"][1]
     assert figures["days"][1] == pytest.approx(1000 * estimate.slowest / 86400)
-    card = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
+    large = runs.run(rows=1_024)
+    card = speed.estimate(large, found, (256, 64), topologies.topology("a100-1"))
     assert card.slowest == pytest.approx(2.5 * card.fastest) and "gives no time" in card.made
+    figures = card.figures(large, (256, 64), topologies.topology("a100-1"))
+    assert figures["mfu"] == pytest.approx(list(instant.MFU))  # one definition: nothing beside the range that is said
+    small = speed.estimate(config, found, (256, 64), topologies.topology("a100-1"))
+    assert small.fastest == instant.LEAST_STEP_SECONDS  # no step takes microseconds
 
 
 def of_chips(config: object, peak: float, mfu: float) -> str:

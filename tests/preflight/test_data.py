@@ -140,11 +140,6 @@ TRAIN = "DataConfig.validation_split = 'train'"
 EMPTY = "The validation split 'validation' is empty: nothing is evaluated."
 CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str, str]]] = {
     # name: (fields of the data, chips, constants of the module, (level, what the line says, what fixes it))
-    "uneven_shards": ({"batch_size": 24}, {"hosts": 3}, {},
-        ("error", "^DataConfig.num_data_shards is 8, which 3 hosts cannot share evenly.$",
-         "DataConfig.num_data_shards = 12")),
-    "uneven_shards_and_no_batch_for_others": ({}, {"hosts": 3}, {},
-        ("error", "which 3 hosts cannot share evenly", "DataConfig.num_data_shards = 9\nDataConfig.batch_size = 9")),
     "no_position": ({"mixture_or_task_name": "preflight_function", "data_files": None}, None, {},
         ("warning", "^preflight_function: a resumed run reads its data again from the beginning",
          "DataConfig.data_files = …")),

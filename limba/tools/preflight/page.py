@@ -9,8 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from limba.tools.preflight.checks.compiler import TITLE as COMPILED
+from limba.tools.preflight.checks.cost import TITLE as COSTS
+from limba.tools.preflight.checks.data import TITLE as DATA
+from limba.tools.preflight.checks.estimate import TITLE as ESTIMATE
 from limba.tools.preflight.checks.sections import FAILS, GO, WASTEFUL, WORDS, exit_status
 from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.compiled.instant import in_time, number
 
 FORMAT = 1
 MARKS = {"ok": "ok", "warning": "warning", "error": "ERROR"}
@@ -35,8 +40,8 @@ def _lines(line: Line) -> Iterator[str]:
     yield f"  {_coloured(f'{MARKS[line.level]:<8}', line.level)} {first}"
     for other in others:
         yield f"{INDENT}{other}".rstrip()
-    for number, fix in enumerate(line.fixes({}).splitlines()):
-        yield f"{INDENT}{'     ' if number else 'Fix: '}{fix}"
+    for place, fix in enumerate(line.fixes({}).splitlines()):
+        yield f"{INDENT}{'     ' if place else 'Fix: '}{fix}"
 
 
 def _coloured(text: str, level: str) -> str:
@@ -55,18 +60,63 @@ def verdict(sections: Sequence[Section]) -> str:
     return f"Verdict: {WORDS[exit_status(sections)]}{counted}."
 
 
+def glance(sections: Sequence[Section]) -> dict[str, str]:
+    """Returns the four figures that a reader looks for first, each as a sentence: fits, days, passes and cost."""
+    data = {section.title: section.data for section in sections}
+    of = lambda title: data.get(title, {})
+    memory = of(COMPILED) if of(COMPILED).get("live_bytes") else of(ESTIMATE)
+    how = "as compiled" if memory is of(COMPILED) and memory else "by arithmetic"
+    unknown = "not known: " + (
+        "the errors come first" if exit_status(sections) == FAILS
+        else "--all says why" if of(ESTIMATE) else "name the chips, as in --topology=v4-8"
+    )  # fmt: skip
+    figures: dict[str, str] = dict.fromkeys(("fits", "days", "passes", "cost"), unknown)
+    if memory:
+        live, limit = (memory[name] / 2**30 for name in ("live_bytes", "limit_bytes"))
+        live = memory.get("reported_bytes", 0) / 2**30 or live
+        more = f"; at most {of(ESTIMATE)['largest_batch']:,} rows" if of(ESTIMATE).get("largest_batch") else ""
+        figures["fits"] = f"{'yes' if live <= limit else 'no'}, {live:.2f} of {limit:.2f} GiB a device, {how}{more}"
+    costs = of(COSTS)
+    if hours := costs.get("hours"):
+        share = f", {costs['share_of_days'][1]:.0%} of those given at most" if "share_of_days" in costs else ""
+        figures["days"] = f"{in_time(hours)} on {of(ESTIMATE)['topology']}{share}"
+        low, high = (f"{number(each)}" for each in costs["chip_hours"])
+        figures["cost"] = f"{low} to {high} chip-hours"
+        if "dollars" in costs:
+            low, high = (f"${number(each)}" for each in costs["dollars"])
+            figures["cost"] = f"{low} to {high}, {figures['cost']} at ${costs['price']:g}"
+    epochs, ratio = of(DATA).get("epochs"), costs.get("tokens_per_parameter")
+    passes = "the size of the text is not known" if epochs is None else f"{number(epochs)} over the text"
+    figures["passes"] = passes + (f"; {number(ratio)} tokens a parameter" if ratio else "")
+    return figures
+
+
+def first_screen(sections: Sequence[Section], is_all_shown: bool) -> str:
+    """Returns the verdict, four figures, and what is wrong with its fixes, unless all lines have been shown."""
+    wrong = [line for level in ("error", "warning") for each in sections for line in each.lines if line.level == level]
+    figures = [f"  {name:<8} {text}" for name, text in glance(sections).items()]
+    if is_all_shown:
+        return "\n".join(["", *figures, "", verdict(sections)])
+    lines = [text for line in dict.fromkeys(wrong) for text in ("", *_lines(line))]
+    hidden = sum(len(each.lines) for each in sections) - len(wrong)
+    return "\n".join([verdict(sections), *figures, *lines, "", f"{hidden} other lines are fine; --all prints them."])
+
+
 def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     """Returns the whole as JSON: what was looked at, the verdict, and each section with its lines and figures."""
     status = exit_status(sections)
     plain = [
         {
             "title": section.title,
-            "lines": [{"level": line.level, "text": line.text, "fix": line.fixes({})} for line in section.lines],
+            "lines": [
+                {"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})}
+                for line in section.lines
+            ],
             "data": section.data,
         }
         for section in sections
     ]
-    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status}
+    made = {"format": FORMAT, **about, "verdict": WORDS[status], "exit_status": status, "figures": glance(sections)}
     return json.dumps({**made, "sections": plain}, indent=1, ensure_ascii=False, default=_of_numpy)
 
 
@@ -99,10 +149,12 @@ def html_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     said = " · ".join(html.escape(f"{name}: {value}") for name, value in about.items() if value)
     body = "\n".join(map(_section_as_html, sections))
+    figures = "<br>".join(f"<b>{name}</b> {html.escape(text)}" for name, text in glance(sections).items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>Preflight: {html.escape(WORDS[status])}</title><style>{STYLE}</style></head><body>
 <h1 class="{colour}">{html.escape(verdict(sections))}</h1>
+<p>{figures}</p>
 <p class="dim">{said}<br>Limba, {when}</p>
 {body}
 </body></html>

@@ -13,10 +13,9 @@ from limba.api import Parser, find_tool, with_two_dashes
 from limba.cli import flags
 from limba.cli.gin.statements import read
 from limba.config import InputError, environment, kinds
-from limba.config.errors import did_you_mean
 from limba.config.secrets import without_credentials
 from limba.tools.preflight import configuration
-from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.checks.verdict import Section
 
 ADVISE_MINUTES = 10
 ALIASES = {"--no_compile": "--no-compile", "--list_topologies": "--list-topologies"}
@@ -52,6 +51,9 @@ def add_flags(parser: Parser, with_json: bool = False) -> None:
     if with_json:
         group.add_argument("--json", action="store_true")
     group.add_argument("--html", metavar="FILE", help="also write the page as one HTML file")
+    group.add_argument("--all", action="store_true", help="also print what is right, section by section")
+    group.add_argument("--price", metavar="DOLLARS", help="of a chip-hour, in place of the list price")
+    group.add_argument("--days", metavar="DAYS", help="of a grant, of which the run takes a share")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -75,7 +77,11 @@ def _run(argv: Sequence[str]) -> int:
         flags.parse_args(others, "preflight", ABOUT, add_flags)
     if given.html is not None:
         _check_page(given.html)
-    minutes = _minutes(given.advise)
+    minutes = _positive(given.advise or ADVISE_MINUTES, "--advise", "minutes")
+    price, days = (
+        text and _positive(text, flag, unit)
+        for text, flag, unit in ((given.price, "--price", "dollars of a chip-hour"), (given.days, "--days", "days"))
+    )
     for client in CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     has_jax = "jax" in sys.modules
@@ -97,16 +103,18 @@ def _run(argv: Sequence[str]) -> int:
             raise InputError(f"{name} is about the step that is compiled for chips; add --topology=v4-8.")
 
     made: list[Section] = []
-    for section in _sections(others, given, chips, minutes):
+    for section in _sections(others, given, chips, minutes, (price, days)):
         made.append(section)
-        if not given.json:
+        if given.all and not given.json:
             print(page.text_of(section), flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{section.title:<30}", end="\r", file=sys.stderr, flush=True)  # a compile takes a minute or more
     shown = [word for word in others if word.startswith("--gin.") or word.endswith((".gin", ".json"))]  # no tokens
     about = {"run": without_credentials(" ".join(shown)), "topology": given.topology or ""}
     if given.json:
         print(page.json_of(made, about))
     else:
-        print(f"\n{page.verdict(made)}")
+        print(page.first_screen(made, given.all))
     if given.html is not None:
         Path(given.html).expanduser().write_text(page.html_of(made, about), encoding="utf-8")
     return sections.exit_status(made)
@@ -122,14 +130,14 @@ def _check_page(path: str) -> None:
         raise InputError(f"--html={path} cannot be written; give the path of a file.")
 
 
-def _minutes(text: str | None) -> float:
+def _positive(text: str | float, flag: str, unit: str) -> float:
     try:
-        minutes = float(ADVISE_MINUTES if text is None else text)
+        number = float(text)
     except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < float("inf"):
-        raise InputError(f"--advise={text} is not a number of minutes; write --advise or --advise={ADVISE_MINUTES}.")
-    return minutes
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise InputError(f"{flag}={text} is not a number of {unit} above 0; write {flag}=2.5.")
+    return number
 
 
 def _topologies() -> Any:
@@ -139,17 +147,16 @@ def _topologies() -> Any:
 
 
 def _topology(name: str) -> Any:
-    found = {each.name: each for each in _topologies()}
-    if name.lower() not in found:
-        near = did_you_mean(name.lower(), found)
-        advice = near if near != "." else "; --list-topologies names them."
-        raise InputError(f"The topology {name} is not known{advice}")
-    return found[name.lower()]
+    from limba.tools.preflight.checks import compiler
+
+    return compiler.topology(name, {each.name: each for each in _topologies()})
 
 
-def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float) -> Iterator[Section]:
+def _sections(
+    argv: Sequence[str], given: Any, chips: Any, minutes: float, terms: tuple[float | None, float | None]
+) -> Iterator[Section]:
     """Yields the sections in the words of the gin files."""
-    from limba.tools.preflight.checks import sections
+    from limba.tools.preflight.checks import cost, sections
     from limba.tools.preflight.checks.environment import environment as machine
 
     try:
@@ -160,18 +167,15 @@ def _sections(argv: Sequence[str], given: Any, chips: Any, minutes: float) -> It
         yield machine(None).worded({})
         return
     config, compiling = described.config, list[Callable[[], Section]]()
-    if chips is not None and not given.no_compile:
+    if chips is not None and not given.no_compile and chips.can_compile:
         from limba.tools.preflight.checks import compiler
 
         compiling.append(lambda: compiler.compiled(config, chips, given.calibrate))
         if given.advise is not None:
             compiling.append(lambda: compiler.advice(config, chips, minutes))
     first = configuration.resolved(config, described.names, _source(argv))
-    for section in sections.sections(config, first, chips, compiling):
+    for section in sections.sections(config, first, chips, compiling, cost.Terms(*terms)):
         yield section.worded(described.names)
-    if chips is None and not given.no_compile:
-        text = "Not compiled: no chips are named; add --topology=v4-8, or another of --list-topologies."
-        yield Section("Memory and speed", [Line("ok", text)])
 
 
 def _source(argv: Sequence[str]) -> Any:

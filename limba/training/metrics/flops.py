@@ -21,6 +21,13 @@ PEAK_TFLOPS = {
     "A100": 312.0,
     "H100": 989.0,
     "H200": 989.0,
+    "B200": 2250.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "T4": 65.0,  # T4 and V100: float16, as they have no bfloat16
+    "V100": 125.0,
+    "MI250X": 191.5,  # of one of a card's two dies, which is a device
+    "MI300X": 1307.0,
 }
 
 

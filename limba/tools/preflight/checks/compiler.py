@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 
 from limba.api import PlannedRun, RunData, RunDirectory
-from limba.config import ConfigError, InputError, RunConfig
+from limba.config import InputError, RunConfig
 from limba.config.errors import Fix
+from limba.tools.preflight.checks.estimate import divides
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import changes, speed
+from limba.tools.preflight.compiled.instant import in_time
 from limba.tools.preflight.compiled.memory import device_bytes, in_words, size_in_words
 from limba.tools.preflight.compiled.process import compiled_step
-from limba.tools.preflight.compiled.topologies import Figures, Topology, topologies, topology
+from limba.tools.preflight.compiled.topologies import Figures, Topology, limit_bytes, topologies, topology
 
-__all__ = ["Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies"]
+__all__ = [
+    "Topology", "advice", "compiled", "device_bytes", "feature_shapes", "fits", "limit_bytes", "topologies", "topology"
+]  # fmt: skip
 
 TITLE, ADVICE = "Memory and speed", "Advice"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
@@ -56,13 +59,6 @@ def stand_in(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=True))
 
 
-def limit_bytes(wanted: Topology) -> float:
-    """Returns the bytes that a device of the topology has for programs; a CPU's devices share this machine's."""
-    if wanted.gib:
-        return wanted.gib * 2**30
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / wanted.devices
-
-
 def fits(found: Figures, wanted: Topology) -> bool:
     """Returns whether a compiled step fits: as a TPU's compiler says, for others by the memory that there is."""
     return device_bytes(found) <= limit_bytes(wanted) if found["fits"] is None else found["fits"]
@@ -77,8 +73,8 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
     """
     wanted = _topology(topology)
     measured = _calibrated(config, wanted, calibrate) if calibrate is not None else None
-    if problem := mesh_problem(config, wanted):
-        return Section(TITLE, [problem])
+    if problems := list(divides(config, wanted)):
+        return Section(TITLE, problems)
     try:
         found = compiled_step(stand_in(config), feature_shapes(config), wanted.name)
     except InputError as error:
@@ -105,7 +101,7 @@ def advice(config: RunConfig, topology: str | Topology, minutes: float | None = 
     Each is the run with few fields changed. Raises InputError for an unknown topology.
     """
     wanted = _topology(topology)
-    if mesh_problem(config, wanted):
+    if list(divides(config, wanted)):
         return Section(ADVICE, [Line("ok", "Nothing was compiled: the mesh or the batch does not divide.")])
     lines, data = changes.tried(
         stand_in(config), wanted, feature_shapes, limit_bytes(wanted), lambda found: fits(found, wanted), minutes
@@ -115,26 +111,6 @@ def advice(config: RunConfig, topology: str | Topology, minutes: float | None = 
 
 def _topology(given: str | Topology) -> Topology:
     return topology(given) if isinstance(given, str) else given
-
-
-def mesh_problem(config: RunConfig, wanted: Topology) -> Line | None:
-    """Returns an error's line if the run's mesh or batch does not divide over the topology's devices; else None."""
-    try:
-        data, fsdp, _ = config.mesh.sizes(wanted.devices)
-    except ConfigError as error:
-        return Line("error", str(error), ("MeshConfig.data", -1))
-    if config.mesh.auto:
-        return None
-    rows, parts, groups = config.data.batch_size, config.num_microbatches, data * fsdp
-    if rows % (groups * parts) == 0:
-        return None
-    needed = groups * parts
-    return Line(
-        "error",
-        f"DataConfig.batch_size is {rows}, which does not divide into RunConfig.num_microbatches {parts} parts over the"
-        f" {groups} groups of devices of {wanted.name}.",
-        ("DataConfig.batch_size", max(1, round(rows / needed)) * needed),
-    )
 
 
 def _not_compiled(sentence: str, fix: Fix | None = None) -> Line:
@@ -216,11 +192,11 @@ def _speed_lines(
     figures = estimate.figures(config, lengths, wanted)
     (low, high), (fast, slow) = figures["tokens_per_second"], figures["seconds_per_step"]
     kind = "Estimate" if measured is None else "By a measured run"
-    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {fast:.3g} to {slow:.3g} s a step"
+    text = f"{kind}, not a promise: {_span(low, high)} tokens a second, {_range(f'{fast:.3g}', f'{slow:.3g}')} s a step"
     if figures["mfu"]:
-        text += f", MFU {figures['mfu'][0]:.0%} to {figures['mfu'][1]:.0%}"
+        text += f", MFU {_range(*(f'{share:.0%}' for share in figures['mfu']))}"
     if figures["days"]:
-        text += f"; {config.train_steps:,} steps take {_time(figures['days'])}"
+        text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
     if figures["mfu"] and figures["mfu"][1] > 1:
         lines.append(Line("warning", "The estimate's fast end is above the chips' peak: do not trust it."))
     return [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}."), *lines], figures | {"made": estimate.made}
@@ -232,19 +208,11 @@ def _calibrated(config: RunConfig, wanted: Topology, model_dir: str) -> speed.Es
 
 
 def _span(low: float, high: float) -> str:
-    return f"{float(f'{low:.2g}'):,.0f} to {float(f'{high:.2g}'):,.0f}"
+    return _range(*(f"{float(f'{each:.2g}'):,.0f}" for each in (low, high)))
 
 
-def _time(days: Sequence[float]) -> str:
-    """Returns a range of time in the unit that fits it.
-
-    >>> _time([0.01, 0.02]), _time([1.5, 3])
-    ('14 to 29 minutes', '1.5 to 3 days')
-    """
-    short, long = days
-    if long < 1 / 24:
-        return f"{short * 1440:.2g} to {long * 1440:.2g} minutes"
-    return f"{short * 24:.2g} to {long * 24:.2g} hours" if long < 2 else f"{short:.2g} to {long:.2g} days"
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def _run_in(model_dir: str) -> RunConfig:

@@ -12,12 +12,13 @@ import numpy as np
 
 from limba.api import RunData, Task, UnitSource
 from limba.config import RunConfig
-from limba.config.errors import Fix, Open
+from limba.config.errors import Open
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.verdict import Data, Line, Section
+from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology
@@ -30,7 +31,6 @@ PADDED = 0.1  # share of a step's FLOPs for padding that is found in rows
 MOST_EPOCHS = 64  # with which T5 lost little (Raffel et al. 2020, table 9); with 256 and more it did
 WORDS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 MFU = 0.4  # at which devices are taken to compute, for what they want to read
-LEAST_STEP_SECONDS = 0.005
 CORES_OF_HOST = 96  # of a TPU's host, or a node with GPUs, at least
 UNITS_MEASURED, BYTES_MEASURED = 3, 1 << 23  # of units whose text is compared with their size
 MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is carved out is not counted
@@ -265,13 +265,12 @@ def _padding(
     data["padding_flops_share_of_rows"] = waste
     needed = needed_targets(run, inputs) if inputs else None
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
-    if waste - by_lengths < PADDED:
-        why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
+    if waste - by_lengths < PADDED or config.data.pack:  # packed rows are as full as their examples allow
+        why = f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}" if by_lengths >= PADDED else ""
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    fix = ("DataConfig.task_feature_lengths", Open("shorter ones")) if config.data.pack else ("DataConfig.pack", True)
-    yield Line("warning", f"{text}.", fix)
+    yield Line("warning", f"{text}.", ("DataConfig.pack", True))
 
 
 def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
@@ -317,9 +316,6 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
     """Yields how the units of the corpus meet data shards and hosts."""
     shards, hosts = config.data.num_data_shards or 1, chips.hosts if chips else 1
     data |= {"shards": shards, "hosts": hosts}
-    if shards % hosts:
-        text = f"DataConfig.num_data_shards is {shards}, which {hosts} hosts cannot share evenly."
-        yield Line("error", text, _shared_evenly(config.data.batch_size, shards, hosts))
     for part in run.parts:
         if not isinstance(part.source, UnitSource):
             continue
@@ -332,21 +328,6 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
             yield Line("warning", f"{text}.", PREPARE)
         else:
             yield Line("ok", f"{text}.")
-
-
-def _shared_evenly(batch_size: int, shards: int, hosts: int) -> list[Fix]:
-    """Returns the choice of data shards, near the present one, that hosts share evenly and that divides the batch.
-
-    >>> _shared_evenly(batch_size=128, shards=16, hosts=32), _shared_evenly(batch_size=24, shards=8, hosts=6)
-    ([('DataConfig.num_data_shards', 32)], [('DataConfig.num_data_shards', 12)])
-    """
-    fitting = [number for number in range(hosts, batch_size + 1, hosts) if batch_size % number == 0]
-    if fitting:
-        number = next((each for each in fitting if each >= shards), fitting[-1])
-        return [("DataConfig.num_data_shards", number)]
-    number = -(-shards // hosts) * hosts
-    rows = -(-batch_size // number) * number
-    return [("DataConfig.num_data_shards", number), ("DataConfig.batch_size", rows)]
 
 
 def _resume(run: RunData, data: Data) -> Iterator[Line]:

@@ -250,9 +250,6 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
     there, absent = ([name for name, is_there in present.items() if is_there is which] for which in (True, False))
     parts = [f"{', '.join(names)}: {word}" for names, word in ((there, "present"), (absent, "absent")) if names]
     yield Line("ok", f"Tokens (never shown): {'; '.join(parts)}.")
-    if config is not None and config.hub_model_id and not present["HF_TOKEN"]:
-        text = f"RunConfig.hub_model_id is {config.hub_model_id}, and there is no token for the upload."
-        yield Line("error", text, "export HF_TOKEN=…")
     if (
         "wandb" in reports
         and not present["WANDB_API_KEY"]

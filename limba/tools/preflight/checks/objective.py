@@ -10,6 +10,7 @@ import numpy as np
 from limba.api import Mixture, PlannedRun, RunData, Task, flops_per_sequence, text_curve
 from limba.config import InputError, RunConfig, ScheduleConfig
 from limba.tools.preflight.checks.findings import gathered, logged
+from limba.tools.preflight.checks.rates import rate_warnings
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 TITLE = "Objective and schedule"
@@ -30,7 +31,13 @@ def objective_and_schedule(config: RunConfig, task: Task | Mixture | None) -> Se
         else:
             yield from lengths_of(config, task, data)
 
-    return gathered(TITLE, lengths, lambda data: rate_over_steps(config, data), lambda _: schedule_warnings(config))
+    return gathered(
+        TITLE,
+        lengths,
+        lambda data: rate_over_steps(config, data),
+        lambda _: schedule_warnings(config),
+        lambda _: rate_warnings(config),
+    )
 
 
 def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from typing import Any
 from limba.api import Mixture, PieceTable, RunData, Task
 from limba.config import InputError, RunConfig
 from limba.config.errors import SentenceError
-from limba.tools.preflight.checks import data, objective, vocabulary
+from limba.tools.preflight.checks import cost, data, estimate, objective, vocabulary
 from limba.tools.preflight.checks.environment import environment
 from limba.tools.preflight.checks.findings import error_line, logged, reached_by
 from limba.tools.preflight.checks.storage import storage
@@ -64,8 +64,9 @@ def sections(
     configuration: Section,
     chips: Any = None,
     compiling: Sequence[Callable[[], Section]] = (),
+    terms: cost.Terms = cost.Terms(),  # noqa: B008  it is frozen
 ) -> Iterator[Section]:
-    """Yields the sections, `configuration` first; `compiling` comes last, if no section has an error."""
+    """Yields the sections, `configuration` first; `compiling` only if none before has an error; costs come last."""
     found = resolved(config)
     made = [configuration]
     yield configuration
@@ -75,18 +76,19 @@ def sections(
         lambda: objective.objective_and_schedule(config, found.task),
         lambda: storage(config),
         lambda: environment(config),
+        *([] if chips is None else [lambda: estimate.estimate(config, chips, bool(compiling))]),
     ):
         made.append(make())
         yield made[-1]
-    if any(line.level == "error" for section in made for line in section.lines):
-        if compiling:
-            yield Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])
-        return
+    if compiling and any(line.level == "error" for section in made for line in section.lines):
+        compiling = [lambda: Section("Memory and speed", [Line("ok", "Not compiled: the errors come first.")])]
     for make in compiling:
         try:
-            yield make()
+            made.append(make())
         except InputError as error:
-            yield Section("Memory and speed", [error_line(error)])
+            made.append(Section("Memory and speed", [error_line(error)]))
+        yield made[-1]
+    yield cost.time_and_cost(config, chips, made, terms)
 
 
 def _data(config: RunConfig, found: Resolved, chips: Any) -> Section:

@@ -15,7 +15,8 @@ from limba.tools.preflight.checks.verdict import Line, Section
 
 def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
     """Returns a line for each thing that the cheap half of a preflight finds wrong with a run that starts."""
-    return [f"{line.text} Fix: {line.fix}" for line in Section("", found_wrong(config)).worded(names).lines]
+    lines = Section("", found_wrong(config)).worded(names).lines
+    return [f"{line.text} Fix: {'; '.join(line.fixes({}).splitlines())}" for line in lines]
 
 
 def of_this_machine(pid: int | None) -> list[str]:
@@ -31,9 +32,10 @@ def found_wrong(config: RunConfig) -> list[Line]:
     Errors that stop the run are reported by the run itself: this function raises nothing.
     """
     from limba.tools.preflight.checks.objective import schedule_warnings
+    from limba.tools.preflight.checks.rates import rate_warnings
 
     lines = list[Line]()
-    for check in (_changed, schedule_warnings, _vocabulary):
+    for check in (_changed, schedule_warnings, rate_warnings, _vocabulary):
         with contextlib.suppress(SentenceError, StorageError, OSError, ValueError):
             lines += [line for line in check(config) if line.level == "warning"]
     return lines

@@ -9,11 +9,11 @@ from typing import Any
 
 from limba.api import PlannedRun, RunDirectory, flops_per_sequence
 from limba.config import ConfigError, RunConfig
+from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS, MFU
 from limba.tools.preflight.compiled.topologies import Figures, Topology
 
 KERNEL_EFFICIENCY = 0.6  # of the peak, for Pallas kernels, which the compiler gives no cycles
 SLOWEST = 2.0  # times the compiler's cycles, which know nothing of waiting for memory or of the host
-CARD_MFU = (0.2, 0.5)  # of published runs on NVIDIA's cards; their compiler gives no time
 CPU_SLOWEST = 3.0  # times what the products alone take at the speed of a product of this machine
 CALIBRATED = 0.15  # around the speed that a run on the same chip had
 PEAK_TOLERANCE = 0.03
@@ -46,12 +46,13 @@ def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topolo
     flops = flops_per_sequence(config.model, *lengths) * config.data.batch_size / topology.devices
     exchanged = exchange_seconds(found.get("collective_bytes", {}), topology)
     if topology.platform == "gpu":
-        low, high = CARD_MFU
+        low, high = MFU
         return Estimate(
-            max(flops / topology.peak_flops / high, exchanged),
-            flops / topology.peak_flops / low + 2 * exchanged,
-            f"NVIDIA's compiler gives no time: the range is {low:.0%} to {high:.0%} MFU, as published runs have it, the"
-            " slow end with exchanges that hide behind nothing at half of the links' speed",
+            max(flops / topology.peak_flops / high, exchanged, LEAST_STEP_SECONDS),
+            max(flops / topology.peak_flops / low + 2 * exchanged, LEAST_STEP_SECONDS),
+            f"the step's matrix products at {low:.0%} to {high:.0%} of the peak, as published runs have it, since"
+            " NVIDIA's compiler gives no time; exchanges at the links' speed, which at the slow end hide behind nothing"
+            f" and take twice as long; and at least {LEAST_STEP_SECONDS * 1000:g} ms",
         )
     if topology.platform == "cpu":
         speed = product_flops_per_second()
@@ -66,8 +67,8 @@ def estimate(config: RunConfig, found: Figures, lengths: tuple[int, int], topolo
     cycles = found["fusion_cycles"] + found["kernel_flops"] / per_cycle
     seconds = cycles / topology.clock_ghz / 1e9
     return Estimate(
-        max(seconds, exchanged),
-        SLOWEST * (seconds + exchanged),
+        max(seconds, exchanged, LEAST_STEP_SECONDS),
+        max(SLOWEST * (seconds + exchanged), LEAST_STEP_SECONDS),
         f"{cycles / 1e6:,.0f} M cycles of a device at {topology.clock_ghz} GHz, by XLA's own estimates of its fusions"
         f" with loops multiplied, and attention kernels at {KERNEL_EFFICIENCY:.0%} of the peak. The fast end hides"
         " every exchange behind them; the slow end takes twice the cycles, and exchanges at half of the links' speed."

@@ -1,4 +1,4 @@
-"""The chips that a step can be compiled for, by their names on the cloud: TPUs, NVIDIA's cards, simulated CPUs.
+"""The chips that a run is looked at for, by their names on the cloud: TPUs, NVIDIA's and AMD's cards, simulated CPUs.
 
 Memory of TPUs is what libtpu's compiler lets a program use (it says so when a program is larger). Peaks, clocks and
 bandwidths are from Google's and NVIDIA's data sheets; bandwidths are a chip's, of all its links in one direction.
@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from limba.api import PEAK_TFLOPS
 from limba.config import InputError, environment
 from limba.tools.preflight.compiled import nvidia
 
@@ -37,8 +38,29 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """The number of chips or cards; v2's and v3's have two cores."""
-        return self.devices // 2 if re.match("v[23]-", self.name) else self.devices
+        """The number of chips or cards; v2's, v3's and MI250X's are two devices."""
+        return max(1, self.devices // 2) if re.match("v[23]-|mi250x-", self.name) else self.devices
+
+    @property
+    def kind(self) -> str:
+        """The name without its number, such as v4 or a100-40."""
+        return self.name.rpartition("-")[0]
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether a step can be compiled for it without one; for other cards there is arithmetic alone."""
+        return self.platform != "gpu" or self.kind in nvidia.CARDS
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether attention has a kernel there, which keeps no scores; on a CPU one keeps none either."""
+        return self.kind not in ("v2", "v3", "t4", "v100", "mi250x", "mi300x")
+
+    def in_slices(self, number: int) -> Topology:
+        """Returns several slices of these TPUs, such as v4-8x2; the network between them is not in the estimates."""
+        counts = {"devices": number * self.devices, "hosts": number * self.hosts}
+        choices = {**self.choices, "num_slices": number}
+        return dataclasses.replace(self, name=f"{self.name}x{number}", choices=choices, **counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +91,11 @@ _KINDS = (
 )
 _CHIPS_OF_HOST = 4
 _FRACTION_OF_CARDS = {1: 0.75, 2: 0.9}  # that jax gives to programs on one card, and Limba on several
-_CARD_TFLOPS = {"a100": 312.0, "h100": 989.0, "h200": 989.0}
-_CARD_LINKS = {"a100": 300.0, "h100": 450.0, "h200": 450.0}
+_CARDS = {  # GB of memory, and GB a second of all links of a card in one direction
+    "a100": (85.0, 300.0), "h100": (85.0, 450.0), "h200": (150.1, 450.0), "a100-40": (42.5, 300.0),
+    "l4": (24.0, 32.0), "t4": (15.8, 16.0), "v100": (16.9, 150.0), "gh200": (102.0, 450.0), "b200": (191.0, 900.0),
+    "mi250x": (68.7, 100.0), "mi300x": (206.0, 448.0),
+}  # fmt: skip
 _NUM_CPUS = (1, 2, 4, 8, 16)
 
 
@@ -79,16 +104,22 @@ def topologies() -> list[Topology]:
     return list(_table().values())
 
 
-def topology(name: str) -> Topology:
-    """Returns the topology of this name; InputError, with names that are near, for another.
+def topology(name: str, among: Mapping[str, Topology] | None = None) -> Topology:
+    """Returns the topology of this name, or several slices of one; InputError, with names that are near, for another.
 
     >>> pod = topology("v4-32")
     >>> pod.devices, pod.hosts, pod.gib
     (16, 4, 30.75)
+    >>> topology("v4-8x2").devices, topology("v4-8x2").hosts, topology("mi300x-8").can_compile
+    (8, 2, False)
     """
-    found = _table().get(name.lower())
+    table = among or _table()
+    slices = re.fullmatch(r"(v\w+-\d+)x(\d+)", name.lower())
+    if slices and slices[1] in table and int(slices[2]) > 1:
+        return table[slices[1]].in_slices(int(slices[2]))
+    found = table.get(name.lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), _table(), n=4, cutoff=0.3) or ["v4-8", "v5e-16", "h100-8"]
+        near = difflib.get_close_matches(name.lower(), table, n=4, cutoff=0.3) or ["v4-8", "v5e-16", "h100-8"]
         raise InputError(f"The topology {name} is not known; did you mean {', '.join(near)}?")
     return found
 
@@ -103,13 +134,21 @@ def _table() -> dict[str, Topology]:
             figures = (kind.gib, kind.tflops * 1e12, kind.clock_ghz, kind.link_gb_per_second)
             place = f"{kind.of_compiler}:{shape}"
             found.append(Topology(f"{kind.prefix}-{number}", "tpu", devices, hosts, *figures, place, choices))
-    for card, description in nvidia.CARDS.items():
+    for card, (memory_gb, link) in _CARDS.items():
+        peak = next(tflops for kind, tflops in PEAK_TFLOPS.items() if kind in card.upper()) * 1e12
         for number in (1, 2, 4, 8, 16, 32):
-            gib = description.memory_gb * 1e9 / 2**30 * _FRACTION_OF_CARDS[min(number, 2)]
-            figures = (round(gib, 2), _CARD_TFLOPS[card] * 1e12, description.clock_ghz, _CARD_LINKS[card])
-            found.append(Topology(f"{card}-{number}", "gpu", number, max(1, number // 8), *figures))
+            gib = round(memory_gb * 1e9 / 2**30 * _FRACTION_OF_CARDS[min(number, 2)], 2)
+            hosts = max(1, number // 8)
+            found.append(Topology(f"{card}-{number}", "gpu", number, hosts, gib, peak, link_gb_per_second=link))
     found += [Topology(f"cpu-{number}", "cpu", number, 1, 0.0, 0.0) for number in _NUM_CPUS]
     return {each.name: each for each in found}
+
+
+def limit_bytes(wanted: Topology) -> float:
+    """Returns the bytes that a device of the topology has for programs; a CPU's devices share this machine's."""
+    if wanted.gib:
+        return wanted.gib * 2**30
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / wanted.devices
 
 
 def check_installed(wanted: Topology) -> None:

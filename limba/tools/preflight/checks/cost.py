@@ -1,0 +1,167 @@
+"""Time and cost: hours and money, what a preemption loses, and whether saves and evaluations come at useful times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from limba.api import PlannedRun, size_text
+from limba.config import RunConfig, prices
+from limba.tools.preflight.checks import estimate
+from limba.tools.preflight.checks.compiler import TITLE as COMPILED
+from limba.tools.preflight.checks.data import TITLE as DATA
+from limba.tools.preflight.checks.findings import gathered
+from limba.tools.preflight.checks.verdict import Data, Line, Section
+from limba.tools.preflight.compiled.instant import in_time, number
+from limba.tools.preflight.compiled.topologies import Topology
+
+TITLE = "Time and cost"
+PREEMPTIONS_A_DAY = 1.0  # an assumption: spot TPUs may live for hours or weeks
+RESTART_HOURS = 0.25  # for new machines, the programs and the place in the data
+MOST_LOST = 24.0  # hours that a preemption may lose
+MOST_EVALUATING = 0.3  # share of the time
+WANTED_EVALUATING = 0.05
+FREQUENT = 10  # steps: saves that come more often are counted
+MANY_SAVES = 50
+WRITTEN_A_SECOND = 200e6  # bytes that a host writes to a bucket or a disk at once, an assumption
+MOST_SAVING = 0.5  # share of the time
+LEAST_TOKENS, WANTED_TOKENS = 0.1, 5.0  # for each parameter, of a run from scratch
+LARGE = 10_000_000  # parameters below which a run is cheap enough to be short
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What the user says of the costs; None: a list price, and no limit of days."""
+
+    price: float | None = None  # dollars of a chip-hour
+    days: float | None = None  # of a grant
+
+
+def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Section], terms: Terms) -> Section:
+    """Returns the section of a run's time and costs, by the best estimate of a step among the sections before it."""
+    figures = {section.title: section.data for section in made}
+    seconds = _seconds(figures)
+    run = PlannedRun(config)
+
+    def costs(data: Data) -> Iterator[Line]:
+        if chips is None or config.train_steps is None:
+            return iter([Line("ok", "Time and cost are not known without --topology and a number of steps.")])
+        if not seconds:
+            return iter([Line("ok", f"How long a step takes on {chips.name} is known once it is compiled.")])
+        return _costs(run, chips, seconds, terms, data)
+
+    return gathered(
+        TITLE,
+        costs,
+        lambda _: _of_periods(config),
+        lambda data: _lost(run, seconds, data) if seconds else (),
+        lambda data: _tokens(run, figures.get(DATA, {}).get("tokens_per_step"), data),
+    )
+
+
+def _seconds(figures: Mapping[str, Mapping[str, Any]]) -> tuple[float, float] | None:
+    compiled = figures.get(COMPILED, {}).get("estimate", {})
+    found = compiled.get("seconds_per_step") or figures.get(estimate.TITLE, {}).get("seconds_per_step")
+    return tuple(found) if found else None
+
+
+def _costs(run: PlannedRun, chips: Topology, seconds: tuple[float, float], terms: Terms, data: Data) -> Iterator[Line]:
+    steps = run.config.train_steps or 0
+    hours = [steps * each / 3600 for each in seconds]
+    price = prices.price(chips.name) if terms.price is None else terms.price
+    data |= {"hours": hours, "chip_hours": [each * chips.chips for each in hours], "price": price}
+    text = f"{steps:,} steps take {in_time(hours)} on {chips.name}, without its start and compiling"
+    low, high = data["chip_hours"]
+    text += f"; {number(low)} to {number(high)} chip-hours"
+    if price is not None:
+        data["dollars"] = [each * price for each in data["chip_hours"]]
+        source = f"list price of {prices.DATE}" if terms.price is None else "as given"
+        text += f", ${number(low * price)} to ${number(high * price)} at ${price:g} a chip-hour ({source})"
+    elif chips.platform != "cpu":
+        text += f"; no list price is known for {chips.kind}: give --price=DOLLARS of a chip-hour"
+    yield Line("ok", f"{text}.")
+    if terms.days is None:
+        return
+    share = [each / 24 / terms.days for each in hours]
+    data["share_of_days"] = share
+    text = f"That is {share[0]:.0%} to {share[1]:.0%} of {terms.days:g} days"
+    if share[0] > 1:
+        most = max(1, int(steps / share[0]))
+        yield Line("warning", f"{text}: the run does not end in them.", ("RunConfig.train_steps", most), "too-long")
+    else:
+        yield Line("ok", f"{text}.")
+
+
+def _lost(run: PlannedRun, seconds: tuple[float, float], data: Data) -> Iterator[Line]:
+    """Yields when the first save and evaluation come, what a preemption loses, and what is written in all."""
+    config, steps, middle = run.config, run.config.train_steps, sum(seconds) / 2
+    period, evaluated = config.checkpoint.every_steps, config.evaluation.every_steps
+    if not isinstance(period, int) or steps is None:
+        return
+    period, total = min(period, steps), steps * middle / 3600
+    lost = period * middle / 3600
+    number_of = PREEMPTIONS_A_DAY * total / 24
+    saves, size = steps // period + 1, run.num_bytes
+    data |= {"hours_lost_at_most": lost, "preemptions": number_of, "checkpoint_traffic_bytes": saves * size}
+    text = f"The first checkpoint comes after {in_time([lost])}"
+    if isinstance(evaluated, int) and evaluated <= steps:
+        text += f", the first evaluation after {in_time([evaluated * middle / 3600])}"
+    text += f"; {saves:,} saves write {size_text(saves * size)}. A preemption costs up to {in_time([lost])} of training"
+    text += f" and about {in_time([RESTART_HOURS])} of a new start; at {PREEMPTIONS_A_DAY:g} a day (an assumption)"
+    text += f" {number_of:.1f} are expected, {in_time([number_of * (lost / 2 + RESTART_HOURS)])} in all"
+    an_hour = max(1, int(float(f"{3600 / middle:.1g}")))
+    saving = size / WRITTEN_A_SECOND / (period * middle)
+    if lost > MOST_LOST:
+        yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", an_hour), "period-too-long")
+    elif saving > MOST_SAVING and FREQUENT <= period < steps // FREQUENT:  # more often is said of the periods
+        text = f"A checkpoint of {size_text(size)} every {period:,} steps is more than a host writes beside training"
+        better = min(steps // FREQUENT, an_hour)
+        yield Line("warning", f"{text}.", ("CheckpointConfig.every_steps", better), "saves-too-often")
+    else:
+        yield Line("ok", f"{text}.")
+
+
+def _of_periods(config: RunConfig) -> Iterator[Line]:
+    """Yields periods that a run of its length does not reach, and those that take much of its time."""
+    steps = config.train_steps
+    if steps is None:
+        return
+    tenth = max(1, steps // 10)
+    saved, evaluated = config.checkpoint.every_steps, config.evaluation.every_steps
+    if isinstance(saved, int) and saved > steps:
+        text = f"CheckpointConfig.every_steps is {saved:,} of {steps:,} steps: nothing is saved before the end."
+        yield Line("warning", text, ("CheckpointConfig.every_steps", tenth), "never-saves")
+    elif isinstance(saved, int) and saved < FREQUENT and steps // saved > MANY_SAVES:
+        text = f"CheckpointConfig.every_steps is {saved:,}: {steps // saved:,} saves, one every few steps."
+        yield Line("warning", text, ("CheckpointConfig.every_steps", max(FREQUENT, tenth)), "saves-too-often")
+    if not isinstance(evaluated, int):
+        return
+    if evaluated > steps:
+        text = f"EvaluationConfig.every_steps is {evaluated:,} of {steps:,} steps: nothing is evaluated before the end."
+        yield Line("warning", text, ("EvaluationConfig.every_steps", tenth), "never-evaluates")
+        return
+    rows = config.evaluation.batch_size or config.data.batch_size
+    batches = config.evaluation.num_batches or 1  # None: the whole split, whose size is not known here
+    cost = batches * rows / config.data.batch_size / 3  # steps that an evaluation takes: it has no backward pass
+    share = cost / (cost + evaluated)
+    if share > MOST_EVALUATING and steps // evaluated > 2:
+        text = f"EvaluationConfig.every_steps is {evaluated:,}, with {batches:,} batches: {share:.0%} of the time is"
+        better = min(int(cost / WANTED_EVALUATING) + 1, max(steps // 2, 1))
+        yield Line("warning", f"{text} evaluation.", ("EvaluationConfig.every_steps", better), "evaluates-too-often")
+
+
+def _tokens(run: PlannedRun, per_step: float | None, data: Data) -> Iterator[Line]:
+    """Yields the tokens for each parameter; of a run from scratch there should be several."""
+    steps, parameters = run.config.train_steps, run.num_parameters
+    if steps is None:
+        return
+    per_step = per_step or float(run.config.data.batch_size * sum(run.row_lengths))
+    ratio = data["tokens_per_parameter"] = steps * per_step / parameters
+    text = f"{number(ratio)} tokens for each of {parameters:,} parameters"
+    if ratio >= LEAST_TOKENS or parameters < LARGE or run.config.initial_checkpoint_path:
+        yield Line("ok", f"{text}.")
+        return
+    wanted = int(WANTED_TOKENS * parameters / per_step) + 1
+    fix = ("RunConfig.train_steps", wanted)
+    yield Line("warning", f"{text}: so short a run from scratch learns next to nothing.", fix, "too-few-tokens")

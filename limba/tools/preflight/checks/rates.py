@@ -1,0 +1,90 @@
+"""The learning rate beside what an optimizer usually has: its height, its warm-up and its decay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from limba.api import PlannedRun
+from limba.config import RunConfig
+from limba.config.errors import Fix
+from limba.tools.preflight.checks.verdict import Line
+
+# The highest rate of a run: lowest usual one, highest, and what a fix gives (docs/optimizers.md).
+PRETRAINING = {
+    "adafactor": (1e-3, 3e-2, 1e-2),  # 1 / sqrt(10,000) by T5X's rule
+    "adamw": (1e-4, 1e-3, 5e-4),
+    "ademamix": (1e-4, 1e-3, 5e-4),
+    "adamw_rms": (5e-3, 5e-2, 2e-2),
+    "muon": (1e-3, 1e-2, 2e-3),
+    "muon by size": (1e-2, 2e-1, 5e-2),
+}
+FINE_TUNING = {"adafactor": (1e-4, 2e-3, 1e-3), "adamw_rms": (1e-4, 2e-3, 5e-4), "muon by size": (1e-3, 2e-2, 5e-3)}
+FINE_TUNING_OTHERS = (1e-5, 3e-4, 1e-4)
+FAR = 9.99  # times outside of the range, from which on it is a warning
+ADAPTIVE = ("adamw", "ademamix", "adamw_rms", "muon")  # whose first steps are too large without a warm-up
+CONTINUED = 0.5  # share of the run after which a run that continues at another's step is looked at
+SAMPLES = 256
+
+
+def rate_warnings(config: RunConfig) -> Iterator[Line]:
+    """Yields one warning for a rate, a warm-up or a decay that the optimizer does not want, with one fix for all.
+
+    A run that goes on from a checkpoint's step is judged by its second half, since its first steps are not made.
+    """
+    steps, schedule, name = config.train_steps, config.optimizer.schedule, config.optimizer.name
+    if steps is None or steps < 2 or schedule.branch_step is not None:
+        return
+    is_tuned = config.initial_checkpoint_path is not None and config.reset_step
+    goes_on = config.initial_checkpoint_path is not None and not config.reset_step
+    first = int(CONTINUED * steps) if goes_on else 0
+    places = sorted({first + number * (steps - 1 - first) // SAMPLES for number in range(SAMPLES + 1)})
+    rates = PlannedRun(config).learning_rates([0, *places])
+    if not all(rate >= 0 for rate in rates):  # the run itself says so
+        return
+    start, rates = rates[0], rates[1:]
+    low, high, usual = _range(config, is_tuned)
+    highest = max(rates)
+    said, codes, fixes = [], [], list[Fix]()
+    wants_course = not is_tuned and not goes_on and name in ADAPTIVE
+    no_warmup = wants_course and start > 0.5 * highest
+    no_decay = not is_tuned and not goes_on and not is_flat_on_purpose(config) and rates[-1] > 0.99 * highest
+    no_decay = no_decay and rates[len(rates) // 2] > 0.99 * highest  # else it only rises, which is said elsewhere
+    no_decay = no_decay and (wants_course or "rsqrt" not in schedule.factors or schedule.name != "factors")
+    if not low / FAR < highest < high * FAR:
+        where = f"{low:g} to {high:g} for {name} {'to fine-tune' if is_tuned else 'to pretrain'}"
+        said.append(f"the highest learning rate is {highest:.3g}, and {where} is usual")
+        codes.append("fine-tuning-rate" if is_tuned else "rate-too-high" if highest > high else "rate-too-low")
+    if no_warmup:
+        said.append(f"there is no warm-up, which {name} needs in its first steps")
+        codes.append("no-warm-up")
+    if no_decay:
+        said.append("the learning rate never falls, which costs much of what a run's end gives")
+        codes.append("no-decay")
+    if not said:
+        return
+    if no_warmup or no_decay:
+        warmup = max(1, steps // 50) if no_warmup or schedule.warmup_steps >= steps / 2 else schedule.warmup_steps
+        fixes += [("ScheduleConfig.name", "cosine"), ("ScheduleConfig.warmup_steps", warmup)]
+        fixes += [("ScheduleConfig.final_learning_rate", 0.0)] if schedule.final_learning_rate else []
+        base = highest if low <= highest <= high else usual
+    else:
+        base = schedule.base_learning_rate * usual / highest if highest else usual
+    if no_warmup or no_decay or codes[0] != "no-warm-up":
+        fixes.append(("ScheduleConfig.base_learning_rate", float(f"{base:.2g}")))
+    yield Line("warning", f"ScheduleConfig.base_learning_rate is {schedule.base_learning_rate:g}: {'; '.join(said)}.",
+               fixes, codes[0])  # fmt: skip
+
+
+def _range(config: RunConfig, is_tuned: bool) -> tuple[float, float, float]:
+    """Returns the lowest, the highest and a usual rate of the rule, by what its updates are relative to."""
+    optimizer = config.optimizer
+    rule = "muon by size" if getattr(optimizer, "muon_by_parameter_scale", False) else optimizer.name
+    if not getattr(optimizer, "multiply_by_parameter_scale", True):
+        rule = "adamw"  # Adafactor with absolute updates
+    return FINE_TUNING.get(rule, FINE_TUNING_OTHERS) if is_tuned else PRETRAINING[rule]
+
+
+def is_flat_on_purpose(config: RunConfig) -> bool:
+    """Returns whether the rate stays high so that branches can decay from any step: a decay of one step."""
+    schedule = config.optimizer.schedule
+    return schedule.name == "warmup_stable_decay" and schedule.decay_steps == 1

@@ -1,0 +1,142 @@
+"""Memory and time of a training step by arithmetic: no compiler, no chip, and well under a second.
+
+A device holds its part of the state, a copy of the parameters in the activations' dtype, what the backward pass keeps
+of each layer for one micro-batch, and, one after the other, the logits, a layer at work, and the gradient.
+docs/preflight.md compares it with compilers' figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from limba.api import PlannedRun, flops_per_sequence
+from limba.config import ModelConfig, RunConfig
+from limba.tools.preflight.compiled.topologies import Topology
+
+LEAST_STEP_SECONDS = 0.005  # of any step: what starts its programs takes milliseconds, whatever the peak is
+MFU = (0.2, 0.5)  # share of the peak that a step's matrix products reach in published runs
+WHOLE_LOGITS, CHUNK = 2 << 30, 1 << 30  # bytes of logits above which they come in chunks, and of one chunk
+MOST_ROWS = 1 << 20  # of a device, beyond which nobody asks
+SCORE_BYTES = 6  # of a score that is kept: float32, and its weight in bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device, by what they are for."""
+
+    state: float
+    copies: float  # of the parameters in the activations' dtype, and sums of gradients
+    activations: float  # that a micro-batch keeps for the backward pass
+    transient: float  # the most of what comes one after the other: logits, a layer at work, the decoder's gradient
+
+    @property
+    def total(self) -> float:
+        return self.state + self.copies + self.activations + self.transient
+
+
+def memory(run: PlannedRun, chips: Topology, changed: RunConfig | None = None, batch_size: int | None = None) -> Memory:
+    """Returns the bytes that a step takes on a device of the chips.
+
+    `changed` is the run with other choices that leave its state as it is, `batch_size` another one than the run's.
+    Raises ConfigError for a mesh that these chips cannot make.
+    """
+    config = changed or run.config
+    network = config.model
+    data, fsdp, model = config.mesh.sizes(chips.devices)
+    parts = fsdp * model
+    state = run.num_bytes / (data if parts == 1 and config.mesh.shard_update else parts)
+    size, sums = 4 if network.dtype == "float32" else 2, 4 if config.num_microbatches > 1 else 0
+    rows = (batch_size or config.data.batch_size) / (data * fsdp) / config.num_microbatches
+    lengths = run.row_lengths
+    logits = 4 * rows * lengths[1] * network.vocab_size / model
+    gradient = size * _decoder_parameters(network) / parts
+    has_kernels = chips.has_kernels and not (chips.platform == "tpu" and network.is_decoder_only)
+    kept, at_work = (rows * each / model for each in row_bytes(network, lengths, has_kernels, size))
+    return Memory(
+        state,
+        run.num_parameters * (size + sums) / parts,
+        kept,
+        max(CHUNK if logits > WHOLE_LOGITS else logits, gradient, at_work),
+    )
+
+
+def row_bytes(network: ModelConfig, lengths: tuple[int, int], has_kernels: bool, size: int) -> tuple[float, float]:
+    """Returns the bytes of a row that all layers keep for the backward pass, and of the one at work beside them.
+
+    Activations have `size` bytes. `remat` full keeps each layer's input; minimal also what matrix products and
+    attention give; none all of a layer, with norms, the parts of the MLP, and scores where attention has no kernel.
+    """
+    inputs, targets = lengths
+    d, mlp, inner = network.emb_dim, network.mlp_dim, network.num_heads * network.head_dim
+    # A token's input, query, key, value, attended value, and what comes out of attention and MLP.
+    token = 3 * d + 2 * inner + 2 * network.kv_heads * network.head_dim + len(network.mlp_activations) * mlp
+    crossed = 0 if network.is_decoder_only else d + 2 * inner
+    minimal = size * inputs * token, size * (targets * (token + crossed) + 2 * inner * inputs * (crossed > 0))
+    more = size * (6 * d + 3 * mlp)
+    scores = 0 if has_kernels and network.attention != "einsum" else SCORE_BYTES * network.num_heads
+    whole = (
+        minimal[0] + more * inputs + scores * inputs**2,
+        minimal[1] + more * targets + scores * targets * (targets + inputs),
+    )
+    each = {"none": whole, "minimal": minimal, "full": (size * d * inputs, size * d * targets)}[network.remat]
+    layers = network.num_encoder_layers, network.num_decoder_layers
+    kept = sum(number * of_one for number, of_one in zip(layers, each, strict=True))
+    return kept, 0 if network.remat == "none" else max(whole)
+
+
+def _decoder_parameters(network: ModelConfig) -> int:
+    """Returns the parameters of the matrices of the decoder's layers."""
+    d, inner = network.emb_dim, network.num_heads * network.head_dim
+    attention = 2 * d * (inner + network.kv_heads * network.head_dim) + (
+        0 if network.is_decoder_only else 4 * d * inner
+    )
+    return network.num_decoder_layers * (attention + (len(network.mlp_activations) + 1) * d * network.mlp_dim)
+
+
+def largest_batch(run: PlannedRun, chips: Topology, limit: float, changed: RunConfig | None = None) -> int:
+    """Returns the most rows whose step fits in so many bytes of a device, divisible as the run's are; 0: none."""
+    config = changed or run.config
+    data, fsdp, _ = config.mesh.sizes(chips.devices)
+    step = data * fsdp * config.num_microbatches
+    low, high = 0, 1
+    while high < MOST_ROWS and memory(run, chips, changed, high * step).total <= limit:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if memory(run, chips, changed, middle * step).total <= limit else (low, middle)
+    return low * step
+
+
+def seconds_per_step(run: PlannedRun, chips: Topology) -> tuple[float, float] | None:
+    """Returns the shortest and longest time of a step, by MFU of the peak; None for devices whose peak is not known."""
+    if not chips.peak_flops:
+        return None
+    flops = run.config.data.batch_size * flops_per_sequence(run.config.model, *run.row_lengths)
+    at_peak = flops / chips.devices / chips.peak_flops
+    low, high = MFU
+    return max(LEAST_STEP_SECONDS, at_peak / high), max(LEAST_STEP_SECONDS, at_peak / low)
+
+
+def in_time(hours: Sequence[float]) -> str:
+    """Returns a time, or a range of times, in the unit that fits it.
+
+    >>> in_time([0.0001, 0.001]), in_time([0.25]), in_time([5, 11]), in_time([30, 80])
+    ('under a minute', '15 minutes', '5 to 11 hours', '1.2 to 3.3 days')
+    """
+    longest = hours[-1]
+    if longest < 1 / 60:
+        return "under a minute"
+    unit, name = (24, "days") if longest >= 48 else (1, "hours") if longest >= 1.5 else (1 / 60, "minutes")
+    said = list(dict.fromkeys(number(each / unit) for each in hours))
+    return f"{' to '.join(said)} {name}"
+
+
+def number(value: float) -> str:
+    """Returns a number to two digits.
+
+    >>> number(0.0123), number(5), number(1234.5)
+    ('0.012', '5', '1,200')
+    """
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"

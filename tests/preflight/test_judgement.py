@@ -1,0 +1,229 @@
+"""What arithmetic says of a run: its memory beside compilers' figures, its batch and mesh, its time and its costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from limba.api import PlannedRun
+from limba.cli.gin import read_gin
+from limba.cli.gin.read import read_model
+from limba.config import DataConfig, MeshConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, prices
+from limba.config.errors import Open
+from limba.tools.preflight import page
+from limba.tools.preflight.checks import cost, estimate
+from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.compiled import instant, nvidia
+from limba.tools.preflight.compiled.topologies import topologies, topology
+from tests.preflight import runs
+
+GIB = 2**30
+# GiB a device by compilers, of docs/preflight.md: 128 rows of 512/114, bfloat16, Adafactor, remat minimal.
+PLACES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
+COMPILED = {
+    "ro_t5x_base": (3.74, 6.71, 2.05, 2.07, 2.07, 3.84),
+    "ro_t5x_large": (9.57, 16.96, 5.79, 5.76, 5.79, 10.06),
+    "ro_mt5x_large": (11.09, 17.96, 6.53, 6.85, 6.54, 12.36),
+}
+BASE = ModelConfig(
+    32128, 768, 12, 64, 2048, 12, 12, mlp_activations=("gelu", "linear"), logits_via_embedding=False,
+    dropout_rate=0.0, dtype="bfloat16", remat="minimal",
+)  # fmt: skip
+LARGE = {"vocab_size": 48_000, "emb_dim": 1024, "num_heads": 16, "mlp_dim": 2816, "num_encoder_layers": 24,
+         "num_decoder_layers": 24}  # fmt: skip
+
+
+def run_of(model: ModelConfig = BASE, rows: int = 128, lengths: tuple[int, int] = (512, 114), **changes) -> RunConfig:
+    return runs.run(model, rows, lengths, **({"optimizer": OptimizerConfig()} | changes))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_memory_by_arithmetic_is_that_of_compilers(name: str) -> None:
+    run = PlannedRun(read_gin(f"gin/{name}.gin", MODEL_DIR="x", VOCABULARY="byte"))
+    for place, gib in zip(PLACES, COMPILED[name], strict=True):
+        assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15), place
+
+
+@pytest.mark.parametrize(
+    ("gib", "place", "fields", "changes"),
+    [  # benchmarks/README.md, and python -m benchmarks.compiled with these choices
+        (43.4, "h200-1", {"remat": "none"}, {}),
+        (76.4, "h200-1", {"remat": "none", "attention": "einsum"}, {}),
+        (42.7, "h200-1", {"dtype": "float32"}, {}),
+        (2.95, "v4-8", {"remat": "full"}, {"rows": 256, "optimizer": OptimizerConfig("adamw")}),
+        (14.47, "v4-8", LARGE, {"rows": 256, "num_microbatches": 4, "optimizer": OptimizerConfig("adamw")}),
+        (6.24, "v4-8", {}, {"mesh": MeshConfig(fsdp=4), "optimizer": OptimizerConfig("adamw")}),
+    ],
+)
+def test_memory_by_arithmetic_goes_by_the_choices(gib: float, place: str, fields: dict, changes: dict) -> None:
+    run = PlannedRun(run_of(dataclasses.replace(BASE, **fields), **changes))
+    assert instant.memory(run, topology(place)).total / GIB == pytest.approx(gib, rel=0.15)
+
+
+def test_a_decoder_only_model_has_scores_on_a_tpu() -> None:
+    choices = ["DROPOUT_RATE=0.0", "REMAT='minimal'"]
+    model = read_model("gin/models/lm/0.1b.gin", choices)
+    data = DataConfig("unused", {"targets": 1024}, 128)
+    run = RunConfig(model, data, "unused", train_steps=10, optimizer=OptimizerConfig("adamw"))
+    assert instant.memory(PlannedRun(run), topology("v4-8")).total / GIB == pytest.approx(9.46, rel=0.15)
+
+
+def test_the_largest_batch_is_the_last_that_fits() -> None:
+    run, chips = PlannedRun(run_of()), topology("v4-8")
+    most = instant.largest_batch(run, chips, 8 * GIB)
+    assert most % 4 == 0 and instant.memory(run, chips, batch_size=most).total <= 8 * GIB
+    assert instant.memory(run, chips, batch_size=most + 4).total > 8 * GIB
+    assert instant.largest_batch(run, chips, 1) == 0
+
+
+def test_every_card_of_the_field_can_be_asked_for() -> None:
+    for name in (
+        "l4-1",
+        "t4-4",
+        "v100-8",
+        "a100-40-8",
+        "h100-8",
+        "h200-8",
+        "gh200-1",
+        "b200-8",
+        "mi250x-8",
+        "mi300x-8",
+    ):
+        chips = topology(name)
+        assert chips.peak_flops > 1e13 and chips.gib > 10 and chips.can_compile == (chips.kind in nvidia.CARDS)
+        assert instant.memory(PlannedRun(run_of(rows=8)), chips).total > 0
+    assert topology("mi250x-8").chips == 4 and topology("v3-8").chips == 4
+    assert {each.kind for each in topologies() if prices.price(each.name) is None} == {"mi250x", "mi300x", "cpu"}
+
+
+def test_several_slices_have_the_devices_and_hosts_of_all() -> None:
+    chips = topology("v5e-16x4")
+    assert (chips.name, chips.devices, chips.hosts, chips.choices["num_slices"]) == ("v5e-16x4", 64, 16, 4)
+    assert prices.price(chips.name) == prices.price("v5e")
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards", "place", "parts", "fixes"),
+    [
+        (24, 8, "v4-32", 1, {"DataConfig.batch_size": 32}),
+        (120, 8, "v5e-16", 2, {"DataConfig.batch_size": 128}),
+        (96, 4, "v5e-32", 1, {"DataConfig.num_data_shards": 8}),
+        (20, 4, "v5e-32", 1, {"DataConfig.num_data_shards": 8, "DataConfig.batch_size": 32}),
+        (64, 16, "v4-8", 1, {}),
+    ],
+)
+def test_one_fix_for_what_does_not_divide(rows: int, shards: int, place: str, parts: int, fixes: dict) -> None:
+    def of(rows: int, shards: int) -> RunConfig:
+        data = DataConfig("unused", {"inputs": 64, "targets": 16}, rows, num_data_shards=shards)
+        return RunConfig(BASE, data, "gs://a/b", train_steps=10, num_microbatches=parts)
+
+    lines = list(estimate.divides(of(rows, shards), topology(place)))
+    assert [dict(line.fix) for line in lines] == ([fixes] if fixes else [])
+    fixed = of(fixes.get("DataConfig.batch_size", rows), fixes.get("DataConfig.num_data_shards", shards))
+    assert list(estimate.divides(fixed, topology(place))) == []
+
+
+def test_a_mesh_that_the_devices_cannot_make_is_said_with_one_that_they_can() -> None:
+    run = run_of(mesh=MeshConfig(fsdp=8, model=4))
+    (line,) = estimate.divides(run, topology("v4-8"))
+    assert line.code == "mesh-does-not-divide" and line.fix == [("MeshConfig.fsdp", 1)]
+    fixed = dataclasses.replace(run, mesh=MeshConfig(fsdp=1, model=4))
+    assert list(estimate.divides(fixed, topology("v4-8"))) == []
+
+
+def test_what_does_not_fit_is_said_with_a_change_that_fits() -> None:
+    run = run_of(dataclasses.replace(BASE, remat="none"), 512)
+    section = estimate.estimate(run, topology("l4-1"), False)
+    (line,) = [line for line in section.lines if line.level == "error"]
+    assert line.code == "does-not-fit" and section.data["live_bytes"] > section.data["limit_bytes"]
+    fixes = dict(line.fix)
+    model = dataclasses.replace(run.model, remat=fixes.get("ModelConfig.remat", "none"))
+    fixed = dataclasses.replace(run, model=model, num_microbatches=fixes.get("RunConfig.num_microbatches", 1))
+    assert {line.level for line in estimate.estimate(fixed, topology("l4-1"), False).lines} == {"ok"}
+    assert {line.level for line in estimate.estimate(run, topology("l4-1"), True).lines} == {"ok"}  # a compiler says it
+
+
+@pytest.mark.parametrize(
+    ("place", "directory", "level"),
+    [
+        ("v4-32", "/tmp/run", "error"),
+        ("v4-32", "/data/run", "warning"),
+        ("h100-16", "/lustre/me/run", "ok"),
+        ("h100-16", "/dev/shm/run", "error"),
+        ("v4-32", "gs://bucket/run", None),
+        ("v4-8", "/tmp/run", None),
+    ],
+)
+def test_a_directory_of_one_machine_for_several_hosts(place: str, directory: str, level: str | None) -> None:
+    lines = list(estimate.shared_directory(run_of(model_dir=directory), topology(place)))
+    assert [line.level for line in lines] == ([level] if level else [])
+    if level == "error":
+        assert isinstance(lines[0].fix, tuple) and isinstance(lines[0].fix[1], Open)
+
+
+def test_a_step_has_a_floor_and_one_definition_of_mfu() -> None:
+    tiny = PlannedRun(run_of(runs.TINY, 8, (32, 8)))
+    assert instant.seconds_per_step(tiny, topology("h100-8")) == (instant.LEAST_STEP_SECONDS,) * 2
+    run, chips = PlannedRun(run_of(rows=2048)), topology("v4-8")
+    both = instant.seconds_per_step(run, chips)
+    assert both is not None and both[1] / both[0] == pytest.approx(instant.MFU[1] / instant.MFU[0])
+    assert instant.seconds_per_step(run, topology("cpu-1")) is None
+
+
+def costs_of(run: RunConfig, place: str, seconds: float, **terms: float) -> Section:
+    made = [Section(estimate.TITLE, [], {"seconds_per_step": (seconds, 2 * seconds)})]
+    return cost.time_and_cost(run, topology(place), made, cost.Terms(**terms))
+
+
+def test_hours_money_and_the_share_of_a_grant() -> None:
+    run = run_of(train_steps=36_000)
+    data = costs_of(run, "v4-16", 1.0, days=5).data
+    assert data["hours"] == [10, 20] and data["chip_hours"] == [80, 160]
+    assert data["dollars"] == pytest.approx([80 * 3.22, 160 * 3.22]) and data["share_of_days"][1] == pytest.approx(
+        1 / 6
+    )
+    assert costs_of(run, "v4-16", 1.0, price=0.5).data["dollars"] == [40, 80]
+    assert "dollars" not in costs_of(run, "mi300x-8", 1.0).data
+    (line,) = [line for line in costs_of(run, "v4-16", 10.0, days=2).lines if line.code == "too-long"]
+    assert line.fix == ("RunConfig.train_steps", 17_280)  # of 172,800 seconds, at 10 each
+    shorter = dataclasses.replace(run, train_steps=17_280)
+    assert not [line for line in costs_of(shorter, "v4-16", 10.0, days=2).lines if line.code == "too-long"]
+
+
+def test_what_a_preemption_costs_is_said(tmp_path: Path) -> None:
+    run = run_of(train_steps=100_000, model_dir=str(tmp_path))
+    data = costs_of(run, "v4-8", 1.0).data
+    assert data["hours_lost_at_most"] == pytest.approx(10_000 * 1.5 / 3600)
+    assert data["preemptions"] == pytest.approx(100_000 * 1.5 / 86_400)
+    assert data["checkpoint_traffic_bytes"] == 11 * PlannedRun(run).num_bytes
+
+
+def test_the_first_screen_has_the_verdict_four_figures_and_what_is_wrong() -> None:
+    run = run_of(train_steps=36_000)
+    made = [
+        Section("Data", [Line("ok", "Fine."), Line("warning", "Twice.", "A = 1", "code")], {"epochs": 3.25}),
+        Section("Storage", [Line("warning", "Twice.", "A = 1", "code"), Line("error", "Wrong.", "B = 2")]),
+        estimate.estimate(run, topology("v4-8"), False),
+        costs_of(run, "v4-8", 1.0),
+    ]
+    text = page.first_screen(made, False)
+    lines = text.splitlines()
+    assert lines[0].startswith("Verdict: will fail (1 error, ")
+    assert [line.split()[0] for line in lines[1:5]] == ["fits", "days", "passes", "cost"]
+    assert "GiB a device, by arithmetic" in lines[1] and "10 to 20 hours on v4-8" in lines[2]
+    assert "3.2 over the text" in lines[3] and "$130 to $260, 40 to 80 chip-hours at $3.22" in lines[4]
+    assert text.count("Twice.") == 1 and text.index("Wrong.") < text.index("Twice.") and "Fine." not in text
+    assert len(lines) < 24 and lines[-1].endswith("--all prints them.")
+    assert page.first_screen(made, True).splitlines()[-1] == lines[0]
+
+
+def test_a_rule_has_its_rates() -> None:
+    from limba.config.optimizer import RULES
+    from limba.tools.preflight.checks import rates
+
+    assert RULES.keys() <= rates.PRETRAINING.keys()
+    for low, high, usual in [*rates.PRETRAINING.values(), *rates.FINE_TUNING.values(), rates.FINE_TUNING_OTHERS]:
+        assert low <= usual <= high
+    assert ScheduleConfig().base_learning_rate == 1.0
