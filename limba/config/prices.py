@@ -1,0 +1,30 @@
+"""List prices of chips on demand, in dollars a chip-hour, from the date below; spot prices and grants cost less.
+
+TPUs, L4 and T4: cloud.google.com/tpu/pricing and /compute/gpus-pricing, regions of the US, as of 2025 (v2 and v3 by
+the chip of two cores; L4 with its machine, T4 without). H200: runpod.io/pricing, 2026-10-07. The others:
+lambda.ai/instances, 2026-09-20, in machines of eight cards (GH200: of one). MI250X and MI300X have no list price here.
+"""
+
+from __future__ import annotations
+
+import re
+
+DATE = "2026-10"
+PRICES = {
+    "v2": 1.13, "v3": 2.00, "v4": 3.22, "v5e": 1.20, "v5p": 4.20, "v6e": 2.70,
+    "l4": 0.71, "t4": 0.35, "v100": 0.79, "a100-40": 1.99, "a100": 2.79, "h100": 3.99, "h200": 4.59, "gh200": 2.29,
+    "b200": 6.69,
+}  # fmt: skip
+
+
+def price(chip: str) -> float | None:
+    """Returns the dollars of a chip-hour on demand, None for a chip without a list price.
+
+    A chip is named as in a topology, with or without numbers of chips and slices.
+
+    >>> price("v4"), price("v4-8x2"), price("a100-40-8"), price("8xh100"), price("mi250x-8")
+    (3.22, 3.22, 1.99, 3.99, None)
+    """
+    name = re.sub(r"^\d+x", "", chip.lower())
+    longest_first = sorted(PRICES, key=len, reverse=True)
+    return next((PRICES[kind] for kind in longest_first if f"{name}-".startswith(f"{kind}-")), None)
