@@ -45,6 +45,7 @@ Runs and models
 `evenly`            places of some of many things, the first and the last among them
 `load`              opens a trained model, as `limba.load`
 `TrainedModel`      what `load` returns
+`described`         the network and the vocabulary of a model that is not opened
 `Deadline`          the end of the time for an answer
 `TimeIsOverError`   raised after it
 `listener`          which program listens at a port
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from limba.inference.line_files import Progress as Progress
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
+    from limba.inference.source import described as described
     from limba.planned import PlannedRun as PlannedRun
     from limba.sharding.joining import listener as listener
     from limba.storage.failures import kind_of as kind_of_failure  # noqa: F401
@@ -115,6 +117,7 @@ _NAMES = {  # module: its names; another name here is written before a "="
     "limba.inference.generate": "Deadline TimeIsOverError",
     "limba.inference.line_files": "Progress",
     "limba.inference.load": "TrainedModel load",
+    "limba.inference.source": "described",
     "limba.planned": "PlannedRun",
     "limba.sharding.joining": "listener",
     "limba.storage.failures": "kind_of_failure=kind_of",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from limba.config.errors import named
 from limba.data.task_modules import ROOT
 
 if TYPE_CHECKING:
-    from limba.inference import gaps
+    from limba.data.vocabulary.sentences import Hidden
 
 ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it for Hugging Face's transformers.
 
@@ -26,8 +25,6 @@ ABOUT = """Trains a tiny T5 on a small corpus, shows samples, and converts it fo
 CORPUS may be .txt, .jsonl, .csv (column text) or .parquet, also .gz. Without it the corpus is Python's own language
 reference (PSF licence). Started again, the demo resumes from its newest checkpoint."""
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
-NUM_SENTENCES = 3  # of the validation text, whose words are hidden
-MOST_DOCUMENTS = 500  # that are looked through for them
 PROMPTS = "config.EvaluationConfig.prompts"
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
@@ -55,18 +52,16 @@ def _vocabulary(data: DataConfig) -> None:
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
-def _sentences(config: RunConfig) -> Sequence[gaps.Hidden]:
+def _sentences(config: RunConfig) -> Sequence[Hidden]:
     """Returns sentences of the validation split, some of their words hidden; none for a model that fills no gaps."""
     from limba.data.tasks import parts_of, resolve_task
     from limba.data.vocabulary.load import num_sentinels
     from limba.data.vocabulary.text_sample import Texts
-    from limba.inference import gaps
 
     task = resolve_task(config.data)
     if config.model.is_decoder_only or not num_sentinels(task.output_features["targets"].vocabulary):
         return []
-    documents = Texts.of_task(parts_of(task)[0]).source.texts(config.data.validation_split)
-    return list(gaps.sentences(itertools.islice(documents, MOST_DOCUMENTS), NUM_SENTENCES))
+    return Texts.of_task(parts_of(task)[0]).sentences(config.data.validation_split)
 
 
 def _show_fills(config: RunConfig) -> None:
@@ -75,12 +70,13 @@ def _show_fills(config: RunConfig) -> None:
     from limba.inference.load import load
     from limba.inference.source import find
 
+    shown = _sentences(config)
+    if not shown:
+        return
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
-    shown = _sentences(config)
     filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
-    if shown:
-        print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
+    print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
     for number, (hidden, fills) in enumerate(zip(shown, filled, strict=True), 1):
         text = hidden.masked
         for place, word in enumerate(hidden.words):
@@ -91,6 +87,21 @@ def _show_fills(config: RunConfig) -> None:
             likely = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in best)
             print(f"   [{word}]{' ' * (width - _columns(word))}  {likely}")
         print()
+
+
+def show_result(config: RunConfig) -> None:
+    """Prints the summary of a run that has ended, the place of its picture, and the fills of a T5's sentences."""
+    from limba.evaluation import history
+
+    print("\n" + history.summary(config))
+    print(f"picture             {history.plot_loss(config)}\n")
+    _show_fills(config)
+
+
+def next_lines(commands: Sequence[tuple[str, str]]) -> str:
+    """Returns commands, each with what it is for, as what to type next."""
+    width = max(len(command) for command, _ in commands)
+    return "\n".join(["What to type next:", *(f"  {command:<{width}}  # {about}" for command, about in commands)])
 
 
 def _columns(text: str) -> int:
@@ -114,8 +125,7 @@ def _next(directory: str, step: int, given: str | None) -> str:
     if not is_installed:
         lines.insert(0, (". .venv/bin/activate", "makes the command limba available"))
         lines.append(("bash launch/setup.sh cuda", "on a machine with a GPU: then the same commands use it"))
-    width = max(len(command) for command, _ in lines)
-    return "\n".join(["What to type next:", *(f"  {command:<{width}}  # {about}" for command, about in lines)])
+    return next_lines(lines)
 
 
 def run(argv: Sequence[str]) -> None:
@@ -138,7 +148,6 @@ def run(argv: Sequence[str]) -> None:
         config, text, names, _ = parse_args([*arguments, *argv], "demo", ABOUT)
         from limba.cli import convert
         from limba.data.demo_corpus import pydoc_corpus
-        from limba.evaluation import history
         from limba.run import train
         from limba.sharding import clusters
     if (place := clusters.find()) is not None and place.count > 1:
@@ -157,9 +166,7 @@ def run(argv: Sequence[str]) -> None:
         result = train(config, text)
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
-    print("\n" + history.summary(config))
-    print(f"picture             {history.plot_loss(config)}\n")
-    _show_fills(config)
+    show_result(config)
     print("The model as a folder for Hugging Face's transformers:")
     convert.run([config.model_dir])
     print("\n" + _next(config.model_dir, result["step"], given))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from limba import toolbox
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
-from limba.config import RestartError, StorageError, environment
+from limba.config import InputError, RestartError, RunConfig, StorageError, environment
 from limba.config.errors import named
 from limba.sharding import preemption
 
@@ -40,8 +40,34 @@ def to_end(given: GinRun) -> None:
             joining.say_ended()
     if result["interrupted"]:
         raise RestartError(f"The run was asked to stop after step {result['step']:,}; the same command resumes it.")
+    if given.config.evaluation.prompts:
+        _show(given.config)
     if result["failed_exports"]:
         raise StorageError(" ".join(result["failed_exports"]))
+
+
+def _show(config: RunConfig) -> None:
+    """Prints, in the only process of a run with prompts, what it has learned, and what to type next."""
+    import jax
+
+    from limba.cli import demo
+
+    if jax.process_count() > 1:
+        return
+    try:
+        demo.show_result(config)
+    except (InputError, StorageError) as error:  # the run itself has ended well
+        print(f"What the model has learned cannot be shown: {error}", file=sys.stderr)
+    place = config.model_dir
+    print(
+        demo.next_lines(
+            [
+                (f"limba report {place}", "figures, pictures and samples of this run"),
+                (f"limba play {place}", "a page on which you try the model"),
+                (f"limba convert {place}", "a folder for Hugging Face's transformers"),
+            ]
+        )
+    )
 
 
 def say_what_is_wrong(given: GinRun) -> None:

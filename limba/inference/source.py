@@ -155,6 +155,18 @@ def find(
     return Source(path, directory, steps, kind, model, run, vocabulary, newest_best, tuple(allowed))
 
 
+def described(path: str) -> tuple[ModelConfig, VocabularyName | None]:
+    """Returns a model's network and its vocabulary's name, by `find`; of the hub's models the weights are not fetched.
+
+    Raises InputError if there is no model.
+    """
+    if is_hub_id(path):
+        folder = hub_models.download(path, weights=False)
+        return huggingface.model_config(folder), _vocabulary_beside(epath.Path(folder), None)
+    source = find(path)
+    return source.model, source.vocabulary
+
+
 def read_config(directory: epath.Path) -> RunConfig | ModelConfig:
     """Returns the configuration of a run directory, read from its file; InputError if there is none."""
     file = directory / "config.json"

@@ -1,5 +1,6 @@
 """`limba new`: the proposed size and steps, the written files, which train, and bad input."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,76 +12,150 @@ from pathlib import Path
 import jax
 import pytest
 
+from benchmarks import proposals
 from benchmarks.breaking.start import QUICK
-from limba.cli.gin.read import read_run
+from limba.api import NewVocabulary
+from limba.cli.gin.read import read_model, read_run
 from limba.cli.main import main
-from limba.config import InputError
+from limba.config import InputError, ModelConfig
+from limba.formats.architectures import config_json
 from limba.model import Network
-from limba.tools.corpus import sizes
+from limba.tools.corpus import counting, sizes
+from limba.tools.corpus.counting import Counted
+from limba.tools.corpus.hardware import hardware
 from limba.tools.corpus.preparation.survey import Survey
 from limba.training.metrics.flops import flops_per_sequence
 
 ROOT = Path(__file__).parents[2]
 
 
-def corpus(size: float, unspaced: float = 0.0) -> Survey:
-    letters = round(size * (0.85 if unspaced < 0.5 else 0.35))
-    return Survey("text", ("text",), 8, max(1, round(size / 2_000)), round(size), letters, unspaced, False)
+def corpus(size: float) -> Survey:
+    return Survey("text", ("text",), 8, max(1, round(size / 2_000)), round(size), round(size * 0.85), False)
 
 
-@pytest.mark.parametrize("size", sizes.SIZES)
-def test_parameters_by_formula_are_the_networks(size: str) -> None:
-    config = sizes.model_of(size, 32_128)
-    shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
-    assert sizes.num_parameters(config) == sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+def quarter(ids: int) -> Counted:
+    return Counted(ids, 0.25, 1 << 20)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(kind, size) for kind, all_ in sizes.SIZES.items() for size in all_])
+def test_parameters_by_formula_are_the_networks(kind: str, size: str) -> None:
+    for config in (sizes.model_of(kind, size, 32_128), read_model("gin/models/umt5/base.gin")):
+        shapes = jax.eval_shape(Network(config).init, jax.random.key(0))
+        assert sizes.num_parameters(config) == sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 @pytest.mark.parametrize(
     ("name", "gigabytes", "days", "expected"),
     [
-        ("v4-8", 20, 7, "base"),
-        ("h100", 20, 7, "base"),
+        ("v4-8", 20, 7, "large"),
+        ("h100", 20, 7, "large"),
         ("8xh100", 300, 14, "xl"),
-        ("v4-32", 5, 7, "small"),  # the text is the limit
-        ("cpu", 1, 1, "tiny"),
-        ("v4-24", 20, 7, "base"),  # 12 chips: the batch divides among them
+        ("v4-32", 0.8, 7, "base"),  # the text is the limit
+        ("cpu", 1, 1, "mini"),
+        ("v4-24", 20, 7, "xl"),  # 12 chips: the batch divides among them
         ("v5p-512", 3_000, 30, "xxl"),  # 64 hosts: each has a data shard
     ],
 )
 def test_the_largest_size_that_sees_20_tokens_a_parameter(
     name: str, gigabytes: float, days: float, expected: str
 ) -> None:
-    found, machine = corpus(gigabytes * 1e9), sizes.hardware(name)
-    plan = sizes.plan(found, machine, days)
+    found, machine = corpus(gigabytes * 1e9), hardware(name, cores=2)
+    plan = sizes.plan(found, machine, days, quarter)
     assert plan.size == expected
-    tokens = sizes.num_tokens(found)[1]
-    config = sizes.model_of(plan.size, plan.rows)
+    config = sizes.model_of("t5", plan.size, plan.rows)
     row = 568 if plan.inputs == 512 else 141
     flops = plan.steps * plan.batch * flops_per_sequence(config, *((512, 114) if row == 568 else (128, 29)))
-    assert flops <= machine.devices * machine.flops * days * 86_400 * 1.06  # the steps are rounded
-    assert plan.hours <= days * 24 * 1.06 and plan.epochs <= 4.2
-    assert plan.epochs == pytest.approx(plan.steps * plan.batch * row / tokens)
-    assert plan.tokens >= 19 * plan.parameters
-    following = [*sizes.SIZES, None][sizes.SIZES.index(plan.size) + 1]
+    assert flops <= machine.flops_at(config.emb_dim) * days * 86_400
+    assert (
+        plan.hours <= days * 24
+        and plan.epochs <= sizes.MOST_EPOCHS
+        and plan.share == pytest.approx(plan.hours / 24 / days)
+    )
+    assert plan.epochs == pytest.approx(plan.steps * plan.batch * row / (found.bytes * 0.25))
+    assert plan.tokens >= 0.9 * 20 * plan.parameters  # the steps are rounded
+    following = [*sizes.SIZES["t5"], None][sizes.SIZES["t5"].index(plan.size) + 1]
     if following is not None:
-        larger = sizes.plan(found, machine, days, following)
+        larger = sizes.plan(found, machine, days, quarter, given=following)
         assert larger.tokens < 20 * larger.parameters
     assert plan.batch % plan.microbatches == 0 and plan.batch % machine.devices == 0
     assert plan.batch // plan.microbatches % machine.devices == 0
     assert plan.batch % plan.shards == 0 and plan.shards >= min(16, machine.devices // 4, plan.batch & -plan.batch)
     assert plan.rows % 128 == 0 and plan.rows >= plan.vocabulary
-    assert any("2305.16264" in reason for reason in plan.reasons) and any("2203.15556" in r for r in plan.reasons)
+    assert any("2203.15556" in reason for reason in plan.reasons)
+    assert any("2305.16264" in reason and "1910.10683" in reason for reason in plan.reasons) == (plan.epochs > 4)
+
+
+@pytest.mark.parametrize("kind", sizes.SIZES)
+@pytest.mark.parametrize("name", ["cpu", "h100", "v4-8", "8xa100", "v3-8"])
+@pytest.mark.parametrize("megabytes", [1, 5, 20, 100, 500, 1_000, 3_000, 30_000, 1_000_000])
+def test_proposals_fill_the_days_or_say_that_the_text_gives_no_more(megabytes: float, name: str, kind: str) -> None:
+    plan = sizes.plan(corpus(megabytes * 1e6), hardware(name, cores=2), 7, quarter, kind)
+    text = " ".join(plan.reasons)
+    assert plan.share <= 1 and plan.epochs <= 40
+    assert plan.share >= 0.8 or ("The text gives no more" in text and "A larger corpus" in text and plan.epochs > 36)
+    assert 5 <= plan.tokens / plan.parameters <= 400 and f"{plan.tokens / plan.parameters:.1f} tokens a param" in text
+    assert plan.vocabulary <= {128: 4_000, 256: 8_000, 384: 16_000, 512: 32_000}.get(plan.config.emb_dim, 64_000)
+    seconds = plan.hours * 3600
+    lost, step = plan.checkpoints / plan.steps * seconds, seconds / plan.steps
+    assert lost <= min(1800, max(0.02 * seconds, 120)) + step and step >= 0.005
+    assert plan.eval_steps / 3 <= 0.06 * plan.evaluations or plan.eval_steps == 1
+    assert plan.steps / plan.evaluations >= 5 and plan.evaluations <= plan.steps
+    assert ("--from=google/umt5-base" in text) == (plan.share < 0.8 or megabytes < 1_000) or "--from=" in text
+    assert ("chip-hours, $" in text) == (name != "cpu")
+
+
+def test_the_batch_grows_with_the_size_and_shrinks_with_the_run() -> None:
+    def batch(size: str, days: float) -> int:
+        return sizes.plan(corpus(1e12), hardware("h100"), days, quarter, given=size).batch
+
+    assert [batch(size, 365) for size in ("tiny", "mini", "base", "large", "xl", "xxl")] == [
+        32,
+        64,
+        128,
+        256,
+        512,
+        1024,
+    ]
+    assert batch("xl", 1 / 240) == 16
+
+
+def test_warnings_of_a_size_that_is_given() -> None:
+    much = " ".join(sizes.plan(corpus(1e11), hardware("h100"), 7, quarter, given="tiny").reasons)
+    assert "That is above 400 tokens a parameter" in much
+    little = " ".join(sizes.plan(corpus(1e11), hardware("h100"), 0.1, quarter, given="xl").reasons)
+    assert "That is below 5 tokens a parameter: more days or devices" in little
+
+
+def test_the_table_of_the_docs_is_what_is_proposed_today() -> None:
+    assert proposals.table() in (ROOT / "docs" / "start.md").read_text()
+
+
+def test_tokens_are_counted_within_5_percent(corpus: Path, tmp_path: Path) -> None:
+    texts = [json.loads(line)["text"].encode() for line in corpus.read_text().splitlines()]
+    kept = [text for place, text in enumerate(texts) if place % 10]  # a run's own vocabulary
+    NewVocabulary(str(tmp_path / "own.model")).train(kept, 900)
+    true = counting.with_vocabulary(str(tmp_path / "own.model"), texts).tokens_per_byte
+    counted = counting.counter(counting.sampled(str(corpus), "text"), "t5")(1_000)
+    assert counted.ids == 1_000 and counted.tokens_per_byte == pytest.approx(true, rel=0.05)
+
+
+def test_a_vocabulary_has_room_for_the_letters_of_the_text() -> None:
+    letters = "".join(chr(0x4E00 + place) for place in range(1_500))
+    texts = [(letters[place:] + letters[:place]).encode() for place in range(0, 1_500, 10)]
+    assert counting.counter(texts, "t5")(1_000).ids == 2_000
 
 
 def test_hardware_by_its_name() -> None:
-    assert [sizes.hardware(name).devices for name in ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")] == [
-        8, 8, 4, 8, 4, 8, 4,
-    ]  # fmt: skip
-    assert sizes.hardware("H200").flops == pytest.approx(0.4 * 989e12)
-    assert sizes.hardware(None).name == "cpu"
+    names = ("v2-8", "v3-8", "v4-8", "v5e-8", "v5p-8", "v6e-8", "a100x4")
+    assert [hardware(name).devices for name in names] == [8, 8, 4, 8, 4, 8, 4]
+    assert [hardware(name).chips for name in names] == [4, 4, 4, 8, 4, 8, 4]
+    assert hardware("H200").flops == pytest.approx(0.4 * 989e12)
+    assert hardware(None).name == "cpu" and hardware("cpu").price is None and hardware("v4-8").price == 3.22
     for name in ("v9-8", "gtx", "0xh100", "v4-0x"):
         with pytest.raises(InputError, match="--hardware"):
-            sizes.hardware(name)
+            hardware(name)
+    with pytest.raises(InputError, match="did you mean h100 or"):
+        hardware("h10")
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +191,9 @@ def test_two_commands_lead_to_a_training_run(place: Path) -> None:
     written = ran("bash", "launch/nb.sh", "TRAIN_STEPS=4", "--gin.BATCH_SIZE=16", "--gin.EVAL_STEPS=1", *small)
     assert "There is no vocabulary at" in written and "runs/nb_tiny/vocabulary.model" in written
     assert "step 4 saved in" in written
+    shown = written.partition("Words that the model would write in the gaps")[2]
+    assert "<extra_id" not in shown and shown.count("%)") >= 3 and "What to type next:" in shown
+    assert "limba report" in shown and "runs/nb_tiny" in shown
     assert (place / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
     config = json.loads((place / "runs" / "nb_tiny" / "config.json").read_text())
     assert "nb_span_corruption" in json.dumps(config)
@@ -131,11 +209,47 @@ def test_written_files_are_a_run_and_are_not_overwritten(
     assert all(len(line) <= 120 for text in files.values() for line in text.splitlines())
     config = read_run(["gin/sv_2_base.gin"], ["MODEL_DIR=runs/x"]).config
     assert config.model.emb_dim == 768 and config.data.new_vocabulary_size is not None
-    assert config.data.mixture_or_task_name == "sv_2_span_corruption" and config.num_microbatches == 2
+    assert config.data.mixture_or_task_name == "sv_2_span_corruption" and config.num_microbatches == 1
     assert config.model.vocab_size >= config.data.new_vocabulary_size
     assert main(["new", "sv_2", "--corpus=data/a.jsonl"]) == 2
     assert "tasks/sv_2.py and launch/sv_2.sh exist already" in capsys.readouterr().err
     assert {path: path.read_text() for path in files} == files
+
+
+def test_a_language_model_has_the_same_files_and_a_prompt_for_each_sentence(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--corpus=data/a.jsonl", "--hardware=cpu", "--days=0.01", "--kind=lm", "--language=en", "--price=2"]
+    assert main(["new", "lm_1", *flags]) == 0
+    told = capsys.readouterr().out
+    assert "decoder-only tiny" in told and "at $2.00 each" in told and "(list" not in told
+    config = read_run(["gin/lm_1_tiny.gin"], ["MODEL_DIR=runs/x"]).config
+    assert config.model.is_decoder_only and config.data.mixture_or_task_name == "lm_1_causal_lm"
+    assert config.data.extra_ids == 0 and config.data.new_vocabulary_size is not None and config.data.pack
+    assert config.optimizer.name == "muon" and config.optimizer.weight_decay == 0 and config.card.language == ("en",)
+    assert config.optimizer.schedule.base_learning_rate == 0.1 and config.optimizer.schedule.warmup_steps == 0.02
+    assert config.evaluation.prompts and not any("extra_id" in prompt for prompt in config.evaluation.prompts)
+
+
+def test_a_published_model_goes_on_with_its_own_sizes_and_vocabulary(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ModelConfig(512, 48, 2, 24, 96, 1, 2, relative_bias_per_layer=True)
+    (place / "published").mkdir()
+    (place / "published" / "config.json").write_text(json.dumps(config_json(model)))
+    (place / "published" / "flax_model.msgpack").write_bytes(b"")  # not read
+    (place / "published" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125}')
+    assert main(["new", "on", "--corpus=data/a.jsonl", "--from=published", "--hardware=h100", "--days=0.5"]) == 0
+    told = capsys.readouterr().out
+    assert "Proposed for h100: published" in told and "The text gives no more" in told and "umt5" not in told
+    config = read_run(["gin/on_from.gin"], ["MODEL_DIR=runs/x"]).config
+    assert dataclasses.replace(config.model, dtype="float32", dropout_rate=0.0, remat="none") == dataclasses.replace(
+        model, dtype="float32"
+    )
+    assert config.initial_checkpoint_path == "published" and config.reset_step
+    assert config.data.vocabulary == "byte" and config.data.new_vocabulary_size is None
+    assert config.optimizer.name == "adafactor" and config.optimizer.schedule.base_learning_rate == 0.001
+    assert len(config.evaluation.prompts) == 3 and all("<extra_id_1>" in each for each in config.evaluation.prompts)
 
 
 def test_in_the_repository_the_script_sets_up_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,6 +299,19 @@ def test_an_accelerator_must_be_named(
         (["nb", "--corpus=a", "--days=0"], "--days=0 is not a time; give a number above 0."),
         (["nb", "--corpus=a", "--days=nan"], "--days=nan is not a time"),
         (["nb", "--corpus=a", "--size=huge"], "--size=huge is not known; give one of tiny"),
+        (["nb", "--corpus=a", "--hardware=h10"], "--hardware=h10 is not known; did you mean h100"),
+        (["nb", "--corpus=a", "--price=cheap"], "Argument --price: invalid float value: 'cheap'"),
+        (["nb", "--corpus=a", "--price=-1"], "--price=-1 is not a price; give dollars a chip-hour, 0 or more."),
+        (["nb", "--corpus=a", "--price=nan"], "--price=nan is not a price"),
+        (["nb", "--corpus=a", "--kind=bert"], "Argument --kind: invalid choice: 'bert'"),
+        (["nb", "--corpus=a", "--kind=lm", "--size=base"], "--size=base is not known; give one of tiny, 0.05b"),
+        (["nb", "--corpus=a", "--from=x/y", "--size=base"], "give it without --size and --kind."),
+        (["nb", "--corpus=a", "--from=nowhere"], "nowhere does not exist"),
+        (
+            ["nb", "--corpus=latin.txt", "--language=ru"],
+            "--language=ru is not the text's: most of its letters are",
+        ),
+        (["nb", "--corpus=one.txt"], "holds no document in split 'validation'"),
         (["nb", "--corpus=none/*.jsonl"], "The corpus path none/*.jsonl matches no file"),
         (["nb", "--corpus=two.jsonl"], "set --column to one of 'en', 'nb'"),
         (["nb", "--corpus=empty.jsonl"], "holds no document with text"),
@@ -197,7 +324,11 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.jsonl").write_text('{"en": "a", "nb": "b"}\n')
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    (tmp_path / "latin.txt").write_text("".join(f"Line {place} of a text in Latin letters.\n" for place in range(500)))
+    (tmp_path / "one.txt").write_text("All of the text is in one line. " * 500 + "\n")
     assert main(["new", *argv]) == 2
     said = capsys.readouterr().err.strip()
     assert told in said and "\n" not in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.jsonl", "two.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "empty.jsonl", "latin.txt", "one.txt", "two.jsonl",
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -12,9 +13,12 @@ from limba.data.registry import Task
 from limba.data.sources.parquet import TOKENS
 from limba.data.sources.readers import FIELD_SEPARATOR, Unit
 from limba.data.sources.units import UnitSource
+from limba.data.vocabulary.sentences import Hidden, sentences
 
 UNITS_AT_ONCE = 128  # read side by side, a chunk of each in turn; ChunkReader keeps that many open
 READ_PER_SAMPLED = 8
+NUM_SENTENCES = 3  # of the validation text, whose words are hidden
+MOST_DOCUMENTS = 500  # that are looked through for them
 
 Progress = Callable[[int, int], None]  # called with (bytes read, units finished)
 
@@ -46,6 +50,10 @@ class Texts:
         if split == "validation" and source.is_carved(split):
             advice = f"give more text, or set DataConfig.validation_percent above {source.carved_percent(split):g}"
         raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
+
+    def sentences(self, split: str) -> list[Hidden]:
+        """Returns NUM_SENTENCES sentences of the first documents, some words hidden; or fewer."""
+        return list(sentences(itertools.islice(self.source.texts(split), MOST_DOCUMENTS), NUM_SENTENCES))
 
     def in_columns(self, documents: Sequence[bytes]) -> list[bytes]:
         """Returns the texts of documents; a row of several columns gives one text for each, in order."""

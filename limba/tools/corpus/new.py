@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import keyword
 import math
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,13 @@ from limba.config.errors import named
 
 if TYPE_CHECKING:
     from limba.tools.corpus.preparation.survey import Survey
+    from limba.tools.corpus.sizes import Start
 
-ABOUT = """Looks at your text, proposes a T5 for your hardware and time, and writes the files that train it:
-tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comments. Nothing is overwritten.
+ABOUT = """Looks at your text, proposes a model for your hardware and time, says what it costs, and writes the files
+that train it: tasks/NAME.py, gin/NAME_SIZE.gin and launch/NAME.sh, with comments. Nothing is overwritten.
 
     limba new nb --corpus='data/*.jsonl' --hardware=v4-8 --days=7
+    limba new nb --corpus='data/*.jsonl' --hardware=h100 --days=1 --from=google/umt5-base
     bash launch/nb.sh
 
 The corpus may be .txt, .jsonl, .json, .csv or .parquet, also .gz or .zst, local, at an address, or user/name of the
@@ -45,7 +47,13 @@ def _parser() -> Parser:
         help="what it will run on: cpu, h100, 8xa100, v5e-8, …",
     )
     parser.add_argument("--days", type=float, default=DAYS, metavar="7", help="how long it may train; default 7")
-    parser.add_argument("--size", metavar="small", help="size of T5 1.1 instead of the proposed one")
+    parser.add_argument("--size", metavar="small", help="size instead of the proposed one")
+    parser.add_argument("--kind", choices=("t5", "lm"), help="a T5 1.1 (default), or a decoder-only language model")
+    parser.add_argument(
+        "--from", dest="start", metavar="google/umt5-base", help="a published model to go on from: a hub id or a folder"
+    )
+    parser.add_argument("--language", metavar="nb", help="the text's code by ISO 639, for the model's card")
+    parser.add_argument("--price", type=float, metavar="3.22", help="dollars a chip-hour, in place of the list price")
     return parser
 
 
@@ -59,39 +67,83 @@ def run(argv: Sequence[str]) -> None:
     if not (math.isfinite(given.days) and 0 < given.days <= 3650):
         raise InputError(f"--days={given.days:g} is not a time; give a number above 0.")
     with environment.quiet_imports():
-        from limba.tools.corpus import sizes, templates
+        from limba.api import duration
+        from limba.tools.corpus import counting, sizes, templates
+        from limba.tools.corpus.hardware import hardware
         from limba.tools.corpus.preparation.survey import survey
-    if given.size is not None and given.size not in sizes.SIZES:
-        raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES)}.")
-    machine = sizes.hardware(given.hardware)
+    if given.price is not None and not 0 <= given.price < math.inf:
+        raise InputError(f"--price={given.price:g} is not a price; give dollars a chip-hour, 0 or more.")
+    if given.start and (given.size or given.kind):
+        raise InputError("--from is a model with a size and a kind of its own; give it without --size and --kind.")
+    kind = given.kind or "t5"
+    if given.size is not None and given.size not in sizes.SIZES[kind]:
+        raise InputError(f"--size={given.size} is not known; give one of {', '.join(sizes.SIZES[kind])}.")
+    machine = hardware(given.hardware)
     if given.hardware is None and (environment.num_gpus() or environment.is_tpu_vm()):
         raise InputError(
             "This machine has an accelerator; name it, as in --hardware=8xh100 or --hardware=v4-8, or give cpu."
         )
-    _check_new(name, given.size)
+    _check_new(name, "from" if given.start else given.size)
+    start = _start(given.start) if given.start else None
+    if start is not None:
+        kind = "lm" if start.config.is_decoder_only else "t5"
     with _reading() as progress:
         found = survey(corpus, given.column, progress)
     if found.letters < LEAST_LETTERS:
         raise InputError(
             f"{corpus} holds {found.letters:,} letters, too few to train on; give {LEAST_LETTERS:,} or more."
         )
-    plan = sizes.plan(found, machine, given.days, given.size)
+    documents = counting.sampled(corpus, found.column)
+    if given.language:
+        counting.check_language(given.language, documents)
+    prompts = _prompts(corpus, found, kind)
+    if start is None:
+        counts = counting.counter(documents, kind)
+    else:
+        counts = functools.cache(lambda _: counting.with_vocabulary(start.vocabulary, documents))
+    plan = sizes.plan(found, machine, given.days, counts, kind, start or given.size, given.price)
     print(_about(corpus, found))
-    print(f"\nProposed for {machine.name}: T5 1.1 {plan.size}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
-          f" {plan.batch} rows, about {_hours(plan.hours)}.")  # fmt: skip
+    print(f"\nProposed for {machine.name}: {plan.about}, {plan.parameters:,} parameters, {plan.steps:,} steps of"
+          f" {plan.batch} rows, about {duration(plan.hours * 3600)}.")  # fmt: skip
     for reason in plan.reasons:
-        print(textwrap.fill(reason, 118, initial_indent="* ", subsequent_indent="  ", break_long_words=False,
-                            break_on_hyphens=False))  # fmt: skip
+        print(templates.wrapped(reason, "* ", "  "))
     has_scripts = Path("launch/pretrain.sh").is_file()
     files = {
-        f"tasks/{name}.py": templates.task(name, corpus, found),
-        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine),
+        f"tasks/{name}.py": templates.task(name, corpus, found, kind),
+        f"gin/{name}_{plan.size}.gin": templates.gin(name, corpus, found, plan, machine, prompts, given.language),
         f"launch/{name}.sh": templates.script(name, plan, machine, has_scripts),
     }
     _write(files)
     print("\nWritten:\n" + "\n".join(f"  {path}" for path in files))
-    print(f"Next:\n  bash launch/{name}.sh                    # trains the vocabulary, then the model; resumes")
+    first = "trains the vocabulary, then the model" if start is None else "trains the model"
+    print(f"Next:\n  bash launch/{name}.sh                    # {first}; resumes, and shows what it has learned")
     print(f"  limba inspect {templates.quoted(corpus)} --vocabulary=byte    # look at the text first")
+
+
+def _start(path: str) -> Start:
+    """Returns a published model; InputError if it cannot be found, or names no vocabulary."""
+    from limba.api import described
+    from limba.tools.corpus.sizes import Start
+
+    config, vocabulary = described(path)
+    if vocabulary is None:
+        raise InputError(f"--from={path} names no vocabulary; give a model with spiece.model or tokenizer.json.")
+    is_hub = not Path(path).expanduser().exists() and "://" not in path
+    name = vocabulary.path
+    if is_hub and name != "byte":
+        name = f"hf://{path}/{name.rpartition('/')[2]}"
+    return Start(path, config, name, vocabulary.extra_ids)
+
+
+def _prompts(corpus: str, found: Survey, kind: str) -> list[str]:
+    """Returns sentences of the validation text with gaps, or their beginnings; InputError if there is no such text."""
+    from limba.api import Texts, source_of_files
+    from limba.tools.corpus.templates import validation_percent
+
+    texts = Texts(source_of_files(corpus, found.column, validation_percent(found)))
+    texts.check_not_empty("validation")
+    masked = [hidden.masked for hidden in texts.sentences("validation")]
+    return masked if kind == "t5" else [text.partition("<extra_id_0>")[0].rstrip() for text in masked]
 
 
 def _checked_name(name: str | None) -> str:
@@ -125,12 +177,6 @@ def _about(corpus: str, found: Survey) -> str:
         f"{corpus}: {files}{columns}{read}; {about}{found.documents:,} documents, {about}{short(found.bytes)}B of text,"
         f" {about}{short(found.letters)} letters."
     )
-
-
-def _hours(hours: float) -> str:
-    from limba.api import duration
-
-    return duration(hours * 3600)
 
 
 @contextlib.contextmanager

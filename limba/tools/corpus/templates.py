@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
 import textwrap
+from collections.abc import Sequence
 
+from limba.tools.corpus.counting import SENTINELS
+from limba.tools.corpus.hardware import Hardware
 from limba.tools.corpus.preparation.survey import Survey
-from limba.tools.corpus.sizes import Hardware, Plan, short
+from limba.tools.corpus.sizes import FILES, FREE_EPOCHS, Plan, model_of, short
 
-CHECKPOINTS = 20  # of a run, at least; never further apart than the default
-
-TASK = '''"""Span corruption (T5's objective) of {name_of_corpus}.
+TASK = '''"""{objective} of {name_of_corpus}.
 
 Written by `limba new`. The gin file names the task, and may replace its corpus and its vocabulary.
 """
 
-from limba.data.objectives import span_corruption, tokenize_documents
+from limba.data.objectives import {function}, tokenize_documents
 from limba.data.registry import Feature, TaskRegistry
 from limba.data.tasks import source_of_files
 from limba.data.vocabulary import SentencePieceVocabulary
@@ -26,23 +28,24 @@ CORPUS = {corpus}  # a path, a pattern, several with commas, or user/name of the
 COLUMN = {column}  # the column or key with the text; text files have none
 VALIDATION_PERCENT = {percent}  # of the documents, chosen by a hash of their text, if the corpus has no such split
 
-# Not read: the run trains a vocabulary of its own, see the gin file.
-VOCABULARY = SentencePieceVocabulary("{name}/vocabulary.model", extra_ids=100)
+# Not read: the gin file says which vocabulary the run has.
+VOCABULARY = SentencePieceVocabulary("{name}/vocabulary.model", extra_ids={extra_ids})
 
 TaskRegistry.add(
-    "{name}_span_corruption",
+    "{name}_{function}",
     source=source_of_files(CORPUS, COLUMN, VALIDATION_PERCENT),
-    preprocessors=[tokenize_documents, span_corruption],
+    preprocessors=[tokenize_documents, {function}],
     output_features=dict.fromkeys(("inputs", "targets"), Feature(VOCABULARY)),
 )
 '''
+OBJECTIVES = {"t5": ("Span corruption (T5's objective)", "span_corruption"), "lm": ("Language modeling", "causal_lm")}
 
-GIN = """# T5 1.1 {size} for {corpus}: {parameters} parameters. Written by `limba new`; every value may be changed.
+GIN = """# {about} for {corpus}: {parameters} parameters. Written by `limba new`; every value may be changed.
 #
 # Command   bash launch/{name}.sh
 # Hardware  {hardware}: {reason}
 # Hours     {hours:.1f} estimated at that speed; not measured
-# Expected  a first loss of about ln {rows} + 0.5 = {first_loss:.1f}
+# Expected  {expected}
 #
 # Why this size and these steps:
 {reasons}
@@ -51,30 +54,70 @@ from __gin__ import dynamic_registration
 from limba import config
 from tasks import {name}
 
-include 'gin/models/t5_1_1/{size}.gin'
-include 'gin/runs/pretrain.gin'
+{model}
 
-MIXTURE_OR_TASK_NAME = '{name}_span_corruption'
-TASK_FEATURE_LENGTHS = {{'inputs': {inputs}}}  # tokens; the targets' follow from the objective
+MIXTURE_OR_TASK_NAME = '{name}_{function}'
+TASK_FEATURE_LENGTHS = {lengths}  # tokens
 TRAIN_STEPS = {steps}  # {tokens} tokens, {epochs:.1f} epochs
 BATCH_SIZE = {batch}
 NUM_MICROBATCHES = {microbatches}  # parts of a batch, one after the other; more of them need less memory
 DROPOUT_RATE = {dropout}  # 0.1 where the text is read several times
 DTYPE = '{dtype}'
 REMAT = '{remat}'  # 'none' is faster, 'full' needs less memory
+LANGUAGE = {language}  # of the card of the exported model, by its code: 'ro', or 'en,ms'
 
-VOCAB_SIZE = {rows}  # a multiple of 128, not below the number of ids
-WARMUP_STEPS = {warmup}
+{rate}
+
 CHECKPOINT_PERIOD = {checkpoints}
 EVAL_PERIOD = {evaluations}
+EVAL_STEPS = {eval_steps}  # batches of an evaluation, at most
 LOG_PERIOD = {log}
 
-# The run trains this vocabulary on its text first, MODEL_DIR/vocabulary.model. For one that exists:
-# VOCABULARY = 'PATH.model', and take these lines out.
-config.DataConfig.new_vocabulary_size = {vocabulary}  # ids, the 100 sentinels included
+VOCAB_SIZE = {rows}  # not below the number of ids
+{vocabulary}
 config.DataConfig.num_data_shards = {shards}  # fixed for the run; at least the number of hosts
 config.DataConfig.validation_percent = {percent}
-{mesh}"""
+{prompts}{mesh}"""
+FROM_SCRATCH = """include '{file}'
+include 'gin/runs/{run}.gin'
+include 'gin/recipes/fast.gin'"""
+# Sizes of a published model that differ from those of T5 1.1 base.
+FROM_PUBLISHED = """include 'gin/models/t5_1_1/base.gin'
+include 'gin/runs/{run}.gin'
+
+{fields}
+INITIAL_CHECKPOINT_PATH = {start}
+RESET_STEP = True  # steps are counted from 0"""
+RATE = """# The recipe's rate was searched for with runs of minutes: 0.1 to 0.14. A long run of a large model may need
+# less: try 0.05, 0.02 and 0.01 for some thousand steps each. Warm-up and decay are shares of the run.
+LEARNING_RATE = 0.1"""
+RATE_ON = """# {whose} rate for what goes on from a published model; {low} to {high} are usual. It rises for 2 % of the
+# run, and falls to 0 over the last 70 %.
+LEARNING_RATE = {value}
+WARMUP_STEPS = 0.02
+config.ScheduleConfig.name = 'warmup_stable_decay'
+config.ScheduleConfig.decay_steps = 0.7"""
+RATES_ON = {
+    "t5": ("T5's", "0.0003", "0.003", "0.001"),
+    "lm": ("AdamW's", "0.00003", "0.0003", "0.0001"),
+}  # whose, range, value
+NEW_VOCABULARY = """# The run trains this vocabulary on its text first, MODEL_DIR/vocabulary.model. For one that exists:
+# VOCABULARY = 'PATH.model', and {name} = None.
+{name} = {vocabulary}  # ids, sentinels included"""
+NEW_SIZES = {"t5": "config.DataConfig.new_vocabulary_size", "lm": "NEW_VOCABULARY_SIZE"}
+# Each evaluation shows what the model writes there. They are from the validation text.
+PROMPTS = {
+    "t5": """# Sentences of the validation text, whose gaps each evaluation fills.
+config.EvaluationConfig.prompts = (
+{prompts})
+config.EvaluationConfig.sampling = @config.GenerationConfig()
+config.GenerationConfig.max_tokens = 24
+""",
+    "lm": """# Beginnings of sentences of the validation text, which each evaluation continues.
+PROMPTS = (
+{prompts})
+""",
+}
 
 SCRIPT = """#!/usr/bin/env bash
 # Trains gin/{name}_{size}.gin on {hardware}: first its vocabulary, then the model. Started again, it resumes.
@@ -97,46 +140,79 @@ done
 exec limba train gin/{name}_{size}.gin "--gin.MODEL_DIR=$MODEL_DIR" ${{flags[@]+"${{flags[@]}}"}}"""
 
 
-def task(name: str, corpus: str, found: Survey) -> str:
+def task(name: str, corpus: str, found: Survey, kind: str) -> str:
     """Returns tasks/NAME.py."""
-    values = {"corpus": _python(corpus), "column": _python(found.column), "percent": _percent(found)}
-    return TASK.format(name=name, name_of_corpus=corpus.replace("\\", "/").replace('"', ""), **values)
+    objective, function = OBJECTIVES[kind]
+    return TASK.format(
+        name=name,
+        name_of_corpus=corpus.replace("\\", "/").replace('"', ""),
+        corpus=_python(corpus),
+        column=_python(found.column),
+        percent=validation_percent(found),
+        objective=objective,
+        function=function,
+        extra_ids=SENTINELS[kind],
+    )
 
 
-def gin(name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware) -> str:
-    """Returns gin/NAME_SIZE.gin."""
-    large = plan.size in ("large", "xl", "xxl") and machine.devices > 1
-    period = max(1, plan.steps // CHECKPOINTS)
+def gin(
+    name: str, corpus: str, found: Survey, plan: Plan, machine: Hardware, prompts: Sequence[str], language: str | None
+) -> str:
+    """Returns gin/NAME_SIZE.gin; `prompts` are masked sentences, or their beginnings."""
+    large = plan.config.emb_dim >= 1024 and machine.devices > 1
     values = plan._asdict() | {
         "name": name,
         "corpus": corpus,
+        "function": OBJECTIVES[plan.kind][1],
         "parameters": f"{plan.parameters:,}",
         "hardware": machine.name,
         "reason": machine.reason,
-        "reasons": "\n".join(
-            textwrap.fill(
-                line,
-                118,
-                initial_indent="# * ",
-                subsequent_indent="#   ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for line in plan.reasons
-        ),
-        "first_loss": math.log(plan.rows) + 0.5,
+        "reasons": "\n".join(wrapped(line, "# * ", "#   ") for line in plan.reasons),
+        "expected": "a first loss of a few nats, which then falls"
+        if plan.start
+        else f"a first loss of about ln {plan.rows} + 0.5 = {math.log(plan.rows) + 0.5:.1f}",
+        "model": _model(plan),
+        "lengths": f"{{'inputs': {plan.inputs}}}" if plan.kind == "t5" else f"{{'targets': {plan.targets}}}",
         "tokens": short(plan.tokens),
-        "dropout": 0.1 if plan.epochs > 2 else 0.0,
+        "dropout": 0.1 if plan.epochs > FREE_EPOCHS else 0.0,
         "dtype": "float32" if machine.setup == "cpu" else "bfloat16",
-        "remat": "none" if plan.size in ("tiny", "small") else "minimal",
-        "warmup": min(10_000, max(1_000, plan.steps // 10)),
-        "checkpoints": min(10_000, period),
-        "evaluations": min(1_000, period),
-        "log": min(100, max(1, period // 5)),
-        "percent": _percent(found),
+        "remat": "none" if plan.config.emb_dim <= 512 else "minimal",
+        "language": repr(language),
+        "rate": _rate(plan),
+        "vocabulary": _vocabulary(plan),
+        "percent": validation_percent(found),
+        "prompts": PROMPTS[plan.kind].format(prompts="".join(map(_pieces, prompts))) * bool(prompts),
         "mesh": "config.MeshConfig.auto = True  # parameters are sharded as far as the memory needs it\n" * large,
     }
     return GIN.format(**values)
+
+
+def _model(plan: Plan) -> str:
+    run = "pretrain" if plan.kind == "t5" else "pretrain_lm"
+    if plan.start is None:
+        return FROM_SCRATCH.format(file=FILES[plan.kind].format(plan.size), run=run)
+    base, set_above = model_of("t5", "base", plan.rows), ("vocab_size", "dropout_rate", "dtype", "scan_layers", "remat")
+    fields = [
+        f"config.ModelConfig.{field.name} = {value!r}\n"
+        for field in dataclasses.fields(plan.config)
+        if (value := getattr(plan.config, field.name)) != getattr(base, field.name) and field.name not in set_above
+    ]
+    return FROM_PUBLISHED.format(run=run, fields="".join(fields), start=_python(plan.start.name))
+
+
+def _rate(plan: Plan) -> str:
+    if plan.start is None:
+        return RATE + "\nWEIGHT_DECAY = 0.0  # the recipe has none" * (plan.kind == "lm")
+    whose, low, high, value = RATES_ON[plan.kind]
+    return RATE_ON.format(whose=whose, low=low, high=high, value=value)
+
+
+def _vocabulary(plan: Plan) -> str:
+    if plan.start is None:
+        return NEW_VOCABULARY.format(name=NEW_SIZES[plan.kind], vocabulary=plan.vocabulary)
+    extra = "" if plan.start.extra_ids is None else f"\nEXTRA_IDS = {plan.start.extra_ids}"
+    has_own = "\nNEW_VOCABULARY_SIZE = None" * (plan.kind == "lm")
+    return f"VOCABULARY = {_python(plan.start.vocabulary)}{extra}{has_own}"
 
 
 def script(name: str, plan: Plan, machine: Hardware, has_scripts: bool) -> str:
@@ -145,8 +221,22 @@ def script(name: str, plan: Plan, machine: Hardware, has_scripts: bool) -> str:
     return SCRIPT.format(name=name, size=plan.size, hardware=machine.name, train=train)
 
 
-def _percent(found: Survey) -> float:
-    return 1.0 if found.documents >= 10_000 else 5.0
+def _pieces(prompt: str) -> str:
+    """Returns a text as strings that follow one another, in lines of a tuple."""
+    pieces = [prompt[place : place + 100] for place in range(0, len(prompt), 100)]
+    return "".join(f"    {_python(piece)}\n" for piece in pieces[:-1]) + f"    {_python(pieces[-1])},\n"
+
+
+def wrapped(text: str, first: str, following: str) -> str:
+    """Returns a text in lines of 118 columns, no word broken, with what each begins with."""
+    wrapper = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = first, following
+    return wrapper.fill(text)
+
+
+def validation_percent(found: Survey) -> float:
+    """Returns the share of documents that are not trained on: some at least, of a small corpus too."""
+    return 1.0 if found.documents >= 10_000 else 5.0 if found.documents >= 200 else 20.0
 
 
 def _python(text: str) -> str:

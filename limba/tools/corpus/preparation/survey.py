@@ -24,8 +24,6 @@ HEAD = 1 << 20  # bytes of a file, for its first record or line
 # Before the first record of a file that is one array, or an object with that as "data".
 ARRAY = re.compile(r'\ufeff?\s*(?:\{.*?"data"\s*:\s*)?\[\s*(?=\{)')
 USUAL = "text"
-# Scripts that are written without spaces: kana, Chinese characters, Thai, Lao, Burmese, Khmer.
-UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class Survey(NamedTuple):
@@ -37,7 +35,6 @@ class Survey(NamedTuple):
     documents: int
     bytes: int
     letters: int  # and spaces
-    unspaced: float  # the share of letters in scripts that are written without spaces
     is_whole: bool
 
 
@@ -71,7 +68,7 @@ def _counted(source: UnitSource, progress: Callable[[int], object] | None) -> Su
     units = source.units("train")
     spread = -(-len(units) // UNITS_AT_ONCE)
     order = sorted(range(0, len(units), spread), key=lambda place: (place // spread % 16, place))  # all over the corpus
-    documents = size = letters = unspaced = seen = seen_bytes = read = 0
+    documents = size = seen = seen_bytes = read = 0
     for number in order:
         if size >= BYTES_READ and read:
             break
@@ -85,8 +82,6 @@ def _counted(source: UnitSource, progress: Callable[[int], object] | None) -> Su
             if seen < LETTERS_SEEN:
                 text = b"".join(found).decode(errors="replace")
                 seen += len(text)
-                letters += sum(not each.isspace() for each in text)
-                unspaced += len(UNSPACED.findall(text))
                 seen_bytes = size
             if progress is not None:
                 progress(size)
@@ -95,7 +90,7 @@ def _counted(source: UnitSource, progress: Callable[[int], object] | None) -> Su
     per_byte = seen / max(seen_bytes, 1)
     return Survey(
         column="", columns=(), files=0, documents=round(documents * factor), bytes=total,
-        letters=round(total * per_byte), unspaced=unspaced / max(letters, 1), is_whole=read == len(units),
+        letters=round(total * per_byte), is_whole=read == len(units),
     )  # fmt: skip
 
 

@@ -1,0 +1,92 @@
+"""How many tokens a text has: counted on a sample of it, with the vocabulary that its run will train, or has."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from limba.api import NewVocabulary, PieceTable, Texts, source_of_files
+from limba.config import InputError
+
+SAMPLE_BYTES = 1 << 23  # of text that is counted; the vocabulary is trained on nine tenths of it
+SMALL = 0.9 * SAMPLE_BYTES  # bytes of a text that is trained on and counted as a whole, as its run will do
+SENTINELS = {"t5": 100, "lm": 0}
+MOST_LETTERS = 100_000  # that are looked at for their script
+# What Python calls the scripts, and languages that are nearly always written in them.
+SCRIPTS = {
+    "LATIN": "af ca cs cy da de en es et eu fi fo fr fy ga gl hr hu id is it la lb lt lv ms mt nb nl nn no oc pl pt rm"
+    " ro se sk sl so sq sv sw tl tr vi xh yo zu",
+    "CYRILLIC": "be bg mk ru uk", "GREEK": "el", "ARABIC": "ar fa ps ur", "HEBREW": "he yi", "DEVANAGARI": "hi mr ne",
+    "BENGALI": "as bn", "TAMIL": "ta", "TELUGU": "te", "THAI": "th", "GEORGIAN": "ka", "ARMENIAN": "hy",
+    "ETHIOPIC": "am ti", "HANGUL": "ko", "CJK HIRAGANA KATAKANA": "ja", "CJK": "zh",
+}  # fmt: skip
+
+
+class Counted(NamedTuple):
+    """A vocabulary's ids, and the tokens that it makes of a byte of the text."""
+
+    ids: int
+    tokens_per_byte: float
+    sample: int  # bytes of text that were counted
+
+
+def sampled(corpus: str, column: str | None) -> list[bytes]:
+    """Returns documents of a corpus, all equally likely, SAMPLE_BYTES at most; InputError for none."""
+    texts = Texts(source_of_files(corpus, column or "text"))
+    documents = texts.in_columns(texts.sample("train", SAMPLE_BYTES)[0])
+    if not documents:
+        raise InputError(f"No text of {corpus} can be sampled: its training split is empty; give more documents.")
+    return documents
+
+
+def counter(documents: Sequence[bytes], kind: str) -> Callable[[int], Counted]:
+    """Returns a function from a vocabulary's ids to what it makes of the documents; each is trained once.
+
+    Of a text with more letters than that many ids can spell, the vocabulary has as many ids as it needs. A sample of a
+    larger text is counted on the tenth that the vocabulary has not seen. The function raises InputError for text of
+    which no vocabulary can be made.
+    """
+    is_whole = sum(map(len, documents)) < SMALL
+    training = documents if is_whole else [text for place, text in enumerate(documents) if place % 10]
+    counted = documents if is_whole else documents[::10]
+
+    @functools.cache
+    def count(ids: int) -> Counted:
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/sample.model"
+            try:
+                NewVocabulary(path).train(training, ids - SENTINELS[kind])
+            except InputError:
+                if ids >= 64_000:
+                    raise
+                return count(2 * ids)
+            return with_vocabulary(path, counted)._replace(ids=ids)
+
+    return count
+
+
+def with_vocabulary(path: str, documents: Sequence[bytes]) -> Counted:
+    """Returns what the vocabulary at a path, or 'byte', makes of the documents; InputError if it cannot be read."""
+    pieces, size = PieceTable.at(path), sum(map(len, documents))
+    return Counted(pieces.vocabulary.vocab_size, sum(len(pieces.encode(text)) for text in documents) / size, size)
+
+
+def check_language(codes: str, documents: Sequence[bytes]) -> None:
+    """Raises InputError if most letters are of another script than a language that has one of its own.
+
+    >>> check_language("nb", ["Ære være".encode()])
+    >>> check_language("ru", [b"Latin letters"])
+    Traceback (most recent call last):
+    limba.config.errors.InputError: --language=ru is not the text's: most of its letters are Latin; give its own code.
+    """
+    letters = "".join(text.decode() for text in documents[:2000])[:MOST_LETTERS]
+    found = Counter(unicodedata.name(each, "").partition(" ")[0] for each in letters if each.isalpha())
+    for code in codes.split(","):
+        own = next((scripts for scripts, languages in SCRIPTS.items() if code.strip() in languages.split()), None)
+        if own and found and sum(found[script] for script in own.split()) * 2 < found.total():
+            most = found.most_common(1)[0][0].capitalize()
+            raise InputError(f"--language={code} is not the text's: most of its letters are {most}; give its own code.")
