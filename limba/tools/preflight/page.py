@@ -61,7 +61,10 @@ def json_of(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     plain = [
         {
             "title": section.title,
-            "lines": [{"level": line.level, "text": line.text, "fix": line.fixes({})} for line in section.lines],
+            "lines": [
+                {"level": line.level, "code": line.code, "text": line.text, "fix": line.fixes({})}
+                for line in section.lines
+            ],
             "data": section.data,
         }
         for section in sections
