@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -9,50 +10,25 @@ from collections.abc import Sequence
 from limba.tools.preflight.checks.text import FEW_WORDS, WORD
 
 LETTERS = 400  # of a document, whose script is looked at
-STOP_WORDS = {
-    language: set(words.split())
-    for language, words in {
-        "ca": "els les que amb una per del és dels aquest",
-        "cs": "se je že na jako ale byl pro který jsou",
-        "da": "og det er som på ikke af en til der",
-        "de": "der die und das ist nicht ein mit den von",
-        "en": "the of and to in is that for with was",
-        "es": "el los las que del una por con para es",
-        "fi": "ja on ei että oli se hän mutta kun myös",
-        "fr": "le la les des et est une dans pour que",
-        "hr": "je se na da su koji nije što kao biti",
-        "hu": "az és hogy nem egy volt is meg csak azt",
-        "id": "yang dan di dengan untuk ini dari tidak dalam adalah",
-        "it": "il che di della per non una sono gli del",
-        "nb": "og det er som på ikke for av en til",
-        "nl": "het een van de en dat niet is op voor",
-        "pl": "się nie na jest że do to jak przez oraz",
-        "pt": "os as que não uma do da em para com",
-        "ro": "și în de care este la pe nu cu din",
-        "sv": "och att det är som en på inte för av",
-        "tr": "ve bir bu için ile da olarak daha olan çok",
-        "vi": "và của là có được trong không cho một người",
-    }.items()
-}
+_STOP_WORDS = """
+ca els les que amb una per del és dels aquest; cs se je že na jako ale byl pro který jsou
+da og det er som på ikke af en til der; de der die und das ist nicht ein mit den von
+en the of and to in is that for with was; es el los las que del una por con para es
+fi ja on ei että oli se hän mutta kun myös; fr le la les des et est une dans pour que
+hr je se na da su koji nije što kao biti; hu az és hogy nem egy volt is meg csak azt
+id yang dan di dengan untuk ini dari tidak dalam adalah; it il che di della per non una sono gli del
+nb og det er som på ikke for av en til; nl het een van de en dat niet is op voor
+pl się nie na jest że do to jak przez oraz; pt os as que não uma do da em para com
+ro și în de care este la pe nu cu din; sv och att det är som en på inte för av
+tr ve bir bu için ile da olarak daha olan çok; vi và của là có được trong không cho một người
+"""
+STOP_WORDS = {words[0]: set(words[1:]) for words in map(str.split, re.split("[;\n]", _STOP_WORDS.strip()))}
 SCRIPTS = {  # by Unicode's names; the first language of each is the most usual
-    "CYRILLIC": "ru uk bg sr mk be kk ky mn tg tt",
-    "ARABIC": "ar fa ur ps ckb",
-    "HIRAGANA": "ja",
-    "KATAKANA": "ja",
-    "CJK": "zh ja",
-    "HANGUL": "ko",
-    "DEVANAGARI": "hi mr ne",
-    "BENGALI": "bn as",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "THAI": "th",
-    "GREEK": "el",
-    "HEBREW": "he yi",
-    "GEORGIAN": "ka",
-    "ARMENIAN": "hy",
-    "ETHIOPIC": "am ti",
+    "CYRILLIC": "ru uk bg sr mk be kk ky mn tg tt", "ARABIC": "ar fa ur ps ckb", "HIRAGANA": "ja", "KATAKANA": "ja",
+    "CJK": "zh ja", "HANGUL": "ko", "DEVANAGARI": "hi mr ne", "BENGALI": "bn as", "TAMIL": "ta", "TELUGU": "te",
+    "THAI": "th", "GREEK": "el", "HEBREW": "he yi", "GEORGIAN": "ka", "ARMENIAN": "hy",
     "LATIN": f"sr kk {' '.join(STOP_WORDS)}",
-}
+}  # fmt: skip
 
 
 def other_languages(texts: Sequence[str], codes: Sequence[str]) -> Counter[str]:

@@ -226,7 +226,7 @@ def _of_fertility(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
 
 
 def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
-    """Yields how many documents come back changed, and shows the first change; a warning if capitals or marks are lost."""
+    """Yields how many documents come back changed, with the first change; a warning if capitals or marks are lost."""
     encode, changed, example, folded = PieceTable(found.vocabulary).encode, 0, "", np.zeros([2, 2])
     texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
     for text in texts:
