@@ -156,6 +156,7 @@ def one_document() -> list[str]:
 MARKUP = '<html><body><div class="post-{}"><p>{}</p><br/><a href="/next">»</a></div></body></html>'
 BANNER = "Vi bruger cookies for at forbedre siden. {} Klik her for at acceptere alle cookies."
 SPAM = "Billige ure og tasker, køb nu og spar halvdelen af prisen i dag hos os!"
+LETTERS = "".join({*"".join(documents("es"))} - {" "})
 OTHERS = itertools.cycle(documents("en"))
 
 Run = Callable[[], list[str]]
@@ -189,9 +190,9 @@ RUNS: dict[str, tuple[str, Run]] = {  # number and name of a broken run: (code, 
     "45 vocabulary of another script": ("lost-letters", lambda: each("zh", lambda _, t: t, vocabulary("da"))),
     "46 vocabulary of another language": (
         "vocabulary-of-other-text",
-        lambda: of(documents("es", 1000), vocabulary("da", 200, required_chars="éñúíóáLEUNAMr"))),
+        lambda: of(documents("es", 1000), vocabulary("da", 240, required_chars=LETTERS))),
     "47 too few rows": ("vocab-size", lambda: each("da", lambda _, t: t, vocabulary("da"), "--gin.VOCAB_SIZE=128")),
-    "49 no sentinels": ("extra-ids", lambda: each("da", lambda _, t: t, vocabulary("da"), "--gin.EXTRA_IDS=0")),
+    "49 no sentinels": ("no-sentinels", lambda: each("da", lambda _, t: t, vocabulary("da"), "--gin.EXTRA_IDS=0")),
     "50 capitals folded": ("vocabulary-folds",
                            lambda: each("da", lambda _, t: t, vocabulary("da", normalization_rule_name="nmt_nfkc_cf"))),
     "51 no vocabulary": ("vocabulary", lambda: each("da", lambda _, t: t, "--gin.VOCABULARY='none.model'")),

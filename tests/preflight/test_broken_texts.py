@@ -21,7 +21,7 @@ SOUND = (ROOT / "tests" / "broken" / "sound.gin").read_text()
 PAIRS = """
 from tasks import text_to_text
 MIXTURE_OR_TASK_NAME = 'text_to_text'
-TASK_FEATURE_LENGTHS = {'inputs': 192, 'targets': 192}
+TASK_FEATURE_LENGTHS = {'inputs': 384, 'targets': 384}
 PACK = True
 """
 # What these short runs cannot do better is not about their text.
@@ -75,7 +75,7 @@ def test_it_is_found_and_its_fix_works_as_it_is_typed(name: str, capsys: pytest.
 
 @pytest.mark.parametrize("language", PHRASES)
 def test_a_sound_text_raises_no_alarm(language: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in ([f"--gin.LANGUAGE='{language}'"], [vocabulary(language, 200, byte_fallback=False)]):
+    for flags in ([f"--gin.LANGUAGE='{language}'"], [vocabulary(language, 300)]):
         assert not findings(capsys, of(documents(language), *flags))
 
 

@@ -345,12 +345,12 @@ def _padding(
     data["padding_flops_share_of_rows"] = waste
     needed = needed_targets(run, inputs) if inputs else None
     by_lengths = 0.0 if needed is None else wasted_share(config, inputs, needed, targets)
-    if waste - by_lengths < PADDED or config.data.pack:  # packed rows are as full as these lengths allow
-        why = "" if waste < PADDED else f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}"
+    if waste - by_lengths < PADDED or config.data.pack:  # packed rows are as full as their examples allow
+        why = f"; {waste:.0%} of a step's FLOPs, by the lengths: see {OBJECTIVE}" if by_lengths >= PADDED else ""
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    yield Line("warning", f"{text}.", ("DataConfig.pack", True), "padding")
+    yield Line("warning", f"{text}.", ("DataConfig.pack", True))
 
 
 def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:

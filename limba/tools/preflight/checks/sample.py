@@ -26,13 +26,17 @@ SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
 IN_BYTES = 0.05  # share of tokens that are single bytes
 FERTILE = 1.3  # times the tokens of a small vocabulary of the same text
-SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = 2_000, 50_000, 4_000  # pieces, bytes it is made of, letters of a document
+SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = (
+    2_000,
+    50_000,
+    4_000,
+)  # pieces, bytes it is made of at least, letters of a document
 ROUND_TRIPS = 100  # documents that are encoded and decoded again
 EXAMPLE_LETTERS = 300
 OTHER_LANGUAGE = 0.2  # share of documents
 LEAST_SORTED, SORTED = 40, 0.3  # documents; share of the words that differs
 OVERLAP_WORDS, OVERLAP, LEAST_OVERLAPPING = 13, 0.05, 3  # words in a row; share of the validation documents; documents
-CUT = 0.1  # share of examples
+CUT, PAIRS, WHOLE = 0.1, 256, 1 << 13  # share of examples; examples that are looked at; a length that cuts none
 
 
 def sampled(config: RunConfig, part: Task) -> Any:
@@ -160,19 +164,23 @@ def of_overlap(config: RunConfig, part: Task, found: Any, validation: Sequence[b
 
 
 def of_cuts(config: RunConfig, part: Task, found: Any, lengths: Mapping[str, int]) -> Iterator[Line]:
-    """Yields the share of pairs whose ends the lengths of a row cut off."""
-    if not RunData(config.data, part).has_pairs or not found.examples:
+    """Yields the share of pairs that are cut where a row ends, which all of a row is filled by."""
+    if not (run := RunData(config.data, part)).has_pairs or not lengths:
         return
-    longest = {
-        name: np.array([len(row[name]) for row in found.examples]) for name in lengths if name in found.examples[0]
-    }
-    shares = {name: float((sizes > lengths[name]).mean()) for name, sizes in longest.items()}
-    if max(shares.values(), default=0) >= CUT:
-        said = " and ".join(f"{share:.0%} of the {name}" for name, share in shares.items() if share >= CUT)
-        fitting = {name: -int(-np.quantile(sizes, 0.98) // 16) * 16 for name, sizes in longest.items()}
-        fix = {name: max(length, fitting.get(name, 0)) for name, length in config.data.task_feature_lengths.items()}
-        yield Line("warning", f"The ends of {said} are cut off by the lengths {dict(lengths)}.",
-                   ("DataConfig.task_feature_lengths", fix), "cut-examples")  # fmt: skip
+    rows = [row.encode() for row in rows_of(found.documents, len(found.columns))[:PAIRS]]
+
+    def sizes(lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+        examples = list(run.examples(rows, lengths, config.data.train_split, config.data.seed))
+        return {name: np.array([np.count_nonzero(example[name]) for example in examples]) for name in lengths}
+
+    shares = {name: (size >= lengths[name]).mean() for name, size in sizes(lengths).items()}
+    if max(shares.values()) < CUT:
+        return
+    whole = sizes(dict.fromkeys(lengths, WHOLE))
+    fix = {name: max(length, -int(-np.quantile(whole[name], 0.98) // 16) * 16) for name, length in lengths.items()}
+    said = " and ".join(f"{share:.0%} of the {name}" for name, share in shares.items() if share >= CUT)
+    fixes = ("DataConfig.task_feature_lengths", fix)
+    yield Line("warning", f"{said} are cut off by the lengths {dict(lengths)}.", fixes, "cut-examples")
 
 
 def of_pieces(config: RunConfig, found: Any, data: Data) -> Iterator[Line]:
@@ -211,10 +219,14 @@ def _of_fertility(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
     learned, unseen = (found.documents[place::2] for place in (0, 1))
     if PieceTable(found.vocabulary).kind == "bytes" or sum(map(len, learned)) < LEAST_LEARNED:
         return
-    model, pieces = io.BytesIO(), min(SMALL_VOCABULARY, found.vocabulary.vocab_size)
+    letters = len(set(b"".join(learned).decode()))
+    own = found.vocabulary.vocab_size - PieceTable(found.vocabulary).num_sentinels
+    model, pieces = io.BytesIO(), min(max(SMALL_VOCABULARY, 2 * letters), own // 2)
+    if pieces < letters + 50:  # nothing is left for more than letters
+        return
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(document.decode()[:SENTENCE] for document in learned), model_writer=model, vocab_size=pieces,
-        model_type="bpe", hard_vocab_limit=False, byte_fallback=True, minloglevel=2,
+        model_type="bpe", hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     small = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     needed = sum(len(small.encode(document.decode())) for document in unseen)

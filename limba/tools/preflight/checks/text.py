@@ -20,7 +20,10 @@ import numpy as np
 # Returns a document without the fault, or "" where it should go; texts of several columns have SEPARATOR between them.
 Change = Callable[[str], str]
 SEPARATOR = "\0"
-WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff]|\\w+")  # Japanese and Chinese have no spaces: a letter is a word
+# Japanese and Chinese have no spaces: a letter is a word. Marks of other scripts belong to their words.
+WORD = re.compile(
+    "[\u3040-\u30ff\u3400-\u9fff]|[\\w\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u109f\u1780-\u17ff]+"
+)
 CONTROL = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 # UTF-8 that was read as Latin-1 or Windows-1252, and written as UTF-8 again: ă is then Äƒ, é Ã©, ‘ â€˜.
 _TAIL = "[\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]"

@@ -19,7 +19,7 @@ class Line:
     level: str  # 'ok', 'warning' or 'error'
     text: str
     fix: Fix | list[Fix] | None = None  # a field's value or a command; several of them as a list
-    code: str = ""  # the finding's name in JSON, which stays
+    code: str = ""  # its stable name in --json, as "rate-too-high"; "" has none yet
 
     def fixes(self, names: Mapping[str, str]) -> str:
         """Returns the fix as lines of a gin file, or as a command; "" if there is none.
@@ -47,5 +47,8 @@ class Section:
         >>> Section("Data", [line]).worded({"ModelConfig.vocab_size": "VOCAB_SIZE"}).lines[0]
         Line(level='warning', text='VOCAB_SIZE is 9, DataConfig.seed is 1.', fix='config.DataConfig.seed = 0', code='')
         """
-        lines = [Line(line.level, errors.worded(line.text, names), line.fixes(names), line.code) for line in self.lines]
+        lines = [
+            dataclasses.replace(line, text=errors.worded(line.text, names), fix=line.fixes(names))
+            for line in self.lines
+        ]
         return dataclasses.replace(self, lines=lines)

@@ -11,8 +11,8 @@ from typing import Any
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.api import PieceTable, RunData, flops_per_sequence
-from limba.config import ConfigError, InputError, RunConfig
-from limba.config.errors import nearest
+from limba.config import InputError, RunConfig
+from limba.config.errors import Fix, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
@@ -34,7 +34,7 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
         return _ids(found, data)
 
     def build(_: Data) -> Iterator[Line]:
-        if lengths and (pieces.num_sentinels or not fills):  # without sentinels no length is right
+        if lengths and (pieces.num_sentinels or not fills):  # the lack of sentinels has been said
             run.build(lengths)
         yield from ()
 
@@ -42,7 +42,7 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
         TITLE,
         layout,
         lambda data: _rows(config, pieces, lengths, data),
-        lambda data: _sentinels(pieces, data) if fills else (),
+        lambda data: _sentinels(config, pieces, data) if fills else (),
         build,
         lambda data: _normalization(found, data),
     )
@@ -94,7 +94,7 @@ def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None
     return 1 - needed / flops_per_sequence(config.model, *sides)
 
 
-def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
+def _sentinels(config: RunConfig, pieces: PieceTable, data: Data) -> Iterator[Line]:
     found, count = pieces.vocabulary, pieces.num_sentinels
     data["sentinels"] = count
     if count:
@@ -108,13 +108,14 @@ def _sentinels(pieces: PieceTable, data: Data) -> Iterator[Line]:
             f"The vocabulary {_where(found)} has its sentinels in another order: its last piece is {names[0]!r}, and"
             " T5's <extra_id_0> has the highest id; train it again, or rename its last pieces."
         )
-    raise ConfigError(
-        "DataConfig.extra_ids",
-        f"is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve as them"
-        f" ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap; set DataConfig.extra_ids"
-        f" to {NUM_SENTINELS}, with ModelConfig.vocab_size for them.",
-        ("DataConfig.extra_ids", NUM_SENTINELS),
+    rows = -(-(found.vocab_size + NUM_SENTINELS) // 128) * 128
+    fixes: list[Fix] = [("DataConfig.extra_ids", NUM_SENTINELS)]
+    fixes += [("ModelConfig.vocab_size", rows)] if rows > config.model.vocab_size else []
+    text = (
+        f"DataConfig.extra_ids is too low: the vocabulary {_where(found)} has no sentinels, and real pieces would serve"
     )
+    text += f" as them ({', '.join(map(repr, names))}, …), so that this text could not be told from a gap."
+    yield Line("error", text, fixes, "no-sentinels")
 
 
 def _normalization(found: Any, data: Data) -> Iterator[Line]:
