@@ -27,6 +27,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "merge": ("limba.cli.merge", "average the checkpoints of a run"),
     "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
+    "clean": ("limba.tools.preflight.clean", "write a corpus without the faults that preflight has found"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face"),
@@ -38,7 +39,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
 }
 ON_DEVICES = ("train", "branch", "demo", "generate", "score", "evaluate", "play")  # commands worth large pages
 THEIR_NAMES = {"infer": "generate"}  # in T5X
-BY_ONE = ("prepare", "report", "merge")  # commands that the first of several processes does alone
+BY_ONE = ("clean", "prepare", "report", "merge")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator
 EXAMPLE = """
 A first look at your text:

@@ -164,7 +164,7 @@ CASES: dict[str, tuple[Mapping[str, Any], Any, Mapping[str, Any], tuple[str, str
     "chips_without_a_peak": ({}, {"peak_flops": 0.0}, {}, ("ok", r"^Reading: .* from one data shard\.$", "")),
     "bytes_for_letters": ({"vocabulary": "english.model", "data_files": "greek.jsonl", "validation_percent": 20.0},
         None, {}, ("warning", r"^\d+.\d% of the tokens are single bytes of letters without a piece \(.* U\+03",
-         "DataConfig.vocabulary = …  # of this text")),
+         "DataConfig.vocabulary = 'vocabulary1.model'\nDataConfig.new_vocabulary_size = ")),
     "units_of_two_hosts": ({}, {"hosts": 2}, {},
         ("ok", r"^demo_span_corruption: \d units? in 1 file for 8 data shards on 2 hosts\.$", "")),
     "few_units_of_a_large_corpus": ({}, {"hosts": 2}, {"LARGE": 0},

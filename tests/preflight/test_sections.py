@@ -17,7 +17,7 @@ from limba.config.optimizer import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
 from limba.tools.preflight import page
-from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
+from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, text, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section
 from tests import browser, tiny
 
@@ -84,13 +84,13 @@ def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> N
 
 
 def test_text_that_is_spoiled_or_repeated() -> None:
-    data: dict = {}
-    good = ["Limba română are șapte cazuri și multe dialecte.".encode()] * 3
-    double = ["Limba română are șapte cazuri.".encode().decode("cp1252", "replace").encode()] * 3
-    assert [line.level for line in sample._encoding(good, data)] == ["ok"]
-    (line, *_) = sample._encoding([*good, *double], data)
-    assert line.level == "warning" and "convert the original files" in line.fix
-    assert sample.repeated_share([*good, b"another"]) == 0.5
+    good = ["Limba română are șapte cazuri și multe dialecte."] * 3
+    double = "Limba română are șapte cazuri.".encode().decode("latin-1")
+    shares = {code: (share, left) for code, share, _, left in text.broken([*good, double, "an\ufffdther"], 1)}
+    assert shares["mojibake"] == (0.2, [*good, "Limba română are șapte cazuri.", "an\ufffdther"])
+    assert shares["undecoded"] == (0.2, [*good, "Limba română are șapte cazuri."])
+    assert shares["duplicates"] == (0.5, [good[0], "Limba română are șapte cazuri."])
+    assert {code for code, (share, _) in shares.items() if share} == {"mojibake", "undecoded", "duplicates"}
 
 
 def test_an_example_is_joined_to_the_text_it_was_made_of(config: RunConfig) -> None:

@@ -11,6 +11,7 @@ import csv
 import functools
 import json
 import logging
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -258,9 +259,13 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
 
 
 def read_chunks(
-    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers | None = None
+    unit: Unit,
+    column: str | Sequence[str],
+    policy: ReadPolicy = PATIENT,
+    footers: Footers | None = None,
+    keep_blank: bool = False,
 ) -> Iterator[list[bytes]]:
-    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; empty documents are left out.
+    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for `keep_blank`.
 
     A document of several columns has their texts in order with FIELD_SEPARATOR between them; rows with an empty text
     are skipped.
@@ -271,7 +276,7 @@ def read_chunks(
     columns = (column,) if isinstance(column, str) else tuple(column)
     try:
         if file_format(unit.path)[0] == "parquet":
-            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
+            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy, keep_blank)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
@@ -286,7 +291,7 @@ def read_chunks(
                 )
             else:
                 rows = _text(unit, file)
-            yield from in_chunks(rows, policy)
+            yield from in_chunks(rows, policy, keep_blank)
     except InputError:
         raise
     except ReadError as error:
@@ -297,9 +302,17 @@ def read_chunks(
             fix=("DataConfig.on_read_failure", "skip"),
         ) from error
     except (OSError, EOFError, ValueError, zlib.error, zstandard.ZstdError) as error:
+        is_cut = isinstance(error, EOFError) and file_format(unit.path)[1] == ".gz"
         raise UnitError(
-            f"{unit.place} cannot be read ({reason_of(error)}); check the file and its permissions."
+            f"{unit.place} cannot be read ({reason_of(error)}); check the file and its permissions.",
+            fix=_replacing(unit.path, "gzip -dc {} | sed '$d' | gzip") if is_cut else None,  # all lines that are whole
         ) from error
+
+
+def _replacing(path: str, command: str) -> str | None:
+    """Returns the commands that put what a command makes of a local file in its place, and keep the old one."""
+    kept = shlex.quote(path)
+    return None if "://" in path else f"mv {kept} {kept}.old; {command.format(f'{kept}.old')} > {kept}"
 
 
 def advice_on(error: Exception, otherwise: str) -> str:
@@ -307,12 +320,12 @@ def advice_on(error: Exception, otherwise: str) -> str:
     return "try again later" if getattr(error, "is_temporary", False) else otherwise
 
 
-def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
+def in_chunks(rows: Iterator[bytes], policy: ReadPolicy, keep_blank: bool = False) -> Iterator[list[bytes]]:
     """Yields lists of the documents that are not blank, about 256 KiB each; the last one is shorter."""
     chunk, size = [], 0
     try:
         for row in rows:
-            if row and not row.isspace():
+            if keep_blank or (row and not row.isspace()):
                 chunk.append(row)
                 size += len(row)
             if size >= CHUNK_BYTES or len(chunk) >= CHUNK_DOCUMENTS:
@@ -358,7 +371,7 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
         place = _place(unit.path, offset)
         raise RecordError(
             f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
-            fix="iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW_FILE",
+            fix=_replacing(unit.path, "iconv -f WINDOWS-1252 -t UTF-8 {}"),
         ) from None
 
 
@@ -398,10 +411,11 @@ def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
         try:
             yield offset, json.loads(text)
         except (ValueError, RecursionError) as error:
-            hint = ARRAY_HINT if text.lstrip()[:1] == "[" else ""
+            hint, place = ARRAY_HINT if text.lstrip()[:1] == "[" else "", _place(unit.path, offset)
+            number = place.removeprefix("line ")
             raise RecordError(
-                f"{unit.path} {_place(unit.path, offset)} is not JSON"
-                f" ({reason_of(error)}){hint or '; correct the line'}."
+                f"{unit.path} {place} is not JSON ({reason_of(error)}){hint or '; correct the line'}.",
+                fix=_replacing(unit.path, f"sed {number}d {{}}") if number.isdigit() and unit.stop else None,
             ) from None
 
 
@@ -426,8 +440,7 @@ def _json(unit: Unit, file: IO[bytes], columns: Sequence[str]) -> Iterator[bytes
             if not isinstance(value, str | bytes | None):
                 raise not_text(f"{unit.path} {_place(unit.path, offset)}", value, column, kind)
             values.append(value)
-        if None not in values:
-            yield joined(values)
+        yield b"" if None in values else joined(values)
         kind = RecordError
 
 

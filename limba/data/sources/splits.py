@@ -17,12 +17,21 @@ from limba.data.sources.counts import Counts
 from limba.data.sources.fingerprints import File, Mark, end_bytes_for, marks_of
 from limba.data.sources.order import ShardsServed, fewer_shards
 from limba.data.sources.parquet import TOKENS
-from limba.data.sources.readers import FIELD_SEPARATOR, Unit, file_format, group_rows, list_files, list_units
+from limba.data.sources.readers import (
+    FIELD_SEPARATOR,
+    Unit,
+    file_format,
+    group_rows,
+    list_files,
+    list_units,
+    read_chunks,
+)
 from limba.data.sources.remote import ReadPolicy
 
 BYTES_CHECKED = 1 << 25  # of local files before a run; about a second
 MOST_BYTES_CHECKED = 8 * BYTES_CHECKED  # of a corpus of few documents, to see that every data shard has one
 COUNTED_BYTES = 1 << 29  # of local files that are read to be counted: some ten seconds; compressed ones weigh fivefold
+UNITS_OF_BLANK = 8  # whose first rows are looked at for those without text
 CHOSEN_BYTES = 1 << 32  # of text that is read at most to find a run's first documents
 # A longer document is cut, at a space if possible: a saved data position may hold the tokens of 32 pieces, and must
 # stay small for a corpus of books.
@@ -228,6 +237,16 @@ class Splits:
                 rest = _NOT_SPACE.search(text, stop)
                 start = len(text) if rest is None else rest.start()
         return [*pieces, text[start:]] if start < len(text) else pieces
+
+    def blank_shares(self, split: str) -> dict[str, float]:
+        """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
+        units, found = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")], {}
+        some = units[:: len(units) // UNITS_OF_BLANK + 1]
+        for key, column in zip(self.keys, self.columns, strict=True):
+            firsts = [read_chunks(unit, column, self._policy, self._read.footers, keep_blank=True) for unit in some]
+            rows = [row for chunks in firsts for row in next(chunks, [])]
+            found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
+        return found
 
     def texts(self, split: str) -> Iterator[str]:
         """Yields the split's documents once, in order, without TensorFlow; for vocabularies and counts."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import hashlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from limba.api import RunData, Task, UnitSource
-from limba.config import RunConfig
-from limba.config.errors import Open
+from limba.config import InputError, RunConfig
+from limba.config.errors import Open, nearest
 from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
+from limba.tools.preflight.checks.sample import cleaning
+from limba.tools.preflight.checks.text import EMPTY, ONE_DOCUMENT
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
 
@@ -37,6 +44,9 @@ MOST_COUNTED = 1 << 29  # bytes of local files, beyond which a split that is car
 VALIDATION_BYTES = 1 << 24  # read at most to count the validation split
 LARGER_PERCENT = 5.0  # of the training text, for a validation split that came out empty
 LARGE = 1 << 28  # bytes, from which on too few units cost time
+BLANK = 0.05  # share of rows without text
+FEW_DOCUMENTS = 8  # of a corpus, whose documents are cut if they are long
+SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet", ".gz", ".zst", ".array_record")
 
 
 def data_of_run(
@@ -51,10 +61,11 @@ def data_of_run(
     Without lengths rows are not made. Without a vocabulary, where bytes stand for it, only documents are looked at.
     """
     run = RunData(config.data, task)
-    checks: list[Check] = [lambda _: _sources(run)]
+    checks: list[Check] = [lambda data: _sources(config, run, data)]
     several = len(run.parts) > 1
     for part in run.parts:
-        checks += _of_part(config, part, f"{part.name}: " if several else "")[:: 1 if has_vocabulary else 3]
+        name, rows_of = f"{part.name}: " if several else "", lengths if has_vocabulary else None
+        checks += _of_part(config, part, name, rows_of)[:: 1 if has_vocabulary else 3]
     if lengths is not None and has_vocabulary:
         checks.append(lambda data: _rows(config, run, lengths, chips, data))
         checks += [_of_stage(run, begins, lengths) for begins, _ in config.data.stages]
@@ -62,16 +73,74 @@ def data_of_run(
     return gathered(TITLE, *checks)
 
 
-def _sources(run: RunData) -> Iterator[Line]:
+def _sources(config: RunConfig, run: RunData, data: Data) -> Iterator[Line]:
     for part in run.parts:
         if isinstance(part.source, UnitSource):
+            _check_patterns(run, part.source)
             units, files = part.source.units(run.config.train_split), part.source.listed(run.config.train_split)
             sizes = [file.size for file in files if file.size]
             size = f", {sum(sizes) / 1e6:,.1f} MB" if len(sizes) == len(files) else ""
             name = part.source.name[:1].lower() + part.source.name[1:]
             said = f"{_number(len(files), 'file')}, {_number(len(units), 'unit')}{size}"
             yield Line("ok", f"{part.name} reads {name}: {said}.")
-    run.check()
+            yield from _equal_files(run, part.source, data)
+            yield from _blank(config, part, data)
+    try:
+        run.check()
+    except InputError as error:
+        is_small = error.fix is not None and error.fix[0] == "DataConfig.num_data_shards"
+        if (line := _one_document(config, run.parts[0], data) if is_small else None) is None:
+            raise
+        yield line
+
+
+def _check_patterns(run: RunData, source: UnitSource) -> None:
+    """Raises InputError for a pattern of local files that matches none, with the files beside it as its fix."""
+    for pattern in source.patterns_of_split(run.config.train_split):
+        if "://" in pattern or glob.glob(pattern, recursive=True):
+            continue
+        folder = next(each for each in Path(pattern).parents if each.is_dir())
+        files = [path for path in sorted([*folder.glob("*"), *folder.glob("*/*")]) if path.name.endswith(SUFFIXES)]
+        near = nearest(pattern, map(str, files)) or next(map(str, files), "")
+        fix = ("DataConfig.data_files", near or Open("files that exist"))
+        raise InputError(f"The corpus path {pattern} matches no file; nearest is {near or 'none'}.", fix=fix)
+
+
+def _equal_files(run: RunData, source: UnitSource, data: Data) -> Iterator[Line]:
+    """Yields a warning where two local files of a split have the same bytes."""
+    seen: dict[tuple[int, str], str] = {}
+    for file in source.listed(run.config.train_split):
+        if "://" in file.path or not file.size or file.size > LARGE:
+            continue
+        with open(file.path, "rb") as content:
+            key = file.size, hashlib.file_digest(content, "blake2b").hexdigest()
+        if (first := seen.setdefault(key, file.path)) != file.path:
+            data["equal_files"], path = True, shlex.quote(file.path)
+            says = f"Two files are equal, {first} and {file.path}: their text is read twice in each epoch."
+            yield Line("warning", says, f"mv {path} {path}.copy", "equal-files")
+
+
+def _blank(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
+    with contextlib.suppress(InputError):  # which is said of the sample
+        for name, share in part.source.blank_shares(config.data.train_split).items():
+            data.setdefault("blank_share", {})[name] = share
+            if share >= BLANK:
+                what = "documents" if name == "text" else name
+                says = (
+                    f"{share:.0%} of the {what} are empty; such rows are left out, so there is less text than it seems"
+                )
+                yield Line("warning", f"{says}.", cleaning(config, part, [EMPTY]), f"empty-{what}")
+
+
+def _one_document(config: RunConfig, part: Task, data: Data) -> Line | None:
+    """Returns the error of a corpus of a few long documents, which become more by being cut; None of another one."""
+    counts = RunData(config.data, part).documents(part)
+    if not counts or counts.total > FEW_DOCUMENTS or not counts.num_pieces > FEW_DOCUMENTS:
+        return None
+    data["few_documents"] = True
+    says = f"{part.source.name} has only {_number(counts.total, 'document')}, which cannot be dealt to data shards and"
+    fix = cleaning(config, part, [ONE_DOCUMENT])
+    return Line("error", f"{says} a validation split.", fix, ONE_DOCUMENT)
 
 
 def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
@@ -84,7 +153,7 @@ def _of_stage(run: RunData, begins: int, lengths: Mapping[str, int]) -> Check:
     return stage
 
 
-def _of_part(config: RunConfig, part: Task, name: str) -> list[Check]:
+def _of_part(config: RunConfig, part: Task, name: str, lengths: Mapping[str, int] | None) -> list[Check]:
     """Returns the checks of a task's text, which share one sample."""
     kept: list[Any] = []  # of the corpus tool
 
@@ -96,18 +165,22 @@ def _of_part(config: RunConfig, part: Task, name: str) -> list[Check]:
         if (found := sample.sampled(config, part)) is None:
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
-        return named(data, sample.of_documents(found, data))
+        return named(data, _looked_at(found, data))
+
+    def _looked_at(found: Any, data: Data) -> Iterator[Line]:
+        yield from sample.of_documents(found, data)
+        yield from sample.of_text(config, part, found, data, lengths is not None)
 
     def others(data: Data) -> Iterator[Line]:
         for found in kept:  # none if it cannot be read
-            yield from named(data, sample.of_pieces(found, data))
             yield from named(data, sample.of_example(config, part, found, data))
+            yield from named(data, sample.of_cuts(config, part, found, lengths or {}))
 
     def size(data: Data) -> Iterator[Line]:
         for found in kept:
             yield from named(data, _size(config, part, found, data))
 
-    return [documents, others, size, lambda data: named(data, _validation(config, part, data)) if kept else ()]
+    return [documents, others, size, lambda data: named(data, _validation(config, part, kept[0], data)) if kept else ()]
 
 
 def _size(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
@@ -144,7 +217,7 @@ def _text_in_files(source: UnitSource, split: str) -> float | None:
     return text / size if size else None
 
 
-def _validation(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
+def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields the validation split's size; an empty one is evaluated by nothing."""
     split, source = config.data.validation_split, part.source
     if not isinstance(source, UnitSource):
@@ -154,11 +227,12 @@ def _validation(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
         yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix)
         return
     number = num_bytes = 0
-    is_all = True
+    is_all, texts = True, list[bytes]()
     for unit in source.units(split):
         for documents in source.chunks(split, unit):
             number += len(documents)
             num_bytes += sum(map(len, documents))
+            texts += documents if num_bytes < sample.SAMPLE_BYTES else []
         if num_bytes > VALIDATION_BYTES or _is_too_much(source, split, number):
             is_all = False
             break
@@ -168,6 +242,12 @@ def _validation(config: RunConfig, part: Task, data: Data) -> Iterator[Line]:
     if number:
         at_least = "" if is_all else "at least "
         yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
+        yield from sample.of_overlap(config, part, found, texts, data)
+        return
+    if data.get("few_documents"):
+        return  # said already
+    if len(found.documents) <= FEW_DOCUMENTS and (line := _one_document(config, part, data)) is not None:
+        yield line
         return
     needs = config.checkpoint.best_metric is not None
     can_grow = percent is not None and percent < LARGER_PERCENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from limba.config.errors import ELSEWHERE, Open, SentenceError, reason_of
@@ -26,7 +27,8 @@ def gathered(title: str, *checks: Check) -> Section:
                     lines.append(line)
             except (SentenceError, OSError) as error:
                 line = error_line(error)
-                lines += [] if line in lines else [line]
+                fixes = [other.fix for other in lines if other.fix is not None]
+                lines += [] if line in lines or line.fix in fixes else [line]  # one fix is of one fault
     lines += [Line("warning", sentence) for sentence in dict.fromkeys(said)]
     return Section(title, lines, data)
 
@@ -55,10 +57,18 @@ def error_line(error: SentenceError | OSError) -> Line:
     >>> from limba.config import ConfigError
     >>> error_line(ConfigError("DataConfig.batch_size", "is 0", give="a whole number above 0")).fixes({})
     'config.DataConfig.batch_size = …  # a whole number above 0'
+    >>> error_line(ConfigError("DataConfig.batch_size", "is 0")).code, error_line(OSError(2, "no file")).code
+    ('batch-size', 'file-not-found-error')
     """
     if not isinstance(error, SentenceError):
-        return Line("error", f"{reason_of(error)}.")
-    return Line("error", " ".join(str(error).split()), error.fix or ((error.field, Open()) if error.field else None))
+        return Line("error", f"{reason_of(error)}.", code=_code(type(error).__name__))
+    fix = error.fix or ((error.field, Open()) if error.field else None)
+    field = error.field or (fix[0] if isinstance(fix, tuple) else type(error).__name__)
+    return Line("error", " ".join(str(error).split()), fix, _code(field.rpartition(".")[2]))
+
+
+def _code(name: str) -> str:
+    return re.sub("(?<=[a-z])(?=[A-Z])|_", "-", name).lower()
 
 
 def reached_by(line: Line, field: str) -> Line:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
+import dataclasses
+import io
+import itertools
+import os
+import shlex
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import sentencepiece
 
-from limba.api import PieceTable, RunData, Task, find_tool
+from limba.api import PieceTable, RunData, Task, UnitSource, find_tool
 from limba.config import RunConfig
-from limba.config.errors import Open
+from limba.config.errors import Fix
+from limba.tools.preflight.checks.language import other_languages
+from limba.tools.preflight.checks.text import FEW_WORDS, RULES, SEPARATOR, SHOWN, WORD, broken, grams
 from limba.tools.preflight.checks.verdict import Data, Line
 
 SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
-REPEATED = 0.02  # share of repeated documents
-SPOILED = 0.01  # share of documents with traces of a wrong encoding
 IN_BYTES = 0.05  # share of tokens that are single bytes
-OTHER = ("DataConfig.vocabulary", Open("of this text"))
+FERTILE = 1.3  # times the tokens of a small vocabulary of the same text
+SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = (
+    2_000,
+    50_000,
+    4_000,
+)  # pieces, bytes it is made of at least, letters of a document
 ROUND_TRIPS = 100  # documents that are encoded and decoded again
 EXAMPLE_LETTERS = 300
-# UTF-8 that was read as Latin-1 or Windows-1252, and written as UTF-8 again: ă is then Äƒ, é Ã©.
-DOUBLE_ENCODED = re.compile("[ÃÄÅÂ][\u0080-\u00bf\u0192\u0160-\u0178\u02c6\u02dc\u2013-\u2122]")
+OTHER_LANGUAGE = 0.2  # share of documents
+LEAST_SORTED, SORTED = 40, 0.3  # documents; share of the words that differs
+OVERLAP_WORDS, OVERLAP, LEAST_OVERLAPPING = 13, 0.05, 3  # words in a row; share of the validation documents; documents
+CUT, PAIRS, WHOLE = 0.1, 256, 1 << 13  # share of examples; examples that are looked at; a length that cuts none
 
 
 def sampled(config: RunConfig, part: Task) -> Any:
@@ -55,43 +68,124 @@ def of_documents(found: Any, data: Data) -> Iterator[Line]:
     spread = f"median {np.median(sizes):,.0f}, mean {sizes.mean():,.0f}, longest {sizes.max():,}"
     tokens = "; ".join(f"{name}: {text}" for name, text in said.items() if name.startswith("tokens "))
     yield Line("ok", f"Bytes per document: {spread}; {tokens}.")
-    yield from _encoding(found.documents, data)
-    repeated = repeated_share(found.documents)
-    data["repeated_share"] = repeated
-    if repeated >= REPEATED and len(found.columns) == 1:
-        text = f"{repeated:.1%} of the sampled documents are repetitions of others, but for spaces and capitals"
-        yield Line("warning", f"{text}: the model learns them by heart.", "remove them from the corpus")
-    else:
-        yield Line("ok", f"Repeated documents in the sample: {repeated:.2%}.")
 
 
-def _encoding(documents: Sequence[bytes], data: Data) -> Iterator[Line]:
+def rows_of(documents: Sequence[bytes], num_texts: int) -> list[str]:
+    """Returns the rows of texts that follow each other, each row's as one."""
     texts = [document.decode() for document in documents]
-    replaced = sum("\ufffd" in text for text in texts) / len(texts)
-    double = sum(len(DOUBLE_ENCODED.findall(text)) * 100 > len(text) for text in texts) / len(texts)
-    data["spoiled_share"] = replaced + double
-    for share, what in ((replaced, "hold U+FFFD, which a reader puts in the place of bytes that it cannot decode"),
-                        (double, "look like UTF-8 that was read in another encoding (Ã© for é)")):  # fmt: skip
-        if share > SPOILED:
-            yield Line(
-                "warning", f"{share:.1%} of the sampled documents {what}.", "convert the original files to UTF-8"
-            )
-    if max(replaced, double) <= SPOILED:
-        yield Line("ok", "Decoding: UTF-8 throughout.")
+    return [SEPARATOR.join(texts[place : place + num_texts]) for place in range(0, len(texts), num_texts)]
 
 
-def repeated_share(documents: Sequence[bytes]) -> float:
-    """Returns the share of documents that are like an earlier one, but for spaces and capitals.
+def of_text(config: RunConfig, part: Task, found: Any, data: Data, has_vocabulary: bool) -> Iterator[Line]:
+    """Yields what is wrong with the sample's text, and what the vocabulary makes of the rest."""
+    width = len(found.columns)
+    rows = rows_of(found.documents, width)
+    judged = list(broken(rows, width))
+    data["faults"] = {code: share for code, share, *_ in judged}
+    known = {"duplicates", "near-duplicates"} if data.get("equal_files") else set()  # said already
+    wrong = [each for each in judged if each[1] >= RULES[each[0]].share and each[0] not in known]
+    fix = cleaning(config, part, [code for code, *_ in wrong])
+    for code, share, example, _ in wrong:
+        says = f"{share:.1%} of the sampled documents {RULES[code].says}"
+        yield Line("warning", f"{says}: {example!r}.", fix, code)
+    yield from _of_language(config, rows, data)
+    yield from _of_order(config, rows)
+    if not wrong:
+        yield Line("ok", f"The sample breaks no rule of text: {', '.join(RULES)}.")
+    elif rest := judged[-1][3]:
+        documents = [each.encode() for row in rest for each in (row.split(SEPARATOR) if width > 1 else [row])]
+        counted = find_tool("sample").fertility(documents, found.vocabulary)
+        found = dataclasses.replace(found, documents=documents, fertility=counted)
+    if has_vocabulary:
+        yield from of_pieces(config, found, data)
 
-    >>> repeated_share([b"One text.", b"one  text. "])
-    0.5
-    """
-    seen = {hashlib.blake2b(b" ".join(text.lower().split()), digest_size=8).digest() for text in documents}
-    return 1 - len(seen) / len(documents)
+
+def cleaning(config: RunConfig, part: Task, rules: Sequence[str]) -> list[Fix]:
+    """Returns the command that writes a task's training text without what breaks the rules, and the run's new files."""
+    source, split = part.source, config.data.train_split
+    if not isinstance(source, UnitSource):
+        return ["clean the text where the task makes it"]
+    name = next(name for number in itertools.count(1) if not os.path.exists(name := f"clean{number}.jsonl"))
+    files = {each: ",".join(source.patterns_of_split(each)) for each in {split, *source.splits}}
+    column = "" if source.column == "text" else f" --column={shlex.quote(str(source.column))}"
+    command = f"limba clean {shlex.quote(files[split])} --output={name} --rules={','.join(rules)}{column}"
+    if part.name != config.data.mixture_or_task_name:
+        return [f"{command}  # then read {name} in the task {part.name}"]
+    return [command, ("DataConfig.data_files", name if source.is_carved(split) else {**files, split: name})]
 
 
-def of_pieces(found: Any, data: Data) -> Iterator[Line]:
-    """Yields what the vocabulary loses of the sample's text, and changes in it."""
+def _of_language(config: RunConfig, rows: Sequence[str], data: Data) -> Iterator[Line]:
+    if not (codes := config.card.language):
+        return
+    others = other_languages([row.replace(SEPARATOR, " ") for row in rows], codes)
+    share = data["other_language_share"] = others.total() / len(rows)
+    if share >= OTHER_LANGUAGE:
+        most, named = others.most_common(1)[0][0], ",".join(codes)
+        says = f"{share:.0%} of the sampled documents are in another language than CardConfig.language {named!r}"
+        fix = ("CardConfig.language", most if share > 1 - OTHER_LANGUAGE else f"{named},{most}")
+        yield Line("warning", f"{says}, by script and stop words: mostly {most!r}.", fix, "another-language")
+
+
+def _of_order(config: RunConfig, rows: Sequence[str]) -> Iterator[Line]:
+    """Yields a warning where documents come in the files' order, and the halves of that differ by their words."""
+    if config.data.shuffle or len(rows) < LEAST_SORTED:
+        return
+    counts = [Counter(WORD.findall(row.lower())) for row in rows]
+
+    def distance(one: Sequence[Counter[str]], other: Sequence[Counter[str]]) -> float:
+        a, b = sum(one, Counter[str]()), sum(other, Counter[str]())
+        return sum(abs(a[word] / a.total() - b[word] / b.total()) for word in {*a, *b}) / 2
+
+    middle = len(counts) // 2
+    halves, mixed = distance(counts[:middle], counts[middle:]), distance(counts[::2], counts[1::2])
+    if halves > SORTED and halves > 1.5 * mixed:
+        says = "The documents are sorted, as by source or language, and DataConfig.shuffle is False: the words of the"
+        says += f" first half differ from the second's by {halves:.0%}, those of every other document by {mixed:.0%}."
+        yield Line("warning", says, ("DataConfig.shuffle", True), "sorted-text")
+
+
+def of_overlap(config: RunConfig, part: Task, found: Any, validation: Sequence[bytes], data: Data) -> Iterator[Line]:
+    """Yields the share of validation documents of which half of the 13-grams are in the training sample."""
+    seen = set[int]()
+    for row in rows_of(found.documents, len(found.columns)):
+        seen.update(grams(row, OVERLAP_WORDS).tolist())
+    looked = [(row, grams(row, OVERLAP_WORDS)) for row in rows_of(validation, 1)]
+    looked = [(row, found) for row, found in looked if len(WORD.findall(row)) >= FEW_WORDS]
+    both = [row for row, found in looked if sum(each in seen for each in found.tolist()) * 2 > len(found)]
+    share = data["overlap_share"] = len(both) / max(len(looked), 1)
+    if share < OVERLAP or len(both) < LEAST_OVERLAPPING:
+        return
+    says = f"{share:.0%} of {len(looked)} validation documents are in the sample of the training text, by half of their"
+    split, fix = config.data.train_split, cleaning(config, part, ["duplicates", "near-duplicates"])
+    if isinstance(part.source, UnitSource) and not part.source.is_carved(split):
+        fix = ("DataConfig.data_files", ",".join(part.source.patterns_of_split(split)))
+    says += f" runs of {OVERLAP_WORDS} words: {both[0][:SHOWN]!r}; the loss on them says nothing."
+    yield Line("warning", says, fix, "validation-in-training")
+
+
+def of_cuts(config: RunConfig, part: Task, found: Any, lengths: Mapping[str, int]) -> Iterator[Line]:
+    """Yields the share of pairs that are cut where a row ends, which all of a row is filled by."""
+    if not (run := RunData(config.data, part)).has_pairs or not lengths:
+        return
+    rows = [row.encode() for row in rows_of(found.documents, len(found.columns))[:PAIRS]]
+
+    def sizes(lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+        examples = list(run.examples(rows, lengths, config.data.train_split, config.data.seed))
+        return {name: np.array([np.count_nonzero(example[name]) for example in examples]) for name in lengths}
+
+    shares = {name: (size >= lengths[name]).mean() for name, size in sizes(lengths).items()}
+    if max(shares.values()) < CUT:
+        return
+    whole = sizes(dict.fromkeys(lengths, WHOLE))
+    fix = {name: max(length, -int(-np.quantile(whole[name], 0.98) // 16) * 16) for name, length in lengths.items()}
+    said = " and ".join(f"{share:.0%} of the {name}" for name, share in shares.items() if share >= CUT)
+    fixes = ("DataConfig.task_feature_lengths", fix)
+    yield Line("warning", f"{said} are cut off by the lengths {dict(lengths)}.", fixes, "cut-examples")
+
+
+def of_pieces(config: RunConfig, found: Any, data: Data) -> Iterator[Line]:
+    """Yields what the vocabulary loses of the sample's text, changes in it, and needs more tokens for than another."""
+    other = new_vocabulary(config)
     counted = found.fertility
     letters = sum(counted.letters_without_piece.values())
     lost = letters / max(counted.letters, 1) if counted.unknown and not counted.in_bytes else 0.0
@@ -100,37 +194,75 @@ def of_pieces(found: Any, data: Data) -> Iterator[Line]:
     data |= {"unknown_share": counted.unknown_share, "unspelled_share": lost, "in_bytes_share": counted.in_bytes_share}
     commonest = ", ".join(f"{letter} U+{ord(letter):04X}" for letter, _ in counted.letters_without_piece.most_common(8))
     if lost >= LOST:
-        text = f"The vocabulary cannot spell {lost:.2%} of the text's letters ({commonest}): they are lost as <unk>"
-        level = "error" if lost >= UNUSABLE else "warning"
-        yield Line(
-            level,
-            f"{text}, {counted.unknown_share:.2%} of the tokens.",
-            OTHER,
-        )
+        says = f"The vocabulary cannot spell {lost:.2%} of the text's letters ({commonest}): they are lost as <unk>"
+        says += f", {counted.unknown_share:.2%} of the tokens."
+        yield Line("error" if lost >= UNUSABLE else "warning", says, other, "lost-letters")
     else:
-        text = f"Unknown pieces: {counted.unknown_share:.4%} of the tokens; {lost:.4%} of the letters cannot be spelled"
-        yield Line("ok", f"{text}{f' ({commonest})' if lost else ''}.")
+        says = f"Unknown pieces: {counted.unknown_share:.4%} of the tokens; {lost:.4%} of the letters cannot be spelled"
+        yield Line("ok", f"{says}{f' ({commonest})' if lost else ''}.")
     if counted.in_bytes_share >= IN_BYTES:
-        text = f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
-        yield Line("warning", f"{text}: rows hold less text.", OTHER)
-    yield from _round_trip(found, data)
+        says = f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
+        yield Line("warning", f"{says}: rows hold less text.", other, "letters-in-bytes")
+    elif lost < LOST:
+        yield from _of_fertility(found, other, data)
+    yield from _round_trip(found, other, data)
 
 
-def _round_trip(found: Any, data: Data) -> Iterator[Line]:
-    """Yields how many documents come back changed, and shows the first change."""
-    encode, changed, example = PieceTable(found.vocabulary).encode, 0, ""
+def new_vocabulary(config: RunConfig) -> list[Fix]:
+    """Returns the choice of a vocabulary of the run's own text, which its first start trains."""
+    name = next(name for number in itertools.count(1) if not os.path.exists(name := f"vocabulary{number}.model"))
+    return [("DataConfig.vocabulary", name), ("DataConfig.new_vocabulary_size", config.model.vocab_size)]
+
+
+def _of_fertility(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
+    """Yields a warning if a small vocabulary of half the sample needs far fewer tokens for the other half."""
+    learned, unseen = (found.documents[place::2] for place in (0, 1))
+    if PieceTable(found.vocabulary).kind == "bytes" or sum(map(len, learned)) < LEAST_LEARNED:
+        return
+    letters = len(set(b"".join(learned).decode()))
+    own = found.vocabulary.vocab_size - PieceTable(found.vocabulary).num_sentinels
+    model, pieces = io.BytesIO(), min(max(SMALL_VOCABULARY, 2 * letters), own // 2)
+    if pieces < letters + 50:  # nothing is left for more than letters
+        return
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(document.decode()[:SENTENCE] for document in learned), model_writer=model, vocab_size=pieces,
+        model_type="bpe", hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    small = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    needed = sum(len(small.encode(document.decode())) for document in unseen)
+    used = sum(len(PieceTable(found.vocabulary).encode(document)) for document in unseen)
+    data["tokens_beside_small_vocabulary"] = used / max(needed, 1)
+    if used > FERTILE * needed:
+        says = f"The vocabulary is not of this text: it takes {used / needed:.1f} times the tokens of one of only"
+        yield Line("warning", f"{says} {pieces:,} pieces made of half the sample.", other, "vocabulary-of-other-text")
+
+
+def _round_trip(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
+    """Yields how many documents come back changed, with the first change; a warning if capitals or marks are lost."""
+    encode, changed, example, folded = PieceTable(found.vocabulary).encode, 0, "", np.zeros([2, 2])
     texts = [" ".join(document.decode().split()) for document in found.documents[:ROUND_TRIPS]]
     for text in texts:
         back = " ".join(str(found.vocabulary.decode(encode(text.encode()).tolist())).split())
+        folded += [_capitals_and_marks(text), _capitals_and_marks(back)]
         if back != text:
             changed += 1
             example = example or _difference(text, back)
     data["changed_share"] = changed / len(texts)
+    for before, after, what in zip(*folded, ("capitals", "accents and other marks"), strict=True):
+        if before >= FEW_WORDS and after < before / 2:
+            says = f"The vocabulary folds {what}, so that the model never writes them: {example}"
+            yield Line("warning", f"{says}.", other, "vocabulary-folds")
+            return
     if changed:
-        text = f"{changed} of {len(texts)} documents come back from the vocabulary with other letters: {example}"
-        yield Line("ok", f"{text}; a model writes them so.")
+        says = f"{changed} of {len(texts)} documents come back from the vocabulary with other letters: {example}"
+        yield Line("ok", f"{says}; a model writes them so.")
     else:
         yield Line("ok", f"{len(texts)} documents come back from the vocabulary as they were, but for spaces.")
+
+
+def _capitals_and_marks(text: str) -> tuple[int, int]:
+    letters = unicodedata.normalize("NFD", text)
+    return sum(map(str.isupper, letters)), sum(unicodedata.category(letter) == "Mn" for letter in letters)
 
 
 def _difference(text: str, back: str) -> str:

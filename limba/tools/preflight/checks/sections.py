@@ -46,6 +46,8 @@ def resolved(config: RunConfig) -> Resolved:
         if given.new_vocabulary_size is not None and isinstance(error.__cause__, FileNotFoundError):
             text = f"The vocabulary is trained at the first start, with {given.new_vocabulary_size:,} ids."
             line = Line("ok", text)
+        elif isinstance(error.__cause__, FileNotFoundError):
+            line = vocabulary.missing(config, line)
         return Resolved(task, _lengths(task, config), of_vocabulary=line)
     return Resolved(task, _lengths(task, config))
 

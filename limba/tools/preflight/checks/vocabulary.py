@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
 from limba.api import PieceTable, RunData, flops_per_sequence
 from limba.config import InputError, RunConfig
-from limba.config.errors import Fix
+from limba.config.errors import Fix, nearest
 from limba.tools.preflight.checks.findings import gathered
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
@@ -45,6 +46,15 @@ def vocabulary(config: RunConfig, task: Any, lengths: dict[str, int] | None) -> 
         build,
         lambda data: _normalization(found, data),
     )
+
+
+def missing(config: RunConfig, line: Line) -> Line:
+    """Returns the line about a vocabulary that is not there, with the choice of a similar file, or of one to train."""
+    path = Path(config.data.vocabulary or "")
+    found = [str(each) for pattern in ("*.model", "*/*.model", "*.json") for each in sorted(path.parent.glob(pattern))]
+    if near := nearest(str(path), found):
+        return dataclasses.replace(line, fix=("DataConfig.vocabulary", near))
+    return dataclasses.replace(line, fix=("DataConfig.new_vocabulary_size", config.model.vocab_size))
 
 
 def _ids(found: Any, data: Data) -> Iterator[Line]:
