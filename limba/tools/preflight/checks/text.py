@@ -122,7 +122,7 @@ def _unlike_nearly(_: Sequence[str]) -> Change:
         keys = [(place, sketch[place : place + BAND].tobytes()) for place in range(0, SKETCH, BAND)]
         if any((bands[key] == sketch).mean() >= ALIKE for key in keys if key in bands):
             return ""
-        bands.update(dict.fromkeys(keys, sketch))
+        bands.update((key, sketch) for key in keys)
         return text
 
     return change
