@@ -32,10 +32,9 @@ def found_wrong(config: RunConfig) -> list[Line]:
     Errors that stop the run are reported by the run itself: this function raises nothing.
     """
     from limba.tools.preflight.checks.objective import schedule_warnings
-    from limba.tools.preflight.checks.rates import rate_warnings
 
     lines = list[Line]()
-    for check in (_changed, schedule_warnings, rate_warnings, _vocabulary):
+    for check in (_changed, schedule_warnings, _vocabulary):
         with contextlib.suppress(SentenceError, StorageError, OSError, ValueError):
             lines += [line for line in check(config) if line.level == "warning"]
     return lines
