@@ -1,8 +1,9 @@
 """List prices of chips on demand, in dollars a chip-hour, from the date below; spot prices and grants cost less.
 
-TPUs, L4 and T4: cloud.google.com/tpu/pricing and /compute/gpus-pricing, regions of the US, as of 2025 (v2 and v3 by
-the chip of two cores; L4 with its machine, T4 without). H200: runpod.io/pricing, 2026-10-07. The others:
-lambda.ai/instances, 2026-09-20, in machines of eight cards (GH200: of one). MI250X and MI300X have no list price here.
+TPUs, L4 and T4: as remembered of cloud.google.com/tpu/pricing and /compute/gpus-pricing in 2025, regions of the US, and
+not looked up since (v2 and v3 by the chip of two cores; L4 with its machine, T4 without). H200: runpod.io/pricing,
+2026-10-07. The others: lambda.ai/instances, 2026-09-20, in machines of eight cards (GH200: of one). H200 and Lambda's
+were read in others' transcripts of these pages. MI250X and MI300X have no list price here.
 """
 
 from __future__ import annotations
