@@ -13,7 +13,7 @@ MODELS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in 
 SIZES = ["base", "large", "small", "tiny", "xl", "xxl"]
 FAMILIES = {
     "t5_1_0": ["11b", "3b", "base", "large", "small", "tiny"],
-    "t5_1_1": SIZES,
+    "t5_1_1": ["base", "large", "little", "mini", "small", "tiny", "xl", "xxl"],
     "mt5": SIZES,
     "umt5": SIZES,
     "byt5": SIZES,
