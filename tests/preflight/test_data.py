@@ -76,7 +76,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     write("nothing.jsonl", [])
     write("short.jsonl", [f"{text[:20]} {number}" for number, text in enumerate(texts)])
     write("ligatures.jsonl", [f"The ﬁrst ﬂoor. {text[:200]}" for text in texts])
-    write("greek.jsonl", [f"{text} {GREEK}" for text in texts])
+    write("greek.jsonl", [f"{text} {GREEK} {number}" for number, text in enumerate(texts)])
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_prefix=str(place / "english"), vocab_size=500, hard_vocab_limit=False,
         byte_fallback=True, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,

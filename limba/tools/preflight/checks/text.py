@@ -166,10 +166,10 @@ def parts(text: str) -> list[str]:
 
 
 ONE_DOCUMENT, EMPTY = "one-document", "empty"  # a text becomes several; what reads it leaves empty ones out
-RULES = {  # in this order, each judged on what those before it have left
+RULES = {  # in this order, each judged on what those before it have left; mojibake has control characters too
+    "mojibake": Rule(0.01, "look like UTF-8 that was read in another encoding (Ã© for é)", _always(_decoded), None),
     "control-characters": Rule(0.01, "hold NUL or other control characters",
                                _always(lambda text: CONTROL.sub("", text)), None),
-    "mojibake": Rule(0.01, "look like UTF-8 that was read in another encoding (Ã© for é)", _always(_decoded), None),
     "undecoded": Rule(0.01, "hold U+FFFD, which a reader puts in the place of bytes that it cannot decode",
                       _always(lambda text: "" if "\ufffd" in text else text), None),
     "markup": Rule(0.05, "are raw HTML", _always(_without_tags), None),
