@@ -11,7 +11,6 @@ import csv
 import functools
 import json
 import logging
-import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.data.sources.fingerprints import File, version_of
 from limba.data.sources.json_documents import HEAD_BYTES, JsonError, array_records, is_array, value_at
 from limba.data.sources.parquet import Footers, UnitError, not_text, parquet_values, stored_name
-from limba.data.sources.remote import ReadError, ReadPolicy, ask, is_local, open_file
+from limba.data.sources.remote import ReadError, ReadPolicy, ask, in_place, is_local, open_file
 from limba.storage import servers
 
 logger = logging.getLogger(__name__)
@@ -259,13 +258,9 @@ def _num_row_groups(path: str, policy: ReadPolicy, footers: Footers) -> int:
 
 
 def read_chunks(
-    unit: Unit,
-    column: str | Sequence[str],
-    policy: ReadPolicy = PATIENT,
-    footers: Footers | None = None,
-    keep_blank: bool = False,
+    unit: Unit, column: str | Sequence[str], policy: ReadPolicy = PATIENT, footers: Footers | None = None
 ) -> Iterator[list[bytes]]:
-    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for `keep_blank`.
+    """Yields the unit's documents as UTF-8 in lists of about 256 KiB; blank ones are left out, but for a policy.
 
     A document of several columns has their texts in order with FIELD_SEPARATOR between them; rows with an empty text
     are skipped.
@@ -276,7 +271,7 @@ def read_chunks(
     columns = (column,) if isinstance(column, str) else tuple(column)
     try:
         if file_format(unit.path)[0] == "parquet":
-            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy, keep_blank)
+            yield from in_chunks(_parquet(unit, columns, policy, footers or Footers()), policy)
             return
         form, packed = file_format(unit.path)
         with open_file(unit.path, policy, unit.start, unit.stop) as raw:
@@ -291,7 +286,7 @@ def read_chunks(
                 )
             else:
                 rows = _text(unit, file)
-            yield from in_chunks(rows, policy, keep_blank)
+            yield from in_chunks(rows, policy)
     except InputError:
         raise
     except ReadError as error:
@@ -305,14 +300,8 @@ def read_chunks(
         is_cut = isinstance(error, EOFError) and file_format(unit.path)[1] == ".gz"
         raise UnitError(
             f"{unit.place} cannot be read ({reason_of(error)}); check the file and its permissions.",
-            fix=_replacing(unit.path, "gzip -dc {} | sed '$d' | gzip") if is_cut else None,  # all lines that are whole
+            fix=in_place(unit.path, "gzip -dc {} | sed '$d' | gzip") if is_cut else None,  # all lines that are whole
         ) from error
-
-
-def _replacing(path: str, command: str) -> str | None:
-    """Returns the commands that put what a command makes of a local file in its place, and keep the old one."""
-    kept = shlex.quote(path)
-    return None if "://" in path else f"mv {kept} {kept}.old; {command.format(f'{kept}.old')} > {kept}"
 
 
 def advice_on(error: Exception, otherwise: str) -> str:
@@ -320,12 +309,12 @@ def advice_on(error: Exception, otherwise: str) -> str:
     return "try again later" if getattr(error, "is_temporary", False) else otherwise
 
 
-def in_chunks(rows: Iterator[bytes], policy: ReadPolicy, keep_blank: bool = False) -> Iterator[list[bytes]]:
+def in_chunks(rows: Iterator[bytes], policy: ReadPolicy) -> Iterator[list[bytes]]:
     """Yields lists of the documents that are not blank, about 256 KiB each; the last one is shorter."""
     chunk, size = [], 0
     try:
         for row in rows:
-            if keep_blank or (row and not row.isspace()):
+            if policy.keep_blank or (row and not row.isspace()):
                 chunk.append(row)
                 size += len(row)
             if size >= CHUNK_BYTES or len(chunk) >= CHUNK_DOCUMENTS:
@@ -371,7 +360,7 @@ def _decode(unit: Unit, offset: int, line: bytes) -> str:
         place = _place(unit.path, offset)
         raise RecordError(
             f"{unit.path} is not UTF-8 at byte {offset + error.start} ({place}); convert it, for instance with iconv.",
-            fix=_replacing(unit.path, "iconv -f WINDOWS-1252 -t UTF-8 {}"),
+            fix=in_place(unit.path, "iconv -f WINDOWS-1252 -t UTF-8 {}"),
         ) from None
 
 
@@ -412,10 +401,9 @@ def _records(unit: Unit, file: Any) -> Iterator[tuple[int, object]]:
             yield offset, json.loads(text)
         except (ValueError, RecursionError) as error:
             hint, place = ARRAY_HINT if text.lstrip()[:1] == "[" else "", _place(unit.path, offset)
-            number = place.removeprefix("line ")
+            fix = in_place(unit.path, f"sed {place[5:]}d {{}}") if place[5:].isdigit() and unit.stop else None
             raise RecordError(
-                f"{unit.path} {place} is not JSON ({reason_of(error)}){hint or '; correct the line'}.",
-                fix=_replacing(unit.path, f"sed {number}d {{}}") if number.isdigit() and unit.stop else None,
+                f"{unit.path} {place} is not JSON ({reason_of(error)}){hint or '; correct the line'}.", fix=fix
             ) from None
 
 

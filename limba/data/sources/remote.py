@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import shlex
 import socket
 import threading
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class ReadPolicy:
     timeout_seconds: float = 60.0
     attempts: int = 6
     on_failure: str = "stop"
+    keep_blank: bool = False  # True: also the rows without text, to count them
 
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
@@ -362,3 +364,13 @@ def open_file(
         if size is None or details.get("partial") is False:
             return io.BufferedReader(RemoteStream(system, stripped, policy), BUFFER_BYTES)
     return io.BufferedReader(RemoteFile(system, stripped, policy, start, stop, size), BUFFER_BYTES)
+
+
+def in_place(path: str, command: str) -> str | None:
+    """Returns the shell's commands that put what `command` makes of a local file, {}, in its place; None if it is none.
+
+    >>> in_place("a b.txt", "sed 7d {}")
+    "mv 'a b.txt' 'a b.txt'.old; sed 7d 'a b.txt'.old > 'a b.txt'"
+    """
+    name = shlex.quote(path)
+    return None if "://" in path else f"mv {name} {name}.old; {command.format(f'{name}.old')} > {name}"

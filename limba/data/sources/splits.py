@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -241,9 +242,9 @@ class Splits:
     def blank_shares(self, split: str) -> dict[str, float]:
         """Returns {feature: share of rows without text in its column} of the first chunks of some units of a split."""
         units, found = [unit for unit in self.units(split) if not unit.path.endswith(".array_record")], {}
-        some = units[:: len(units) // UNITS_OF_BLANK + 1]
+        some, policy = units[:: len(units) // UNITS_OF_BLANK + 1], dataclasses.replace(self._policy, keep_blank=True)
         for key, column in zip(self.keys, self.columns, strict=True):
-            firsts = [read_chunks(unit, column, self._policy, self._read.footers, keep_blank=True) for unit in some]
+            firsts = [read_chunks(unit, column, policy, self._read.footers) for unit in some]
             rows = [row for chunks in firsts for row in next(chunks, [])]
             found[key] = sum(not row or row.isspace() for row in rows) / max(len(rows), 1)
         return found

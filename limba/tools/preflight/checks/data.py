@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
+import itertools
 import os
 import shlex
 import time
@@ -22,7 +23,7 @@ from limba.tools.preflight.checks import sample
 from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
-from limba.tools.preflight.checks.sample import cleaning
+from limba.tools.preflight.checks.sample import cleaning, rows_of
 from limba.tools.preflight.checks.text import EMPTY, ONE_DOCUMENT
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
@@ -165,16 +166,15 @@ def _of_part(config: RunConfig, part: Task, name: str, lengths: Mapping[str, int
         if (found := sample.sampled(config, part)) is None:
             return iter([Line("ok", f"{name}The text is not looked at, which needs limba/tools/corpus.")])
         kept.append(found)
-        return named(data, _looked_at(found, data))
-
-    def _looked_at(found: Any, data: Data) -> Iterator[Line]:
-        yield from sample.of_documents(found, data)
-        yield from sample.of_text(config, part, found, data, lengths is not None)
+        of_text = sample.of_text(config, part, found, data, lengths is not None)
+        return named(data, itertools.chain(sample.of_documents(found, data), of_text))
 
     def others(data: Data) -> Iterator[Line]:
         for found in kept:  # none if it cannot be read
             yield from named(data, sample.of_example(config, part, found, data))
-            yield from named(data, sample.of_cuts(config, part, found, lengths or {}))
+            yield from named(
+                data, sample.of_cuts(config, part, rows_of(found.documents, len(found.columns)), lengths or {})
+            )
 
     def size(data: Data) -> Iterator[Line]:
         for found in kept:
@@ -242,7 +242,7 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
     if number:
         at_least = "" if is_all else "at least "
         yield Line("ok", f"Validation split {split!r}: {at_least}{number:,} documents{origin}.")
-        yield from sample.of_overlap(config, part, found, texts, data)
+        yield from sample.of_overlap(config, part, rows_of(found.documents, len(found.columns)), texts, data)
         return
     if data.get("few_documents"):
         return  # said already

@@ -25,7 +25,7 @@ from limba.tools.preflight.checks.verdict import Data, Line
 SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error
 IN_BYTES = 0.05  # share of tokens that are single bytes
-FERTILE = 1.3  # times the tokens of a small vocabulary of the same text
+FERTILE = 1.2  # times the tokens of a small vocabulary of the same text
 SMALL_VOCABULARY, LEAST_LEARNED, SENTENCE = (
     2_000,
     50_000,
@@ -144,33 +144,33 @@ def _of_order(config: RunConfig, rows: Sequence[str]) -> Iterator[Line]:
         yield Line("warning", says, ("DataConfig.shuffle", True), "sorted-text")
 
 
-def of_overlap(config: RunConfig, part: Task, found: Any, validation: Sequence[bytes], data: Data) -> Iterator[Line]:
+def of_overlap(
+    config: RunConfig, part: Task, rows: Sequence[str], validation: Sequence[bytes], data: Data
+) -> Iterator[Line]:
     """Yields the share of validation documents of which half of the 13-grams are in the training sample."""
     seen = set[int]()
-    for row in rows_of(found.documents, len(found.columns)):
+    for row in rows:
         seen.update(grams(row, OVERLAP_WORDS).tolist())
     looked = [(row, grams(row, OVERLAP_WORDS)) for row in rows_of(validation, 1)]
     looked = [(row, found) for row, found in looked if len(WORD.findall(row)) >= FEW_WORDS]
     both = [row for row, found in looked if sum(each in seen for each in found.tolist()) * 2 > len(found)]
     share = data["overlap_share"] = len(both) / max(len(looked), 1)
-    if share < OVERLAP or len(both) < LEAST_OVERLAPPING:
-        return
+    if share < OVERLAP or len(both) < LEAST_OVERLAPPING or part.source.is_carved(config.data.train_split):
+        return  # what is carved out is as much in the rest as documents are in each other: near-duplicates
     says = f"{share:.0%} of {len(looked)} validation documents are in the sample of the training text, by half of their"
-    split, fix = config.data.train_split, cleaning(config, part, ["duplicates", "near-duplicates"])
-    if isinstance(part.source, UnitSource) and not part.source.is_carved(split):
-        fix = ("DataConfig.data_files", ",".join(part.source.patterns_of_split(split)))
+    fix = ("DataConfig.data_files", ",".join(part.source.patterns_of_split(config.data.train_split)))
     says += f" runs of {OVERLAP_WORDS} words: {both[0][:SHOWN]!r}; the loss on them says nothing."
     yield Line("warning", says, fix, "validation-in-training")
 
 
-def of_cuts(config: RunConfig, part: Task, found: Any, lengths: Mapping[str, int]) -> Iterator[Line]:
+def of_cuts(config: RunConfig, part: Task, rows: Sequence[str], lengths: Mapping[str, int]) -> Iterator[Line]:
     """Yields the share of pairs that are cut where a row ends, which all of a row is filled by."""
     if not (run := RunData(config.data, part)).has_pairs or not lengths:
         return
-    rows = [row.encode() for row in rows_of(found.documents, len(found.columns))[:PAIRS]]
+    documents = [row.encode() for row in rows[:PAIRS]]
 
     def sizes(lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
-        examples = list(run.examples(rows, lengths, config.data.train_split, config.data.seed))
+        examples = list(run.examples(documents, lengths, config.data.train_split, config.data.seed))
         return {name: np.array([np.count_nonzero(example[name]) for example in examples]) for name in lengths}
 
     shares = {name: (size >= lengths[name]).mean() for name, size in sizes(lengths).items()}
@@ -204,7 +204,7 @@ def of_pieces(config: RunConfig, found: Any, data: Data) -> Iterator[Line]:
         says = f"{counted.in_bytes_share:.1%} of the tokens are single bytes of letters without a piece ({commonest})"
         yield Line("warning", f"{says}: rows hold less text.", other, "letters-in-bytes")
     elif lost < LOST:
-        yield from _of_fertility(found, other, data)
+        yield from _of_fertility(found.documents, PieceTable(found.vocabulary), other, data)
     yield from _round_trip(found, other, data)
 
 
@@ -214,13 +214,13 @@ def new_vocabulary(config: RunConfig) -> list[Fix]:
     return [("DataConfig.vocabulary", name), ("DataConfig.new_vocabulary_size", config.model.vocab_size)]
 
 
-def _of_fertility(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
+def _of_fertility(documents: Sequence[bytes], table: PieceTable, other: list[Fix], data: Data) -> Iterator[Line]:
     """Yields a warning if a small vocabulary of half the sample needs far fewer tokens for the other half."""
-    learned, unseen = (found.documents[place::2] for place in (0, 1))
-    if PieceTable(found.vocabulary).kind == "bytes" or sum(map(len, learned)) < LEAST_LEARNED:
+    learned, unseen = (documents[place::2] for place in (0, 1))
+    if table.kind == "bytes" or sum(map(len, learned)) < LEAST_LEARNED:
         return
     letters = len(set(b"".join(learned).decode()))
-    own = found.vocabulary.vocab_size - PieceTable(found.vocabulary).num_sentinels
+    own = table.vocabulary.vocab_size - table.num_sentinels
     model, pieces = io.BytesIO(), min(max(SMALL_VOCABULARY, 2 * letters), own // 2)
     if pieces < letters + 50:  # nothing is left for more than letters
         return
@@ -230,7 +230,7 @@ def _of_fertility(found: Any, other: list[Fix], data: Data) -> Iterator[Line]:
     )  # fmt: skip
     small = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     needed = sum(len(small.encode(document.decode())) for document in unseen)
-    used = sum(len(PieceTable(found.vocabulary).encode(document)) for document in unseen)
+    used = sum(len(table.encode(document)) for document in unseen)
     data["tokens_beside_small_vocabulary"] = used / max(needed, 1)
     if used > FERTILE * needed:
         says = f"The vocabulary is not of this text: it takes {used / needed:.1f} times the tokens of one of only"
