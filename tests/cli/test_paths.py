@@ -63,6 +63,8 @@ FLAGS: dict[str, object] = {
     "cli/model.py --gin_search_paths": ["generate", "--gin_file=a.gin", "--gin_search_paths=gs://b/c"],
     "cli/model.py --vocabulary": BUCKET,
     "cli/model.py MODEL": BUCKET,
+    "tools/preflight/clean.py files": BUCKET,
+    "tools/preflight/clean.py --output": ["clean", "text.txt", "--output=gs://bucket/a.jsonl", "--rules=empty"],
     "cli/convert.py t5x --npz": ["t5x", "inspect", "gs://bucket/none", "--npz=gs://bucket/a.npz"],
 }
 # Config field -> whether it takes gs://….
