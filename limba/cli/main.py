@@ -27,7 +27,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "merge": ("limba.cli.merge", "average the checkpoints of a run"),
     "verify": ("limba.cli.status:verify", "check the files of a run's checkpoints"),
     "inspect": ("limba.tools.corpus.inspect", "show the documents and examples of a task"),
-    "clean": ("limba.tools.preflight.clean", "write a corpus without the faults that preflight has found"),
+    "clean": ("limba.tools.preflight.texts.clean", "write a corpus without the faults that preflight has found"),
     "prepare": ("limba.tools.corpus.prepare", "write a corpus as shards for fast reading"),
     "vocabulary": ("limba.tools.corpus.vocabulary", "train a SentencePiece vocabulary"),
     "convert": ("limba.cli.convert", "convert models between Limba, T5X and Hugging Face"),

@@ -45,7 +45,7 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def make_mesh(config: MeshConfig, described: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, described: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh (data, fsdp, model) of all devices of all hosts, or of those that a topology describes.
 
     Raises ConfigError if the sizes do not fit.

@@ -45,6 +45,7 @@ FLAGS: dict[str, object] = {
     "tools/pages/report.py MODEL_DIR": BUCKET,
     "cli/status.py MODEL_DIR": BUCKET,
     "tools/corpus/new.py --corpus": BUCKET,
+    "tools/corpus/new.py --from": BUCKET,
     "tools/migrate/t5x/translate.py --gin_search_paths": ["convert-gin", "a.gin", "--gin_search_paths=gs://bucket/gin"],
     "tools/migrate/t5x/translate.py THEIRS.gin": ["convert-gin", "gs://bucket/a.gin"],
     "cli/skipped.py MODEL_DIR": BUCKET,
@@ -63,6 +64,8 @@ FLAGS: dict[str, object] = {
     "cli/model.py --gin_search_paths": ["generate", "--gin_file=a.gin", "--gin_search_paths=gs://b/c"],
     "cli/model.py --vocabulary": BUCKET,
     "cli/model.py MODEL": BUCKET,
+    "tools/preflight/texts/clean.py files": BUCKET,
+    "tools/preflight/texts/clean.py --output": ["clean", "text.txt", "--output=gs://bucket/a.jsonl", "--rules=empty"],
     "cli/convert.py t5x --npz": ["t5x", "inspect", "gs://bucket/none", "--npz=gs://bucket/a.npz"],
 }
 # Config field -> whether it takes gs://….

@@ -13,7 +13,8 @@ import pytest
 
 from limba.cli import main
 from limba.tools.preflight import preflight
-from limba.tools.preflight.checks import data, text
+from limba.tools.preflight.checks import data
+from limba.tools.preflight.texts import faults
 from tests.preflight.broken_texts import PHRASES, RUNS, documents, of, pairs, vocabulary
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ def test_sound_pairs_raise_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_each_rule_of_text_has_a_run() -> None:
     """But for letters that a reader has replaced already, which no file can give back."""
-    assert set(text.RULES) - {code for code, _ in RUNS.values()} == {"undecoded"}
+    assert set(faults.RULES) - {code for code, _ in RUNS.values()} == {"undecoded"}
 
 
 def test_pairs_where_errors_are_corrected_may_be_equal(capsys: pytest.CaptureFixture[str]) -> None:

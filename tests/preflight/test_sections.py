@@ -17,8 +17,9 @@ from limba.config.optimizer import LEAST_RATE
 from limba.data.tasks import resolve_task
 from limba.planned import PlannedRun
 from limba.tools.preflight import page
-from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, text, vocabulary
+from limba.tools.preflight.checks import differences, findings, objective, sample, start, storage, vocabulary
 from limba.tools.preflight.checks.verdict import Line, Section
+from limba.tools.preflight.texts import faults
 from tests import browser, tiny
 
 MODEL = tiny.model(vocab_size=384)
@@ -86,7 +87,7 @@ def test_a_run_of_the_demo_is_drawn_and_nothing_is_wrong(config: RunConfig) -> N
 def test_text_that_is_spoiled_or_repeated() -> None:
     good = ["Limba română are șapte cazuri și multe dialecte."] * 3
     double = "Limba română are șapte cazuri.".encode().decode("latin-1")
-    shares = {code: (share, left) for code, share, _, left in text.broken([*good, double, "an\ufffdther"], 1)}
+    shares = {code: (share, left) for code, share, _, left in faults.broken([*good, double, "an\ufffdther"], 1)}
     assert shares["mojibake"] == (0.2, [*good, "Limba română are șapte cazuri.", "an\ufffdther"])
     assert shares["undecoded"] == (0.2, [*good, "Limba română are șapte cazuri."])
     assert shares["duplicates"] == (0.5, [good[0], "Limba română are șapte cazuri."])

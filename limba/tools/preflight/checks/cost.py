@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from limba.api import PlannedRun, size_text
 from limba.config import RunConfig, prices
@@ -60,7 +59,7 @@ def time_and_cost(config: RunConfig, chips: Topology | None, made: Sequence[Sect
     )
 
 
-def _seconds(figures: Mapping[str, Mapping[str, Any]]) -> tuple[float, float] | None:
+def _seconds(figures: Mapping[str, Mapping]) -> tuple[float, float] | None:
     compiled = figures.get(COMPILED, {}).get("estimate", {})
     found = compiled.get("seconds_per_step") or figures.get(estimate.TITLE, {}).get("seconds_per_step")
     return tuple(found) if found else None

@@ -24,9 +24,9 @@ from limba.tools.preflight.checks.findings import Check, gathered, logged
 from limba.tools.preflight.checks.objective import TITLE as OBJECTIVE
 from limba.tools.preflight.checks.objective import needed_targets, wasted_share
 from limba.tools.preflight.checks.sample import cleaning, rows_of
-from limba.tools.preflight.checks.text import EMPTY, ONE_DOCUMENT
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 from limba.tools.preflight.compiled.instant import LEAST_STEP_SECONDS
+from limba.tools.preflight.texts.faults import EMPTY, ONE_DOCUMENT
 
 if TYPE_CHECKING:
     from limba.tools.preflight.compiled.topologies import Topology

@@ -18,9 +18,9 @@ import sentencepiece
 from limba.api import PieceTable, RunData, Task, UnitSource, find_tool
 from limba.config import RunConfig
 from limba.config.errors import Fix
-from limba.tools.preflight.checks.language import other_languages
-from limba.tools.preflight.checks.text import FEW_WORDS, RULES, SEPARATOR, SHOWN, WORD, broken, grams
 from limba.tools.preflight.checks.verdict import Data, Line
+from limba.tools.preflight.texts.faults import FEW_WORDS, RULES, SEPARATOR, SHOWN, WORD, broken, grams
+from limba.tools.preflight.texts.language import other_languages
 
 SAMPLE_BYTES = 1_500_000
 LOST, UNUSABLE = 0.001, 0.05  # shares of the letters that a vocabulary cannot spell: a warning, an error

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from limba.api import Parser, Texts, UnitSource, source_of_files
 from limba.config import InputError, kinds
 from limba.config.errors import did_you_mean
-from limba.tools.preflight.checks import text
+from limba.tools.preflight.texts import faults
 
 ABOUT = """Writes the documents of files as JSON lines, without what breaks the rules that preflight names.
 
@@ -25,7 +25,7 @@ SAMPLE_BYTES = 1_500_000  # by which lines are found that recur
 
 def run(argv: Sequence[str]) -> None:
     """Writes the cleaned text and prints how many documents are left; raises InputError."""
-    known = (*text.RULES, text.ONE_DOCUMENT, text.EMPTY)
+    known = (*faults.RULES, faults.ONE_DOCUMENT, faults.EMPTY)
     parser = Parser("clean", ABOUT + ", ".join(known))
     parser.add_argument("files", metavar="FILES", help="a path or pattern, several separated by commas, or user/name")
     parser.add_argument("--output", required=True, metavar="FILE", help="a new .jsonl or .jsonl.gz")
@@ -50,7 +50,7 @@ def _write(source: UnitSource, rules: Sequence[str], output: str) -> tuple[int, 
     """Returns the documents read and written; the file has its name when it is whole."""
     num_texts, read, written = len(source.keys), 0, 0
     sample = [document.decode() for document in Texts(source).sample("train", SAMPLE_BYTES)[0]]
-    changes = [text.change_by(code, sample, num_texts) for code in text.RULES if code in rules]
+    changes = [faults.change_by(code, sample, num_texts) for code in faults.RULES if code in rules]
     with (gzip.open if output.endswith(".gz") else open)(f"{output}.tmp", "wt", encoding="utf-8") as file:
         for unit in source.units("train"):
             for documents in source.chunks("train", unit):
@@ -58,8 +58,8 @@ def _write(source: UnitSource, rules: Sequence[str], output: str) -> tuple[int, 
                     read, row = read + 1, document.decode()
                     for change in changes:
                         row = change(row) if row else row
-                    for part in text.parts(row) if text.ONE_DOCUMENT in rules else [row] if row.strip() else []:
-                        texts = part.split(text.SEPARATOR) if num_texts > 1 else [part]
+                    for part in faults.parts(row) if faults.ONE_DOCUMENT in rules else [row] if row.strip() else []:
+                        texts = part.split(faults.SEPARATOR) if num_texts > 1 else [part]
                         json.dump(dict(zip(source.columns, texts, strict=True)), file, ensure_ascii=False)
                         file.write("\n")
                         written += 1

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from limba.tools.preflight.checks.text import FEW_WORDS, WORD
+from limba.tools.preflight.texts.faults import FEW_WORDS, WORD
 
 LETTERS = 400  # of a document, whose script is looked at
 _STOP_WORDS = """
