@@ -126,7 +126,7 @@ class PlannedStep:
         self, config: RunConfig, sizes: MeshConfig, devices: np.ndarray, feature_shapes: Mapping[str, tuple[int, int]]
     ):
         self._config = config
-        self._mesh = make_mesh(sizes, list(devices.flat))
+        self._mesh = make_mesh(sizes, devices)
         self.mesh_sizes = list(self._mesh.shape.values())
         self._step, self._arguments = auto_mesh.abstract_step(config, self._mesh, feature_shapes)
 

@@ -45,12 +45,12 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def make_mesh(config: MeshConfig, described: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, described: np.ndarray | None = None) -> Mesh:
     """Returns the mesh (data, fsdp, model) of all devices of all hosts, or of those that a topology describes.
 
     Raises ConfigError if the sizes do not fit.
     """
-    devices = jax.devices() if described is None else described
+    devices = jax.devices() if described is None else list(described.flat)
     sizes, names, kinds = config.sizes(len(devices)), ("data", "fsdp", "model"), (AxisType.Auto,) * 3
     if len({_slice(device) for device in devices}) == 1:
         return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices)
