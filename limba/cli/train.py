@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from limba import toolbox
 from limba.cli.flags import parse_args
 from limba.cli.gin import GinRun
-from limba.config import InputError, RestartError, RunConfig, StorageError, environment
-from limba.config.errors import named
+from limba.config import RestartError, RunConfig, StorageError, environment
+from limba.config.errors import SentenceError, named
 from limba.sharding import preemption
 
 
@@ -56,7 +56,7 @@ def _show(config: RunConfig) -> None:
         return
     try:
         demo.show_result(config)
-    except (InputError, StorageError) as error:  # the run itself has ended well
+    except (SentenceError, OSError, RuntimeError) as error:  # jax's too; the run itself has ended well
         print(f"What the model has learned cannot be shown: {error}", file=sys.stderr)
     place = config.model_dir
     print(

@@ -15,9 +15,10 @@ import pytest
 from benchmarks import proposals
 from benchmarks.breaking.start import QUICK
 from limba.api import NewVocabulary
+from limba.cli import demo, train
 from limba.cli.gin.read import read_model, read_run
 from limba.cli.main import main
-from limba.config import InputError, ModelConfig
+from limba.config import DataConfig, InputError, ModelConfig, RunConfig
 from limba.formats.architectures import config_json
 from limba.model import Network
 from limba.tools.corpus import counting, sizes
@@ -332,3 +333,19 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "empty.jsonl", "latin.txt", "one.txt", "two.jsonl",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [InputError("no text"), RuntimeError("RESOURCE_EXHAUSTED"), OSError("gone")])
+def test_a_run_that_has_ended_well_ends_so_where_nothing_can_be_shown(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(config: object) -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "show_result", fails)
+    config = RunConfig(
+        ModelConfig(384, 16, 2, 8, 32, 1, 1), DataConfig("demo_span_corruption", {"inputs": 48}, 4), str(tmp_path), 3
+    )
+    train._show(config)
+    shown = capsys.readouterr()
+    assert f"cannot be shown: {error}" in shown.err and f"limba convert {tmp_path}" in shown.out
