@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from limba.tools.preflight.compiled import instant, nvidia
 from limba.tools.preflight.compiled.topologies import topologies, topology
 from tests.preflight import runs
 
+ROOT = Path(__file__).parents[2]
 GIB = 2**30
 # GiB a device by compilers, of docs/preflight.md: 128 rows of 512/114, bfloat16, Adafactor, remat minimal.
 PLACES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
@@ -227,3 +229,16 @@ def test_a_rule_has_its_rates() -> None:
     for low, high, usual in [*rates.PRETRAINING.values(), *rates.FINE_TUNING.values(), rates.FINE_TUNING_OTHERS]:
         assert low <= usual <= high
     assert ScheduleConfig().base_learning_rate == 1.0
+
+
+def test_each_error_and_warning_has_a_code() -> None:
+    """Programs go by the codes of --json, sentences may change."""
+    without = []
+    for path in (ROOT / "limba" / "tools" / "preflight").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line"):
+                continue
+            is_ok = isinstance(node.args[0], ast.Constant) and node.args[0].value == "ok"
+            if not is_ok and len(node.args) < 4 and "code" not in [word.arg for word in node.keywords]:
+                without.append(f"{path.name} line {node.lineno}")
+    assert not without, without

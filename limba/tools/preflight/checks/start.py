@@ -51,7 +51,7 @@ def _changed(config: RunConfig) -> Iterator[Line]:
     found = [each for each in differences(config, saved) if not each.is_free]
     if found:
         text = "; ".join(map(str, found))
-        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before))
+        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before), "changed-run")
 
 
 def _vocabulary(config: RunConfig) -> Iterator[Line]:
@@ -66,4 +66,6 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     rows, fitting = config.model.vocab_size, found.fitting_rows
     if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
         text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
-        yield Line("warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting))
+        yield Line(
+            "warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting), "unused-rows"
+        )
