@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import types
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from limba.cli.gin.read import read_model
 from limba.config import DataConfig, MeshConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, prices
 from limba.config.errors import Open
 from limba.tools.preflight import page
-from limba.tools.preflight.checks import cost, estimate
+from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import instant, nvidia
 from limba.tools.preflight.compiled.topologies import topologies, topology
@@ -242,3 +243,17 @@ def test_each_error_and_warning_has_a_code() -> None:
             if not is_ok and len(node.args) < 4 and "code" not in [word.arg for word in node.keywords]:
                 without.append(f"{path.name} line {node.lineno}")
     assert not without, without
+
+
+def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
+    """The devices say of themselves what those of a v4-8 do, by libtpu 0.0.42.1."""
+    devices = [types.SimpleNamespace(device_kind="TPU v4", platform="tpu", process_index=0)] * 4
+    says = lambda run, gib: start.of_memory(run, devices, gib * GIB)
+    wanted = instant.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
+    (fits,) = says(run_of(), 30.75)
+    assert fits.startswith(f"By arithmetic a device of TPU v4-4 needs {wanted:.2f} GiB of 30.75 GiB (state")
+    assert fits.endswith(
+        f"at most {instant.largest_batch(PlannedRun(run_of()), topology('v4-8'), 30.75 * GIB):,} rows fit."
+    )
+    (fix,) = says(run_of(rows=4096), 30.75)
+    assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix

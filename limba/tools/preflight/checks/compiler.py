@@ -21,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 TITLE, ADVICE = "Memory and speed", "Advice"
+NO_KERNEL = "no-kernel"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
