@@ -70,6 +70,7 @@ def test_a_broken_run_is_found_and_its_fix_works_as_typed(
         (f"{SOUND}\nconfig.OptimizerConfig.name = 'adamw'\nconfig.ScheduleConfig.name = 'cosine'\n"
          "LEARNING_RATE = 0.0006\nWARMUP_STEPS = 1_000\n", "h200-8"),
         (f"{TUNED}\nconfig.OptimizerConfig.name = 'adamw'\nLEARNING_RATE = 0.00003\n", "l4-1"),
+        (f"{SOUND}\nBATCH_SIZE = 256\nREMAT = 'minimal'\n", "b200-8"),
         (f"{SOUND}\nINITIAL_CHECKPOINT_PATH = 'golden'\nLEARNING_RATE = 0.5\n", "h100-16"),  # goes on from its step
     ],
 )  # fmt: skip
