@@ -66,7 +66,6 @@ def _sentences(config: RunConfig) -> Sequence[Hidden]:
 
 def _show_fills(config: RunConfig) -> None:
     """Prints sentences that the model has not seen, with the words that it would write in their gaps."""
-    from limba.inference import gaps
     from limba.inference.load import load
     from limba.inference.source import find
 
@@ -75,7 +74,7 @@ def _show_fills(config: RunConfig) -> None:
         return
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
-    filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
+    filled = trained.fill([hidden.masked for hidden in shown], top=3)
     print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
     for number, (hidden, fills) in enumerate(zip(shown, filled, strict=True), 1):
         text = hidden.masked
