@@ -1,4 +1,4 @@
-"""The one door to a trained model: `load` opens it; `TrainedModel` generates, scores, encodes and saves."""
+"""The one door to a trained model: `load` opens it; `TrainedModel` generates, fills, scores, encodes and saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from limba.storage import lease, manifest
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
+    from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
     from limba.model import Network
@@ -279,6 +280,44 @@ class TrainedModel:
         network, is_prefix = self.network, self.reads_prefix
         writer = Writer(network, self.mesh, self.vocabulary, config, num_rows, is_prefix, deadline=deadline)
         return SegmentWriter(self, config, writer, say)
+
+    @overload
+    def fill(self, text: str, top: int = 5, deadline: Deadline | None = None) -> list[list[Fill]]: ...
+
+    @overload
+    def fill(self, text: Sequence[str], top: int = 5, deadline: Deadline | None = None) -> list[list[list[Fill]]]: ...
+
+    def fill(
+        self, text: str | Sequence[str], top: int = 5, deadline: Deadline | None = None
+    ) -> list[list[Fill]] | list[list[list[Fill]]]:
+        """Returns, for each gap of a text, its `top` likeliest fills, best first; of a list, for each text.
+
+        Gaps are <extra_id_0>, <extra_id_1>, … in order, or `<mask>` or `___` each. A `Fill` is (text, probability,
+        ids): the probability that the model writes exactly this there, its end included, after the best fills of the
+        gaps before. A fill has a letter and begins with a word, or a good part of one (`gaps.fills`). Raises InputError
+        for a model or a text without gaps, gaps that are not in order, and a text longer than the model reads, and
+        TimeIsOverError soon after the deadline.
+        """
+        from limba.data.vocabulary.load import num_sentinels
+        from limba.inference.gaps import Filler, with_sentinels
+
+        if self.network.config.is_decoder_only:
+            raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
+        if not num_sentinels(self.vocabulary):
+            raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
+        if top < 1:
+            raise InputError(f"top is {top}; give a whole number above 0.")
+        texts = [text] if isinstance(text, str) else text
+        masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
+        for each in masked:
+            ids.append(self.tokenize(each))
+            if num_cut := self.num_cut(each, ""):
+                raise InputError(
+                    f"The text {each[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
+                    f" {self.lengths['inputs']:,}; give a shorter one."
+                )
+        found = Filler(self.network, self.params, self.mesh, self.vocabulary).fill(masked, ids, top, deadline)
+        return found[0] if isinstance(text, str) else found
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
