@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
+INTERNAL = (  # what commands use of a model, and no tab completion shows
+    *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
+    *("logits_of_ids", "pair_ids", "num_cut"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +224,20 @@ class TrainedModel:
         """The number of texts in a batch, over all devices."""
         return self.rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
 
+    def __repr__(self) -> str:
+        model, run = self.network.config, self.source.run
+        kind = "decoder-only" if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        pieces = "no vocabulary" if self.tokenizer is None else f"vocabulary {self.tokenizer[0].path}"
+        task = "" if run is None else f", task {run.data.mixture_or_task_name}"
+        return (
+            f"<TrainedModel {self.path}, step {self.step:,}: {size:,} parameters, {kind} {model.num_decoder_layers}"
+            f" layers of width {model.emb_dim}, {model.vocab_size:,} ids, {pieces}{task}>"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INTERNAL]
+
     def tokenize(self, text: str) -> Int[np.ndarray, " L"]:
         """Returns the ids of an input as the network reads it.
 
@@ -327,7 +345,7 @@ class TrainedModel:
         """
         from limba.inference.generate import log_likelihoods, score_of
 
-        ids = [self.pair_ids(*pair) for pair in pairs]
+        ids = [self.pair_ids(*pair) for pair in _paired(pairs)]
         rows = num_rows or self.batch_size
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
         scored = zip(found.tolist(), ids, pairs, strict=True)
@@ -335,7 +353,7 @@ class TrainedModel:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
-        return self.logits_of_ids([self.pair_ids(*pair) for pair in pairs], self.batch_size)
+        return self.logits_of_ids([self.pair_ids(*pair) for pair in _paired(pairs)], self.batch_size)
 
     def logits_of_ids(
         self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int | None = None
@@ -489,4 +507,17 @@ def whole_letters(text: str) -> str:
 def _listed(texts: Sequence[str]) -> Sequence[str]:
     if isinstance(texts, str):
         raise InputError("A single text is given instead of a list of texts; put it in brackets.")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"The texts hold {text!r} at place {number}, which is no text; give a list of texts.")
     return texts
+
+
+def _paired(pairs: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise InputError(
+                f"The pairs hold {pair!r} at place {number}; give pairs of two texts, (input, target), and '' as the"
+                " input where a language model has none."
+            )
+    return pairs
