@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
+POOLINGS = ("mean", "first", "last")
 
 logger = logging.getLogger(__name__)
 
@@ -223,11 +224,15 @@ class TrainedModel:
         """Returns the ids of an input as the network reads it.
 
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
-        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels.
+        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
+        they end with the end of sequence, and <mask> becomes its mask.
         """
         from limba.inference.generate import ids_of, prompt_ids
+        from limba.inference.masks import masked_ids
 
         text = whole_letters(text)
+        if self.network.config.is_encoder:
+            return masked_ids(text, self.vocabulary, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
             return prompt_ids(text, self.vocabulary)
         return ids_of(self.prefix + text, self.vocabulary, self.lengths["inputs"])
@@ -273,6 +278,7 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
+        self._require_text("generates")
         from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
 
@@ -288,6 +294,7 @@ class TrainedModel:
         """
         from limba.inference.generate import log_likelihoods, score_of
 
+        self._require_text("scores")
         ids = [self.pair_ids(*pair) for pair in pairs]
         rows = num_rows or self.batch_size
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
@@ -304,6 +311,7 @@ class TrainedModel:
         """Returns `logits` of pairs of ids; a batch has `num_rows` pairs, by default all of them."""
         from limba.inference.generate import logits
 
+        self._require_text("scores")
         rows = num_rows or self.rows(len(pairs))
         return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix)
 
@@ -324,11 +332,20 @@ class TrainedModel:
         sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
-    def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "N D"]:
-        """Returns one vector per text: the mean of its tokens' hidden states, without padding.
+    def _require_text(self, what: str) -> None:
+        if self.network.config.is_encoder:
+            raise InputError(
+                f"{self.path} is an encoder, which {what} no text; call fill for the words of <mask>, or encode for"
+                " vectors."
+            )
 
-        The states are the encoder's output, or a language model's last hidden states.
+    def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:
+        """Returns one vector per text: the mean of its tokens' hidden states, or that of the first or last token.
+
+        `pooling` is mean, first or last. The states are the encoder's output, or a language model's last hidden states.
         """
+        if pooling not in POOLINGS:
+            raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.data.stream.placement import place_batch
         from limba.inference.generate import batches_of_like_lengths, fetched, padded
 
@@ -340,7 +357,7 @@ class TrainedModel:
             lengths = np.ones(num_rows, np.int32)
             lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
             placed = place_batch({"tokens": tokens, "lengths": lengths}, rows)
-            found[numbers] = fetched(_mean_state(self.network, self.params, **placed))[: len(numbers)]
+            found[numbers] = fetched(_pooled(self.network, pooling, self.params, **placed))[: len(numbers)]
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -412,20 +429,26 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     name, vocabulary = tokenizer or (None, None)
     eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
+    mask = None
+    if vocabulary is not None and model.is_encoder:
+        from limba.data.vocabulary.load import mask_id
+
+        mask = mask_id(vocabulary)
     padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
     scale = huggingface.head_scale(model) if form.transformers >= 5 else 1.0
-    huggingface_files.write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale)
+    huggingface_files.write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
     if "pytorch" in form.formats:
         huggingface_files.write_pytorch(folder, arrays, model, form.dtype, scale)
     if "flax" in form.formats:
         huggingface_files.write_flax(folder, arrays, model, form.dtype, scale)
     if name is not None:
-        huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts=model.is_decoder_only)
+        starts = model.is_decoder_only and not model.is_encoder
+        huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
 
 
-@functools.partial(jax.jit, static_argnames=("network",))
-def _mean_state(
-    network: Network, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+@functools.partial(jax.jit, static_argnames=("network", "pooling"))
+def _pooled(
+    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
 ) -> Float[Array, "B D"]:
     mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
     if network.config.is_decoder_only:
@@ -434,6 +457,9 @@ def _mean_state(
         states = network.apply(params, batch, as_states=True)
     else:
         states = network.encode(params, tokens)
+    if pooling != "mean":
+        place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
+        return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
     states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
     return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)
 
