@@ -19,10 +19,9 @@ from limba.data import validation_split
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
 from limba.data.stream.stages import open_stages
-from limba.evaluation.text import TextEvaluation
+from limba.evaluation.text import TextEvaluation, sampler
 from limba.evaluation.validation import loss_evaluation
 from limba.export import at_end
-from limba.inference.gaps import sampler
 from limba.model import Network
 from limba.sharding.agreement import check_alike, compiled_together, entered_by_first, facts_of_run, together
 from limba.sharding.mesh import batch_sharding, keep_compiled_programs, make_mesh

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ CORPUS may be .txt, .jsonl, .csv (column text) or .parquet, also .gz. Without it
 reference (PSF licence). Started again, the demo resumes from its newest checkpoint."""
 NUM_PIECES = 3_996  # with 100 sentinels 4,096 rows: gin/demo.gin's VOCAB_SIZE
 PROMPTS = "config.EvaluationConfig.prompts"
+RANKED = 50  # fills among which a hidden word's rank is looked for
+NUM_SCORED = 200  # gaps that say how often the model is right
+OF_DOCUMENT = 10  # sentences at most, so that few documents are enough
 VOCABULARY_LETTERS = 20_000_000  # of the corpus, to train the vocabulary on
 
 
@@ -52,41 +56,49 @@ def _vocabulary(data: DataConfig) -> None:
     print(f"Trained a SentencePiece vocabulary of {count:,} pieces and 100 sentinels: {path}", flush=True)
 
 
-def _sentences(config: RunConfig) -> Sequence[Hidden]:
-    """Returns sentences of the validation split, some of their words hidden; none for a model that fills no gaps."""
+def _validation(config: RunConfig) -> Callable[..., Sequence[Hidden]]:
+    """Returns `Texts.sentences` of the validation split; no sentences for a model that fills no gaps."""
     from limba.data.tasks import parts_of, resolve_task
     from limba.data.vocabulary.load import num_sentinels
     from limba.data.vocabulary.text_sample import Texts
 
     task = resolve_task(config.data)
     if config.model.is_decoder_only or not num_sentinels(task.output_features["targets"].vocabulary):
-        return []
-    return Texts.of_task(parts_of(task)[0]).sentences(config.data.validation_split)
+        return lambda **_: []
+    return functools.partial(Texts.of_task(parts_of(task)[0]).sentences, config.data.validation_split)
 
 
 def _show_fills(config: RunConfig) -> None:
-    """Prints sentences that the model has not seen, with the words that it would write in their gaps."""
-    from limba.inference import gaps
+    """Prints sentences that the model has not seen: the hidden words, its guesses, and how often it is right."""
     from limba.inference.load import load
     from limba.inference.source import find
 
-    shown = _sentences(config)
+    sentences = _validation(config)
+    shown = sentences()
     if not shown:
         return
     source = find(config.model_dir, config)
     trained = load(source, step=max(source.steps), config=config)
-    filled = [gaps.fills_of(trained, hidden.masked) for hidden in shown]
+    filled = trained.fill([hidden.masked for hidden in shown], top=RANKED)
     print("Words that the model would write in the gaps of text that it has not seen (its probability of each):\n")
-    for number, (hidden, fills) in enumerate(zip(shown, filled, strict=True), 1):
-        text = hidden.masked
-        for place, word in enumerate(hidden.words):
-            text = text.replace(f"<extra_id_{place}>", f"[{word}]", 1)
-        print(f"{number}. {text}")
-        width = max(map(_columns, hidden.words))
-        for word, best in zip(hidden.words, fills, strict=True):
-            likely = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in best)
-            print(f"   [{word}]{' ' * (width - _columns(word))}  {likely}")
+    for number, (hidden, gaps) in enumerate(zip(shown, filled, strict=True), 1):
+        print(f"{number}. {hidden.masked}".replace("<extra_id_0>", "[1]").replace("<extra_id_1>", "[2]"))
+        rows = [("the hidden word", "its rank", "the model's guesses")]
+        for place, (word, fills) in enumerate(zip(hidden.words, gaps, strict=True), 1):
+            rank = next((str(rank) for rank, fill in enumerate(fills, 1) if fill.text == word), f"over {len(fills)}")
+            guesses = ", ".join(f"{fill.text} ({fill.probability:.2%})" for fill in fills[:3])
+            rows.append((f"[{place}] {word}", rank, guesses))
+        widths = [max(_columns(row[column]) for row in rows) + 2 for column in range(2)]
+        for row in rows:
+            padded = (text + " " * (width - _columns(text)) for text, width in zip(row, widths, strict=False))
+            print(f"   {''.join(padded)}{row[2]}")
         print()
+    scored = sentences(num=NUM_SCORED // 2, of_document=OF_DOCUMENT)  # of two gaps each
+    words = [word for hidden in scored for word in hidden.words]
+    gaps = [gap for several in trained.fill([hidden.masked for hidden in scored]) for gap in several]
+    right = sum(word in [fill.text for fill in gap] for word, gap in zip(words, gaps, strict=True))
+    print(f"A rank is the hidden word's place among the {RANKED} likeliest fills that a search finds.")
+    print(f"The right word among the first five: {right} of {len(words)} gaps of text that it has not seen.\n")
 
 
 def show_result(config: RunConfig) -> None:
@@ -158,7 +170,7 @@ def run(argv: Sequence[str]) -> None:
     if given is None and config.data.data_files == corpus:
         print(f"Corpus: {pydoc_corpus(corpus):,} documents of Python's language reference (PSF licence): {corpus}")
     _vocabulary(config.data)
-    if not config.evaluation.prompts and (hidden := _sentences(config)):  # for the report: their fills by step
+    if not config.evaluation.prompts and (hidden := _validation(config)()):  # for the report: their fills by step
         prompts = tuple(each.masked for each in hidden)
         config, text, names, _ = parse_args([*arguments, f"--gin.{PROMPTS}={prompts!r}", *argv], "demo", ABOUT)
 

@@ -40,7 +40,6 @@ def run(argv: Sequence[str]) -> None:
     from etils import epath
 
     from limba.evaluation import text as evaluation
-    from limba.inference.gaps import sampler
     from limba.storage.files import write_whole
     from limba.training.metrics.logging import Metrics
 
@@ -49,7 +48,9 @@ def run(argv: Sequence[str]) -> None:
         number = given.num_examples or config.evaluation.num_examples or 1_000
         with waiting(f"evaluating {split}", shows=jax.process_index() == 0):
             figures, copied = evaluation.evaluate(trained, num_examples=number, split=split)
-    sample = sampler(trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix)
+    sample = evaluation.sampler(
+        trained.network, trained.mesh, trained.vocabulary, config.evaluation, trained.reads_prefix
+    )
     texts = sample(trained.params) if sample else {}
     columns = {**({"copied input": copied} if copied else {}), f"step {trained.step:,}": figures}
     table = evaluation.markdown_table(columns)

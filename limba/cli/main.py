@@ -18,6 +18,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "branch": ("limba.cli.branch", "decay the learning rate from a checkpoint, in a directory of its own"),
     "preflight": ("limba.tools.preflight.preflight", "look at a run before it starts: what fails, and what is wasted"),
     "generate": ("limba.cli.generate", "generate text with a trained model"),
+    "fill": ("limba.cli.fill", "fill the gaps of texts: the likeliest words with their probabilities"),
     "score": ("limba.cli.generate:score", "compute log likelihoods of texts"),
     "evaluate": ("limba.cli.evaluate", "evaluate a trained model"),
     "play": ("limba.tools.pages.play.play", "serve a page on which one tries a model"),
@@ -37,7 +38,7 @@ COMMANDS = {  # name: (module, or module:function where that is not `run`; what 
     "t5x": ("limba.cli.convert:run_t5x", "list the arrays of checkpoints, and write T5X checkpoints"),
     "demo": ("limba.cli.demo", "run all steps on a tiny example: corpus, vocabulary, training, conversion"),
 }
-ON_DEVICES = ("train", "branch", "demo", "generate", "score", "evaluate", "play")  # commands worth large pages
+ON_DEVICES = ("train", "branch", "demo", "generate", "fill", "score", "evaluate", "play")  # commands worth large pages
 THEIR_NAMES = {"infer": "generate"}  # in T5X
 BY_ONE = ("clean", "prepare", "report", "merge")  # commands that the first of several processes does alone
 TRAIN = ("train", "branch", "demo")  # those that never use the CPU silently where there is an accelerator

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from limba.config import InputError, RunConfig
+from limba.config import EvaluationConfig, InputError, RunConfig
 from limba.config.errors import reason_of
 from limba.data import validation_split
 from limba.data.dataset import Step
@@ -30,12 +30,14 @@ from limba.data.objectives.supervised import is_supervised, prefix_of, text_of
 from limba.data.packing import FEATURES
 from limba.data.registry import Task
 from limba.data.tasks import Provider, parts_of
+from limba.data.vocabulary.load import PieceTable, Vocabulary
 from limba.evaluation.validation import Figures, loss_evaluation
-from limba.inference.generate import Writer, log_likelihoods, padded
+from limba.inference import gaps
+from limba.inference.generate import Writer, Written, ids_of, log_likelihoods, padded, prompt_ids
 from limba.inference.load import TrainedModel
 from limba.model import Network
 from limba.model.trees import Parameters
-from limba.sharding.mesh import batch_sharding
+from limba.sharding.mesh import batch_sharding, num_batch_groups
 from limba.storage.files import make_folder, write_whole
 from limba.training.metrics.records import markdown_table as markdown_table
 
@@ -267,3 +269,36 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
     of_text = TextEvaluation(config, task, lengths, model, mesh, name=split)
     figures = {**(of_loss(trained.params) if of_loss else {}), **of_text(trained.params, trained.step)}
     return figures, of_text.copied()
+
+
+def sampler(
+    network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
+) -> Callable[[PyTree], dict[str, list[str]]] | None:
+    """Returns a function from the parameters to each prompt's texts; None without prompts.
+
+    A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
+    (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
+    (`gaps.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
+    """
+    prompts, continues = config.prompts, network.config.is_decoder_only
+    if not prompts:
+        return None
+    if network.config.is_encoder:
+        return gaps.mask_sampler(network, mesh, vocabulary, prompts)
+    groups = num_batch_groups(mesh)
+    sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
+    rows = -(-len(prompts) // groups) * groups
+    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=gaps.first_pieces(network, vocabulary))
+    ids = prompt_ids if continues else ids_of
+    inputs = [ids(prompt, vocabulary) for prompt in prompts]
+    writer.check(inputs)
+    table = PieceTable(vocabulary)
+
+    def text_of(read: np.ndarray, written: Written) -> str:
+        return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
+
+    def texts(params: PyTree) -> dict[str, list[str]]:
+        found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
+        return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
+
+    return texts

@@ -32,8 +32,8 @@ from limba.export import proof
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
+from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import Json
-from limba.inference.load import Form, write_folder
 from limba.inference.source import (
     T5X,
     VOCABULARIES,

@@ -32,10 +32,10 @@ from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.evaluation.history import plot_loss
 from limba.formats import architectures
 from limba.formats.huggingface import head_scale, open_folder
-from limba.formats.huggingface_files import extra_ids_in
+from limba.formats.huggingface_files import Form, extra_ids_in
 from limba.formats.names import Json
 from limba.inference.generate import EOS, START, greedy
-from limba.inference.load import Form, place_parameters
+from limba.inference.load import place_parameters
 from limba.inference.source import Source
 from limba.model import Network
 from limba.training.metrics.logging import read_metrics

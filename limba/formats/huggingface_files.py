@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 import numpy as np
@@ -23,7 +23,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
-from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name
+from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.names import Json, Stored, unflatten
 from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
 from limba.storage.files import read_text
@@ -40,6 +40,48 @@ NEVER_TRAINED = 1e-9  # of the highest row's squared gradients: Adafactor adds 1
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor with one value a row
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}
+
+
+class Form(NamedTuple):
+    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
+
+    formats: Sequence[str]
+    dtype: str = "float32"
+    transformers: int = 5
+
+
+def write_folder(
+    folder: Path,
+    arrays: Mapping[str, np.ndarray],
+    model: ModelConfig,
+    form: Form,
+    tokenizer: tuple[Any, Any] | None,
+    suppressed: Sequence[int] = (),
+) -> None:
+    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
+
+    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
+    for transformers 4 differs from that for 5, see `head_scale`.
+    """
+    config_json(model)  # raises before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    name, vocabulary = tokenizer or (None, None)
+    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
+    mask = None
+    if vocabulary is not None and model.is_encoder:
+        from limba.data.vocabulary.load import mask_id
+
+        mask = mask_id(vocabulary)
+    padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
+    scale = head_scale(model) if form.transformers >= 5 else 1.0
+    write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
+    if "pytorch" in form.formats:
+        write_pytorch(folder, arrays, model, form.dtype, scale)
+    if "flax" in form.formats:
+        write_flax(folder, arrays, model, form.dtype, scale)
+    if name is not None:
+        starts = model.is_decoder_only and not model.is_encoder
+        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
 
 
 def write_configs(

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from limba.config import EvaluationConfig
-from limba.data.vocabulary.load import PieceTable, Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.config import InputError
+from limba.data.stream.placement import place_batch
+from limba.data.vocabulary.load import (
+    SPACE,
+    PieceTable,
+    Vocabulary,
+    is_byte_piece,
+    mask_id,
+    num_sentinels,
+    piece_bytes,
+    sentinel_ids,
+)
 from limba.data.vocabulary.sentences import HAN, UNSPACED
 from limba.data.vocabulary.sentences import hidden_words as hidden_words
 from limba.data.vocabulary.sentences import sentences as sentences
-from limba.inference.generate import EOS, SENTINEL, START, Gaps, Writer, Written, ids_of, prompt_ids
+from limba.inference.generate import (
+    EOS,
+    SENTINEL,
+    START,
+    Deadline,
+    Gaps,
+    batches_of_like_lengths,
+    fetched,
+    padded,
+)
 from limba.model import Network
-from limba.sharding.mesh import num_batch_groups
-
-if TYPE_CHECKING:
-    from limba.inference.load import TrainedModel
-
+from limba.sharding.mesh import batch_sharding, num_batch_groups
 
 NUM_FILLS = 3  # shown for a gap
 MOST_PIECES = 8  # of a fill
 BEAMS = 8
+TEXTS_AT_ONCE = 16
+LENGTH_STEP = 8  # beginnings are padded to a multiple, so that few programs are compiled
+GAP = re.compile(r"<extra_id_(\d+)>|<mask>|_{3,}")
+MASK = re.compile(
+    r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}"
+)  # how a text may write it, whatever the vocabulary
+PLACES_STEP = 8  # masks of a row are padded to a multiple, so that few programs are compiled
 
-NextLogits = Callable[[Sequence[Sequence[int]]], Float[np.ndarray, "R V"]]
+Beginnings = Sequence[Sequence[int]]  # of the decoder's input, all of one length
 
 
 class Fill(NamedTuple):
@@ -38,6 +63,9 @@ class Fill(NamedTuple):
     text: str
     probability: float
     ids: tuple[int, ...]
+
+
+Search = Generator[Beginnings, Float[np.ndarray, "R V"], list[list[Fill]]]
 
 
 @dataclass(frozen=True)
@@ -88,37 +116,66 @@ def is_word(text: str) -> bool:
     )
 
 
-def fills(masked: str, next_logits: NextLogits, pieces: Pieces, num: int = NUM_FILLS) -> list[list[Fill]]:
+def first_pieces(network: Network, vocabulary: Vocabulary) -> Gaps | None:
+    """Returns which ids may begin a T5's fills; None for a language model, and where no piece could."""
+    if network.config.is_decoder_only:
+        return None
+    pieces = pieces_of(vocabulary, network.config.vocab_size)
+    is_sentinel, words = np.zeros(network.config.vocab_size, bool), pieces.is_text & pieces.is_word
+    may_begin = words if words.any() else pieces.is_text & pieces.has_letter  # as in a vocabulary of bytes
+    is_sentinel[[place for place in pieces.sentinels if place < len(is_sentinel)]] = True
+    return Gaps(is_sentinel, may_begin) if may_begin.any() else None
+
+
+def with_sentinels(text: str) -> str:
+    """Returns a text with gaps as <extra_id_0>, <extra_id_1>, …, in order; `<mask>` and `___` are gaps too.
+
+    Raises InputError for a text without a gap, and for numbers that are not in order.
+
+    >>> with_sentinels("The module ___ a <mask>.")
+    'The module <extra_id_0> a <extra_id_1>.'
+    """
+    shown, place = repr(text if len(text) < 60 else f"{text[:60]}…"), 0
+    for place, match in enumerate(GAP.finditer(text), 1):
+        if match[1] and int(match[1]) != place - 1:
+            raise InputError(f"Gap {place} of the text {shown} is {match[0]}; write <extra_id_{place - 1}>, or ___.")
+    if not place:
+        raise InputError(f"The text {shown} has no gap; write <extra_id_0>, or ___, in the place of a word.")
+    numbers = itertools.count()
+    return GAP.sub(lambda _: f"<extra_id_{next(numbers)}>", text)
+
+
+def fills(masked: str, pieces: Pieces, num: int = NUM_FILLS) -> Search:
     """Returns the `num` most likely fills of each gap of a text with <extra_id_0> and so on, best first.
 
-    `next_logits` gives the logits after each of some beginnings of the decoder's input, [START, <extra_id_0>, …], all
-    of one length. A fill begins with a piece that is a word or a good part of one, so that it is neither empty nor a
-    particle of one letter; where the gap follows a space, and pieces begin with one, the fill does so too. In a
-    vocabulary of bytes it begins with a letter or digit. Each gap is searched with BEAMS beams of at most
-    MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without these
-    rules: of its pieces and of any sentinel or end after them.
+    A generator: it yields some beginnings of the decoder's input, [START, <extra_id_0>, …], all of one length, and is
+    sent the logits after each. A fill begins with a piece that is a word or a good part of one, so that it is neither
+    empty nor a particle of one letter; where the gap follows a space, and pieces begin with one, the fill does so too.
+    In a vocabulary of bytes it begins with a letter or digit. Each gap is searched with BEAMS beams, or `num`, of at
+    most MOST_PIECES pieces, after the best fills of the gaps before it. The probability is that of the model without
+    these rules: of its pieces and of any sentinel or end after them.
     """
     before, found = [START], list[list[Fill]]()
     for match in SENTINEL.finditer(masked):
-        before.append(pieces.sentinels[int(match[1])])
+        before.append(sentinel_ids(pieces.vocabulary, int(match[1]) + 1)[-1])
         follows_space = not masked[: match.start()] or masked[match.start() - 1].isspace()
         first = pieces.is_text & pieces.has_letter
         if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
             first &= pieces.has_space == follows_space
             first = first & pieces.is_word if (first & pieces.is_word).any() else first
-        best = _search(before, first, next_logits, pieces)[:num]
+        best = (yield from _search(before, first, pieces, num))[:num]
         found.append(best)
         before += best[0].ids if best else ()
     return found
 
 
 def _search(
-    before: Sequence[int], first: Bool[np.ndarray, " V"], next_logits: NextLogits, pieces: Pieces
-) -> list[Fill]:
+    before: Sequence[int], first: Bool[np.ndarray, " V"], pieces: Pieces, num: int
+) -> Generator[Beginnings, Float[np.ndarray, "R V"], list[Fill]]:
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     ended = dict[str, Fill]()  # two rows of pieces may spell one text
     for length in range(MOST_PIECES + 1):
-        rows = _log_softmax(next_logits([[*before, *ids] for ids, _ in beams]))
+        rows = _log_softmax((yield [[*before, *ids] for ids, _ in beams]))
         if length:
             for (ids, score), row in zip(beams, rows, strict=True):
                 fill = _ended(ids, score + float(np.logaddexp.reduce(row[pieces.ends])), pieces)
@@ -126,14 +183,16 @@ def _search(
                     ended[fill.text] = fill
         allowed = pieces.is_text if length else first
         scores = np.where(allowed, rows, -np.inf) + np.asarray([score for _, score in beams])[:, None]
-        best = np.argsort(-scores, axis=None, kind="stable")[:BEAMS]
+        count = min(max(BEAMS, num), scores.size)
+        kept = np.flatnonzero(scores >= np.partition(scores, -count, axis=None)[-count])
+        best = kept[np.argsort(-scores.flat[kept], kind="stable")][:count]
         beams = [
             ((*beams[place // scores.shape[1]][0], int(place % scores.shape[1])), float(scores.flat[place]))
             for place in best.tolist()
             if np.isfinite(scores.flat[place])
         ]
         likely = sorted((fill.probability for fill in ended.values()), reverse=True)
-        if not beams or (len(likely) >= NUM_FILLS and np.exp(beams[0][1]) < likely[NUM_FILLS - 1]):
+        if not beams or (len(likely) >= num and np.exp(beams[0][1]) < likely[num - 1]):
             break
     return sorted(ended.values(), key=lambda fill: -fill.probability)
 
@@ -147,62 +206,170 @@ def _ended(ids: tuple[int, ...], score: float, pieces: Pieces) -> Fill | None:
 
 def _log_softmax(logits: Float[np.ndarray, "R V"]) -> Float[np.ndarray, "R V"]:
     rows = np.asarray(logits, np.float64)
-    return rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+    rows = rows - rows.max(axis=-1, keepdims=True)
+    return rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True))
 
 
-def fills_of(trained: TrainedModel, masked: str, num: int = NUM_FILLS) -> list[list[Fill]]:
-    """Returns the fills of a text's gaps by a trained encoder-decoder; see `fills`."""
-    ids, end = trained.tokenize(masked), int(trained.vocabulary.eos_id or EOS)
+class Filler(NamedTuple):
+    """A trained encoder-decoder that fills gaps, TEXTS_AT_ONCE texts side by side."""
 
-    def next_logits(beginnings: Sequence[Sequence[int]]) -> Float[np.ndarray, "R V"]:
-        pairs = [(ids, np.asarray([*beginning[1:], end], np.int32)) for beginning in beginnings]
-        rows = trained.logits_of_ids(pairs, trained.rows(BEAMS))  # one size, so that one program is compiled
-        return np.stack([row[-1] for row in rows])
+    network: Network
+    params: PyTree
+    mesh: Mesh
+    vocabulary: Vocabulary
 
-    return fills(masked, next_logits, pieces_of(trained.vocabulary, trained.network.config.vocab_size), num)
+    def fill(
+        self, masked: Sequence[str], ids: Sequence[np.ndarray], num: int, deadline: Deadline | None = None
+    ) -> list[list[list[Fill]]]:
+        """Returns the fills of each text's gaps, see `fills`; `ids` are the texts as the network reads them.
+
+        Raises TimeIsOverError soon after the deadline.
+        """
+        pieces, groups = pieces_of(self.vocabulary, self.network.config.vocab_size), num_batch_groups(self.mesh)
+        found: list[list[list[Fill]]] = [[] for _ in masked]
+        num_rows = -(-min(TEXTS_AT_ONCE, max(1, len(ids))) // groups) * groups
+        for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+            logits_of = self._decoder(padded([ids[i] for i in numbers], num_rows), max(BEAMS, num))
+            searches = [fills(masked[i], pieces, num) for i in numbers]
+            asked = {place: next(search) for place, search in enumerate(searches)}
+            while asked:
+                if deadline is not None:
+                    deadline.check()
+                for place, logits in logits_of(asked).items():
+                    try:
+                        asked[place] = searches[place].send(logits)
+                    except StopIteration as ended:
+                        found[numbers[place]] = ended.value
+                        del asked[place]
+        return found
+
+    def _decoder(
+        self, inputs: Int[np.ndarray, "B K"], num_beams: int
+    ) -> Callable[[dict[int, Beginnings]], dict[int, Float[np.ndarray, "R V"]]]:
+        """Returns a function from beginnings of some rows' targets to the logits after each; it encodes the rows."""
+        rows = batch_sharding(self.mesh)
+        texts = place_batch({"encoder_input_tokens": np.repeat(inputs, num_beams, axis=0)}, rows)
+        encoded = _encoded(self.network, self.params, **place_batch({"inputs": inputs}, rows), num_beams=num_beams)
+
+        def logits_of(asked: dict[int, Beginnings]) -> dict[int, Float[np.ndarray, "R V"]]:
+            longest = max(len(each[0]) for each in asked.values())
+            tokens = np.zeros((len(inputs) * num_beams, -(-longest // LENGTH_STEP) * LENGTH_STEP), np.int32)
+            is_real, last = np.zeros_like(tokens), np.zeros(len(tokens), np.int32)
+            for place, beginnings in asked.items():
+                start, (count, length) = place * num_beams, np.shape(beginnings)
+                tokens[start : start + count, :length], is_real[start : start + count, :length] = beginnings, 1
+                last[start : start + count] = length - 1
+            batch = place_batch({"decoder_input_tokens": tokens, "decoder_target_tokens": is_real, "last": last}, rows)
+            found = fetched(_next_logits(self.network, self.params, {**texts, **batch}, encoded))
+            return {place: found[place * num_beams :][: len(beginnings)] for place, beginnings in asked.items()}
+
+        return logits_of
 
 
-def sampler(
-    network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
-) -> Callable[[PyTree], dict[str, list[str]]] | None:
-    """Returns a function from the parameters to each prompt's texts; None without prompts.
+@functools.partial(jax.jit, static_argnames=("network", "num_beams"))
+def _encoded(network: Network, params: PyTree, inputs: Int[Array, "B K"], num_beams: int) -> Float[Array, "R K D"]:
+    return jnp.repeat(network.encode(params, inputs), num_beams, axis=0)
 
-    A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
-    (<extra_id_0> and so on), whose texts are then in [brackets]. A fill begins with a word or a good part of one
-    (`gaps.is_word`), so that no gap is left empty. Raises InputError for a prompt that the model cannot take.
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def _next_logits(
+    network: Network, params: PyTree, batch: dict[str, Array], encoded: Float[Array, "R K D"]
+) -> Float[Array, "R V"]:
+    states = network.decode(params, batch, encoded)
+    matrix, factor = network.head(params)
+    last = jnp.take_along_axis(states, batch["last"][:, None, None], axis=1)[:, 0]
+    return factor * jnp.dot(last, matrix, preferred_element_type=jnp.float32)
+
+
+def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:
+    """Returns a text's ids as an encoder reads them, with the end of sequence last; at most `length`.
+
+    <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
     """
-    prompts, continues = config.prompts, network.config.is_decoder_only
-    if not prompts:
-        return None
-    if network.config.is_encoder:
-        from limba.inference.masks import mask_sampler
+    mask, end = mask_id(vocabulary), int(vocabulary.eos_id or EOS)
+    table, ids, parts = PieceTable(vocabulary), list[int](), MASK.split(text)
+    for number, part in enumerate(parts):
+        if table.kind != "bytes" and number < len(parts) - 1:
+            part = part.rstrip()  # the space before a mask is its word's
+        found = list(vocabulary.encode(part)) if part.strip() else []
+        ids += [mask] if number else []
+        ids += _continued(found, table) if number and found and not part[0].isspace() else found
+    return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
 
-        return mask_sampler(network, mesh, vocabulary, prompts)
+
+def _continued(ids: list[int], table: PieceTable) -> list[int]:
+    """Returns ids without the space that SentencePiece puts before a text."""
+    piece = table.name(ids[0])
+    if not piece.startswith(SPACE):
+        return ids
+    rest = table.id_of(piece[len(SPACE) :]) if piece != SPACE else None
+    return ids[1:] if piece == SPACE else ids if rest is None else [rest, *ids[1:]]
+
+
+def fills_of_masks(
+    network: Network, params: PyTree, mesh: Mesh, vocabulary: Vocabulary, texts: Sequence[str], top: int = 5
+) -> list[list[list[Fill]]]:
+    """Returns the `top` likeliest pieces of each mask of each text, best first, with the encoder's probabilities.
+
+    A fill is one piece that spells text; after a space it begins with one, else it continues its word. Each mask is
+    filled as if the others stayed. Raises InputError for a text without a mask.
+    """
+    pieces, mask = pieces_of(vocabulary, network.config.vocab_size), mask_id(vocabulary)
+    usual = pieces.is_text.copy()
+    usual[: vocabulary.vocab_size] &= ~is_byte_piece(vocabulary)  # a part of a letter
+    ids = [masked_ids(text, vocabulary) for text in texts]
+    places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
+    for text, found in zip(texts, places, strict=True):
+        if not len(found):
+            raise InputError(f"The text {text!r} has no mask to fill; write <mask> in the place of a word.")
     groups = num_batch_groups(mesh)
-    sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
-    rows = -(-len(prompts) // groups) * groups
-    writer = Writer(network, mesh, vocabulary, sampling, rows, is_prefix, gaps=_gaps(network, vocabulary))
-    ids = prompt_ids if continues else ids_of
-    inputs = [ids(prompt, vocabulary) for prompt in prompts]
-    writer.check(inputs)
-    table = PieceTable(vocabulary)
+    num_rows = -(-min(len(texts), 32) // groups) * groups
+    answers: list[list[list[Fill]]] = [[] for _ in texts]
+    for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+        tokens = padded([ids[number] for number in numbers], num_rows)
+        width = -(-max(len(places[number]) for number in numbers) // PLACES_STEP) * PLACES_STEP
+        at = np.zeros((num_rows, width), np.int32)
+        for row, number in enumerate(numbers):
+            at[row, : len(places[number])] = places[number]
+        rows = fetched(_likelihoods(network, params, **place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh))))
+        for row, number in enumerate(numbers):
+            spaces = [
+                match.start() == 0 or texts[number][match.start() - 1].isspace()
+                for match in MASK.finditer(texts[number])
+            ]
+            for follows_space, likely in zip(spaces, rows[row], strict=False):
+                allowed = usual
+                if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
+                    allowed = allowed & (pieces.has_space == follows_space)
+                best = np.argsort(-np.where(allowed, likely, -1.0), kind="stable")[:top].tolist()
+                answers[number].append(
+                    [
+                        Fill(vocabulary.decode([each]).strip(), float(likely[each]), (each,))
+                        for each in best
+                        if allowed[each]
+                    ]
+                )
+    return answers
 
-    def text_of(read: np.ndarray, written: Written) -> str:
-        return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def _likelihoods(
+    network: Network, params: PyTree, tokens: Int[Array, "B L"], at: Int[Array, "B P"]
+) -> Float[Array, "B P V"]:
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "decoder_predicted_positions": at}
+    return jax.nn.softmax(network.apply(params, batch).astype(jnp.float32), axis=-1)
+
+
+def mask_sampler(
+    network: Network, mesh: Mesh, vocabulary: Vocabulary, prompts: Sequence[str]
+) -> Callable[[PyTree], dict[str, list[str]]]:
+    """Returns a function from the parameters to each prompt's text, its masks filled with the likeliest [pieces]."""
 
     def texts(params: PyTree) -> dict[str, list[str]]:
-        found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
-        return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
+        found = {}
+        for prompt, fills in zip(prompts, fills_of_masks(network, params, mesh, vocabulary, prompts, 1), strict=True):
+            best = iter([f"[{fill[0].text}]" if fill else "[]" for fill in fills])
+            found[prompt] = [MASK.sub(lambda _, best=best: next(best), prompt)]
+        return found
 
     return texts
-
-
-def _gaps(network: Network, vocabulary: Vocabulary) -> Gaps | None:
-    """Returns which ids begin a T5's fills; None for a language model, and where no piece could."""
-    if network.config.is_decoder_only:
-        return None
-    pieces = pieces_of(vocabulary, network.config.vocab_size)
-    is_sentinel, words = np.zeros(network.config.vocab_size, bool), pieces.is_text & pieces.is_word
-    may_begin = words if words.any() else pieces.is_text & pieces.has_letter  # as in a vocabulary of bytes
-    is_sentinel[[place for place in pieces.sentinels if place < len(is_sentinel)]] = True
-    return Gaps(is_sentinel, may_begin) if may_begin.any() else None

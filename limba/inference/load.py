@@ -1,4 +1,4 @@
-"""The one door to a trained model: `load` opens it; `TrainedModel` generates, scores, encodes and saves."""
+"""The one door to a trained model: `load` opens it; `TrainedModel` generates, fills, scores, encodes and saves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, M
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
 from limba.config.waiting import waiting
-from limba.formats import huggingface, huggingface_files, t5x
-from limba.formats.architectures import config_json
+from limba.formats import t5x
+from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
@@ -39,6 +39,7 @@ from limba.storage import lease, manifest
 if TYPE_CHECKING:
     from limba.data.tasks import Provider
     from limba.data.vocabulary.load import Vocabulary
+    from limba.inference.gaps import Fill
     from limba.inference.generate import Deadline, Score, Written
     from limba.inference.long_inputs import SegmentWriter
     from limba.model import Network
@@ -227,8 +228,8 @@ class TrainedModel:
         For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
         they end with the end of sequence, and <mask> becomes its mask.
         """
+        from limba.inference.gaps import masked_ids
         from limba.inference.generate import ids_of, prompt_ids
-        from limba.inference.masks import masked_ids
 
         text = whole_letters(text)
         if self.network.config.is_encoder:
@@ -285,6 +286,49 @@ class TrainedModel:
         network, is_prefix = self.network, self.reads_prefix
         writer = Writer(network, self.mesh, self.vocabulary, config, num_rows, is_prefix, deadline=deadline)
         return SegmentWriter(self, config, writer, say)
+
+    @overload
+    def fill(self, text: str, top: int = 5, deadline: Deadline | None = None) -> list[list[Fill]]: ...
+
+    @overload
+    def fill(self, text: Sequence[str], top: int = 5, deadline: Deadline | None = None) -> list[list[list[Fill]]]: ...
+
+    def fill(
+        self, text: str | Sequence[str], top: int = 5, deadline: Deadline | None = None
+    ) -> list[list[Fill]] | list[list[list[Fill]]]:
+        """Returns, for each gap of a text, its `top` likeliest fills, best first; of a list, for each text.
+
+        Gaps are <extra_id_0>, <extra_id_1>, … in order, or `<mask>` or `___` each. A `Fill` is (text, probability,
+        ids): the probability that the model writes exactly this there, its end included, after the best fills of the
+        gaps before. A fill has a letter and begins with a word, or a good part of one (`gaps.fills`). An encoder's is
+        one piece, with its probability there, whatever the other gaps get (`gaps.fills_of_masks`). Raises InputError
+        for a model or a text without gaps, gaps that are not in order, and a text longer than the model reads, and
+        TimeIsOverError soon after the deadline.
+        """
+        from limba.data.vocabulary.load import num_sentinels
+        from limba.inference.gaps import Filler, fills_of_masks, with_sentinels
+
+        if top < 1:
+            raise InputError(f"top is {top}; give a whole number above 0.")
+        texts = [text] if isinstance(text, str) else text
+        if self.network.config.is_encoder:
+            letters = list(map(whole_letters, texts))
+            gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top)
+            return gaps[0] if isinstance(text, str) else gaps
+        if self.network.config.is_decoder_only:
+            raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
+        if not num_sentinels(self.vocabulary):
+            raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
+        masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
+        for each in masked:
+            ids.append(self.tokenize(each))
+            if num_cut := self.num_cut(each, ""):
+                raise InputError(
+                    f"The text {each[:60]!r}… has {len(ids[-1]) + num_cut:,} tokens, and the model reads"
+                    f" {self.lengths['inputs']:,}; give a shorter one."
+                )
+        found = Filler(self.network, self.params, self.mesh, self.vocabulary).fill(masked, ids, top, deadline)
+        return found[0] if isinstance(text, str) else found
 
     def score(self, pairs: Sequence[tuple[str, str]], num_rows: int | None = None) -> list[Score]:
         """Returns how likely the model finds each (input, target): ln p(target | input), tokens, bits per byte.
@@ -402,48 +446,6 @@ class TrainedModel:
         """Returns the smallest number of rows, at least this one, that the mesh divides."""
         groups = num_batch_groups(self.mesh)
         return -(-num // groups) * groups
-
-
-class Form(NamedTuple):
-    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
-
-    formats: Sequence[str]
-    dtype: str = "float32"
-    transformers: int = 5
-
-
-def write_folder(
-    folder: Path,
-    arrays: Mapping[str, np.ndarray],
-    model: ModelConfig,
-    form: Form,
-    tokenizer: Tokenizer | None,
-    suppressed: Sequence[int] = (),
-) -> None:
-    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
-
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
-    for transformers 4 differs from that for 5, see `huggingface.head_scale`.
-    """
-    config_json(model)  # raises before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
-    name, vocabulary = tokenizer or (None, None)
-    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
-    mask = None
-    if vocabulary is not None and model.is_encoder:
-        from limba.data.vocabulary.load import mask_id
-
-        mask = mask_id(vocabulary)
-    padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
-    scale = huggingface.head_scale(model) if form.transformers >= 5 else 1.0
-    huggingface_files.write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
-    if "pytorch" in form.formats:
-        huggingface_files.write_pytorch(folder, arrays, model, form.dtype, scale)
-    if "flax" in form.formats:
-        huggingface_files.write_flax(folder, arrays, model, form.dtype, scale)
-    if name is not None:
-        starts = model.is_decoder_only and not model.is_encoder
-        huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
 
 
 @functools.partial(jax.jit, static_argnames=("network", "pooling"))

@@ -71,6 +71,10 @@ class Network:
         batch = {"encoder_input_tokens": inputs}
         return apply_module(self._module, parameters, batch, True, method=Transformer.encode)
 
+    def decode(self, parameters: Parameters, batch: Batch, encoded: Float[Array, "B K D"]) -> Float[Array, "B Q D"]:
+        """Returns an encoder-decoder's states that `head` turns into logits; `encoded` is `encode` of the inputs."""
+        return apply_module(self._module, parameters, batch, encoded, method=Transformer.decode)
+
     def cached_decoder(
         self,
         parameters: Parameters,

@@ -118,9 +118,22 @@ class Transformer(nn.Module):
 
     def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B Q DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits."""
+        embedded, x = self.token_embedder.both(batch["encoder_input_tokens"], batch["decoder_input_tokens"])
+        return self._decode(batch, x, self.encode(batch, deterministic, embedded), deterministic, as_states)
+
+    def decode(self, batch: Batch, encoded: Float[Array, "B K D"]) -> Float[Array, "B Q D"]:
+        """Returns the decoder's hidden states without dropout; `encoded` is what `encode` returns for the inputs."""
+        return self._decode(batch, self.token_embedder(batch["decoder_input_tokens"]), encoded, True, True)
+
+    def _decode(
+        self,
+        batch: Batch,
+        x: Float[Array, "B Q D"],
+        encoded: Float[Array, "B K D"],
+        deterministic: bool,
+        as_states: bool,
+    ) -> Float[Array, "B Q DorV"]:
         inputs, targets = batch["encoder_input_tokens"], batch["decoder_target_tokens"]
-        embedded, x = self.token_embedder.both(inputs, batch["decoder_input_tokens"])
-        encoded = self.encode(batch, deterministic, embedded)
         ids = ids_of(targets, batch.get("decoder_segment_ids"))
         mask = Mask(ids, ids, causal=True)
         cross_mask = Mask(ids, ids_of(inputs, batch.get("encoder_segment_ids")))

@@ -27,6 +27,8 @@ TYPED = [
     ("limba train gin/ro_t5x_b", {"gin/ro_t5x_base.gin"}),  # of Limba, also from another folder
     ("limba train my", {"my run.gin"}),
     ("limba score --input=my", {"my run.gin"}),
+    ("limba fill --t", {"--top="}),
+    ("limba fill my", {"my run.gin"}),
     ("limba new --c", {"--corpus=", "--column="}),
     ("limba completion ", {"bash", "zsh", "fish"}),
     ("limba doctor ", set()),

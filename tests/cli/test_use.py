@@ -49,6 +49,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     ("command", "makes"),
     [
         ("generate", "out.jsonl"),
+        ("fill", ""),
         ("score", "scored.jsonl"),
         ("evaluate", "run/evaluations/evaluation-10-validation.json"),
         ("report", "run/loss.png"),

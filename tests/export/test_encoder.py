@@ -14,8 +14,8 @@ from limba.export import proof as check
 from limba.export.huggingface import import_folder
 from limba.formats.huggingface import open_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.inference.gaps import masked_ids
 from limba.inference.load import load
-from limba.inference.masks import fills_of_masks, masked_ids
 from limba.inference.source import find
 from tests import tiny
 from tests.export.runs import write_run
@@ -59,10 +59,6 @@ def folder(vocabulary, tmp_path_factory):
     return directory / "run" / "huggingface" / "step_5"
 
 
-def filled(model, texts, top=5):
-    return fills_of_masks(model.network, model.params, model.mesh, model.vocabulary, texts, top)
-
-
 def test_fills_are_the_likeliest_pieces_of_transformers(folder):
     ours = load(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -72,7 +68,7 @@ def test_fills_are_the_likeliest_pieces_of_transformers(folder):
     assert tokenizer(plain).input_ids == masked_ids(plain, ours.vocabulary).tolist()
     ids = torch.tensor(masked_ids(TEXT, ours.vocabulary).astype(np.int64))[None]
     likely = model(ids).logits.softmax(-1)[0, ids[0] == tokenizer.mask_token_id].detach().numpy()
-    (gaps,), alone = filled(ours, [TEXT]), filled(ours, ["A short <mask>", TEXT, TEXT])
+    gaps, alone = ours.fill(TEXT), ours.fill(["A short <mask>", TEXT, TEXT])
     assert len(gaps) == 3 and [len(each) for each in gaps] == [5, 5, 5]
     pieces = [ours.vocabulary.tokenizer.IdToPiece(number) for number in range(ours.vocabulary.vocab_size)]
     for row, gap, with_space in zip(likely, gaps, (True, False, True), strict=True):
@@ -118,10 +114,10 @@ def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
     with pytest.raises(InputError, match="is an encoder, which generates no text"):
         generate.run([str(folder), "--prompt=A text"])
     with pytest.raises(InputError, match="'A text' has no mask to fill; write <mask>"):
-        filled(model, ["A <mask>", "A text"])
+        model.fill(["A <mask>", "A text"])
     bare = load(folder, vocabulary=str(vocabulary))
     with pytest.raises(InputError, match="has no <mask> and no <extra_id_0>"):
-        filled(bare, ["A <mask>"])
+        bare.fill(["A <mask>"])
     with pytest.raises(InputError, match="has a bias of the logits where its MLPs have one"):
         convert_of(encoder(biases=("mlp",)))
     with pytest.raises(InputError, match="EuroBERT class has rotary positions"):

@@ -32,6 +32,7 @@ from limba.inference.source import LIMBA, Source, VocabularyName, find
 from limba.run import train
 from limba.storage import manifest
 from tests.export.runs import arrays_of, write_run
+from tests.inference.test_gaps import answered
 from tests.model.test_huggingface import FAMILIES, our_config
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -324,7 +325,7 @@ def fills_by_transformers(folder, text, pieces):
         with torch.no_grad():
             return model(**given, decoder_input_ids=torch.tensor(beginnings)).logits[:, -1].float().numpy()
 
-    return gaps.fills(text, next_logits, pieces)
+    return answered(gaps.fills(text, pieces), next_logits)
 
 
 def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
@@ -336,7 +337,7 @@ def test_transformers_fills_gaps_as_our_network_does(vocabulary, tmp_path):
     text = "The module <extra_id_0> a file and re<extra_id_1> it."
     trained = load(tmp_path)
     pieces = gaps.pieces_of(trained.vocabulary, 1024)
-    ours = gaps.fills_of(trained, text)
+    ours = trained.fill(text, top=3)
     theirs = fills_by_transformers(tmp_path, text, pieces)
     assert [[fill.ids for fill in each] for each in ours] == [[fill.ids for fill in each] for each in theirs]
     for each, other in zip(ours, theirs, strict=True):

@@ -1,12 +1,22 @@
 """Fills of gaps: a search over known probabilities, and the words of a text that are hidden."""
 
+import dataclasses
 import math
+import re
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from limba.data.vocabulary.load import load_vocabulary
+import limba
+from limba.config import InputError
+from limba.data.vocabulary.load import PieceTable, load_vocabulary
 from limba.inference import gaps
+from limba.inference.source import VocabularyName
+from tests import tiny
+from tests.export.runs import write_run
+from tests.inference.test_load import config_of
 
 
 class Known:
@@ -27,6 +37,16 @@ class Known:
         return rows
 
 
+def answered(search: gaps.Search, next_logits) -> list[list[gaps.Fill]]:
+    """Returns what a search finds with a function from beginnings to the logits after each."""
+    try:
+        asked = next(search)
+        while True:
+            asked = search.send(next_logits(asked))
+    except StopIteration as ended:
+        return ended.value
+
+
 def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
     pieces = gaps.pieces_of(load_vocabulary("byte"), 384)
     table = {
@@ -39,7 +59,7 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
         "u": {".": 1.0},
     }
     known = Known(table, pieces, 384)
-    first, second = gaps.fills("x <extra_id_0> y <extra_id_1>", known, pieces)
+    first, second = answered(gaps.fills("x <extra_id_0> y <extra_id_1>", pieces), known)
     expected = [("an", 0.12 * 0.75), ("in", 0.09 * 0.9), ("o", 0.06)]
     assert [fill.text for fill in first] == [text for text, _ in expected]
     np.testing.assert_allclose([fill.probability for fill in first], [p for _, p in expected], rtol=1e-3)
@@ -52,7 +72,7 @@ def test_the_most_likely_words_are_found_with_their_probabilities() -> None:
 def test_no_fill_is_half_a_letter_or_without_one() -> None:
     pieces = gaps.pieces_of(load_vocabulary("byte"), 384)
     table = {"": {"ă": 0.6, "b": 0.4}}  # the first byte of two, then the end
-    (found,) = gaps.fills("<extra_id_0>", Known(table, pieces, 384), pieces)
+    (found,) = answered(gaps.fills("<extra_id_0>", pieces), Known(table, pieces, 384))
     assert [fill.text for fill in found][:1] == ["b"] and all(fill.text.isalnum() for fill in found)
 
 
@@ -90,3 +110,65 @@ def test_sentences_are_prose() -> None:
     ]
     found = list(gaps.sentences(documents, 2))
     assert [hidden.text for hidden in found] == [prose, prose]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> limba.TrainedModel:
+    place = tmp_path_factory.mktemp("fill") / "run"
+    write_run(place, config_of(), steps=(9,))
+    return limba.load(place, vocabulary="byte")
+
+
+def test_texts_side_by_side_are_filled_as_each_alone(trained: limba.TrainedModel) -> None:
+    texts = [f"The {'long ' * (number % 5)}text <extra_id_0> number {number} ___." for number in range(20)]
+    together = trained.fill(texts, top=9)
+    for text, found in zip(texts[::6], together[::6], strict=True):
+        alone = trained.fill(text, top=9)
+        assert len(alone) == 2 and all(len(gap) == 9 for gap in alone)
+        for gap, other in zip(found, alone, strict=True):
+            assert [fill.text for fill in gap] == [fill.text for fill in other]
+            np.testing.assert_allclose([f.probability for f in gap], [f.probability for f in other], rtol=1e-5)
+    assert trained.fill([]) == []
+    assert len(trained.fill("<mask>", top=1)[0]) == 1, "a text of one gap"
+
+
+def test_a_probability_is_that_of_the_pieces_and_of_any_end(trained: limba.TrainedModel) -> None:
+    text = "A text with <extra_id_0> gap."
+    (gap,) = trained.fill(text)
+    ends = [*PieceTable(trained.vocabulary).sentinels, 1]
+    for fill in gap:
+        targets = np.asarray([ends[0], *fill.ids, 1], np.int32)
+        (logits,) = trained.logits_of_ids([(trained.tokenize(text), targets)])
+        logs = np.asarray(jax.nn.log_softmax(logits))[1:]
+        pieces = logs[np.arange(len(fill.ids)), fill.ids].sum()
+        assert fill.probability == pytest.approx(np.exp(pieces) * np.exp(logs[-1, ends]).sum(), rel=1e-5)
+        assert fill.text == " ".join(trained.vocabulary.decode(list(fill.ids)).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("No gap.", "The text 'No gap.' has no gap; write <extra_id_0>, or ___, in the place of a word."),
+        ("", "The text '' has no gap"),
+        ("A <extra_id_1> b <extra_id_0>.", "Gap 1 of the text 'A <extra_id_1> b <extra_id_0>.' is <extra_id_1>; write"),
+        ("A ___ b <extra_id_0>.", "Gap 2 of the text 'A ___ b <extra_id_0>.' is <extra_id_0>; write <extra_id_1>"),
+        ("___ " * 200, "holds <extra_id_199>, and the vocabulary has 128 sentinels"),
+        (f"{'x' * 600} ___", "603 tokens, and the model reads 512; give a shorter one."),
+    ],
+)
+def test_a_text_that_cannot_be_filled_is_said(text: str, words: str, trained: limba.TrainedModel) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        trained.fill(text)
+    with pytest.raises(InputError, match=re.escape(words)):
+        trained.fill(["A ___ here.", text])
+
+
+def test_a_model_that_fills_no_gaps_says_so(tmp_path: Path, vocabulary: Path, trained: limba.TrainedModel) -> None:
+    with pytest.raises(InputError, match="top is 0; give a whole number above 0"):
+        trained.fill("___", top=0)
+    write_run(tmp_path / "lm", tiny.language_model(vocab_size=384, num_decoder_layers=1))
+    with pytest.raises(InputError, match="is a decoder-only model, which continues texts and fills no gaps"):
+        limba.load(tmp_path / "lm", vocabulary="byte").fill("A ___.")
+    plain = load_vocabulary(str(vocabulary), extra_ids=0)
+    with pytest.raises(InputError, match=r"has no sentinels \(<extra_id_0>, …\), so it fills no gaps"):
+        dataclasses.replace(trained, tokenizer=(VocabularyName(str(vocabulary)), plain)).fill("A ___.")

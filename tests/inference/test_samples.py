@@ -9,7 +9,7 @@ import pytest
 
 import limba
 from limba.config import EvaluationConfig, GenerationConfig
-from limba.inference.gaps import sampler
+from limba.evaluation.text import sampler
 from limba.inference.generate import Gaps, Given, Plan, generate
 from tests.export.runs import write_run
 from tests.inference.test_load import config_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -55,20 +56,20 @@ def hidden_words(text: str, num: int = 2) -> Hidden | None:
     return Hidden(text, tuple(match[0] for match in chosen), masked + text[end:])
 
 
-def sentences(documents: Iterable[str], num: int) -> Iterator[Hidden]:
-    """Yields the first fitting sentence of each of `num` documents, its words hidden.
+def sentences(documents: Iterable[str], num: int, of_document: int = 1) -> Iterator[Hidden]:
+    """Yields `num` sentences, their words hidden: the first fitting ones of each document, at most `of_document`.
 
     A sentence fits if it has LETTERS letters, nearly all of them of words: no table, no program.
     """
-    for document in documents:
-        for part in SENTENCE.split(document):
-            text = " ".join(part.split())
-            shorter = 2 if UNSPACED.search(text) else 1
-            proper = sum(letter.isalpha() or letter in " ,.;:'\u2019\u3001\u3002\u300c\u300d" for letter in text)
-            fits = LETTERS[0] // shorter <= len(text) <= LETTERS[1] // shorter and proper > 0.95 * len(text)
-            if fits and (hidden := hidden_words(text)) is not None:
-                yield hidden
-                num -= 1
-                break
-        if num <= 0:
-            return
+    fitting = (itertools.islice(_fitting(document), of_document) for document in documents)
+    return itertools.islice(itertools.chain.from_iterable(fitting), num)
+
+
+def _fitting(document: str) -> Iterator[Hidden]:
+    for part in SENTENCE.split(document):
+        text = " ".join(part.split())
+        shorter = 2 if UNSPACED.search(text) else 1
+        proper = sum(letter.isalpha() or letter in " ,.;:'\u2019\u3001\u3002\u300c\u300d" for letter in text)
+        fits = LETTERS[0] // shorter <= len(text) <= LETTERS[1] // shorter and proper > 0.95 * len(text)
+        if fits and (hidden := hidden_words(text)) is not None:
+            yield hidden

@@ -51,9 +51,9 @@ class Texts:
             advice = f"give more text, or set DataConfig.validation_percent above {source.carved_percent(split):g}"
         raise InputError(f"{source.name} holds no document in split {split!r}; {advice}.")
 
-    def sentences(self, split: str) -> list[Hidden]:
-        """Returns NUM_SENTENCES sentences of the first documents, some words hidden; or fewer."""
-        return list(sentences(itertools.islice(self.source.texts(split), MOST_DOCUMENTS), NUM_SENTENCES))
+    def sentences(self, split: str, num: int = NUM_SENTENCES, of_document: int = 1) -> list[Hidden]:
+        """Returns `num` sentences of the first documents, some words hidden; or fewer. See `sentences.sentences`."""
+        return list(sentences(itertools.islice(self.source.texts(split), MOST_DOCUMENTS), num, of_document))
 
     def in_columns(self, documents: Sequence[bytes]) -> list[bytes]:
         """Returns the texts of documents; a row of several columns gives one text for each, in order."""
