@@ -26,7 +26,7 @@ from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
-from limba.inference.texts import listed, paired
+from limba.inference.texts import listed, paired, whole_letters
 from limba.sharding.mesh import (
     batch_sharding,
     keep_compiled_programs,
