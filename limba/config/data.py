@@ -25,6 +25,7 @@ class Objective(NamedTuple):
     module: str
     has_inputs: bool = True  # which an encoder reads, and a decoder-only model as a prefix
     for_decoder: bool = False  # a decoder-only model can learn it
+    is_masked: bool = False  # an encoder can: its inputs are its targets, some of them hidden
 
     @property
     def has_prefix(self) -> bool:
@@ -39,6 +40,8 @@ OBJECTIVES = {
     "prefix_lm": Objective("language_modeling", for_decoder=True),
     "lm_adaptation": Objective("language_modeling", for_decoder=True),
     "causal_lm": Objective("language_modeling", has_inputs=False, for_decoder=True),
+    "masked_lm": Objective("masked_language_modeling", has_inputs=False, for_decoder=True, is_masked=True),
+    "whole_word_masked_lm": Objective("masked_language_modeling", has_inputs=False, for_decoder=True, is_masked=True),
 }
 ObjectiveName = Annotated[str, Limit(OBJECTIVES.__contains__, f"one of {', '.join(OBJECTIVES)}", "choose")]
 READ_FAILURES = ("stop", "skip")
@@ -74,7 +77,8 @@ class DataConfig:
     new_vocabulary_bytes: PositiveInt = 400_000_000  # maximum bytes of training text to train it on
     new_vocabulary_coverage: Coverage = 0.9995  # share of letters with a piece of their own; others are bytes
     objective: ObjectiveName | None = None  # None: the task's own
-    noise_density: Density | None = None  # share of tokens that span corruption hides (T5: 0.15); None: the task's own
+    noise_density: Density | None = None  # share of tokens that are hidden (T5, BERT: 0.15); None: the task's own
+    mask_share: Coverage | None = None  # share of hidden tokens shown as a mask (BERT: 0.8); None: the task's own
     mean_noise_span_length: SpanLength | None = None  # in tokens (T5: 3); None: the task's own
     pack: bool = False  # several short examples in a row, separated by segment ids
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = None  # read instead of the task's source
@@ -221,6 +225,26 @@ class DataConfig:
     def sequence_length(self) -> int | None:
         """The length of a decoder-only model's sequence; None for an encoder-decoder."""
         return None if "inputs" in self.task_feature_lengths else self.task_feature_lengths["targets"]
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether rows are those of an encoder: targets, and the same with some of them hidden."""
+        return self.objective is not None and OBJECTIVES[self.objective].is_masked
+
+    @property
+    def num_predicted(self) -> int | None:
+        """The most tokens of an encoder's row that are predicted, a multiple of 8; None for other rows.
+
+        A row of one text has no more: its share, rounded up. Packed ones, each with its own share, may have a few more:
+        the row's last ones then have no weight.
+
+        >>> DataConfig("a", {"targets": 512}, 8, objective="masked_lm").num_predicted
+        80
+        """
+        if not self.is_masked or self.sequence_length is None:
+            return None
+        share = math.ceil((self.noise_density or 0.15) * self.sequence_length)
+        return min(-(-share // 8) * 8, self.sequence_length)
 
     @property
     def num_shards(self) -> int:

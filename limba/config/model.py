@@ -19,9 +19,9 @@ Base = Annotated[float, Limit(lambda base: base > 1, "a number above 1, such as 
 class ModelConfig:
     """The network: T5 1.0, T5 1.1, mT5, umT5, ByT5 and decoder-only language models differ only in these fields.
 
-    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases`, `num_kv_heads` and `prefix_attention`
-    choose its layout. With them it is a T5, which has the defaults of these five. Raises ConfigError for sizes below 1,
-    unknown activations, dtypes or remat policies, and choices that do not go together.
+    Without encoder layers it is decoder-only, and `positions`, `norm`, `biases`, `num_kv_heads`, `prefix_attention` and
+    `attention_mask` choose its layout. With them it is a T5, which has the defaults of these six. Raises ConfigError
+    for sizes below 1, unknown activations, dtypes or remat policies, and choices that do not go together.
 
     >>> t5 = ModelConfig(32128, emb_dim=512, num_heads=6, head_dim=64, mlp_dim=1024, num_encoder_layers=8,
     ...                  num_decoder_layers=8)
@@ -51,6 +51,8 @@ class ModelConfig:
     num_kv_heads: PositiveInt | None = None
     # decoder-only: how inputs before targets attend, in both directions or causal
     prefix_attention: Annotated[str, choice("full", "causal")] = "full"
+    # decoder-only: causal, or bidirectional: an encoder, as BERT, which fills masks and continues no text
+    attention_mask: Annotated[str, choice("causal", "bidirectional")] = "causal"
     layer_norm_epsilon: PositiveFloat = 1e-6  # added to the mean square
     dropout_rate: Share = 0.0  # share of activations set to 0 in training
     # Of activations; parameters, softmax, logits and loss are float32. float16 is for cards that lack bfloat16 (V100,
@@ -82,7 +84,7 @@ class ModelConfig:
 
     def _check_decoder_only(self) -> None:
         if not self.is_decoder_only:
-            for name in ("positions", "norm", "biases", "num_kv_heads", "prefix_attention"):
+            for name in ("positions", "norm", "biases", "num_kv_heads", "prefix_attention", "attention_mask"):
                 value, default = getattr(self, name), ModelConfig.__dataclass_fields__[name].default
                 require(
                     value == default,
@@ -122,6 +124,13 @@ class ModelConfig:
             "ModelConfig.head_dim",
             f"is {self.head_dim}, and rotary positions rotate pairs; give an even number.",
         )
+        require(
+            not (self.is_encoder and self.is_t5_decoder),
+            "ModelConfig.positions",
+            "is 'relative', those of T5's decoder, which look back only, and ModelConfig.attention_mask is"
+            " 'bidirectional'; choose rotary.",
+            ("ModelConfig.positions", "rotary"),
+        )
 
     @property
     def residual_dtype(self) -> str:
@@ -131,6 +140,11 @@ class ModelConfig:
     @property
     def is_decoder_only(self) -> bool:
         return self.num_encoder_layers == 0
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is an encoder alone: one stack, whose tokens see those before and after them."""
+        return self.attention_mask == "bidirectional"
 
     @property
     def is_t5_decoder(self) -> bool:

@@ -289,6 +289,14 @@ class RunConfig:
             )
             return
         require(
+            self.data.is_masked == model.is_encoder,
+            "DataConfig.objective",
+            f"is {self.data.objective!r}, and ModelConfig.attention_mask {model.attention_mask!r}; an encoder, which is"
+            f" 'bidirectional', learns {' or '.join(name for name, each in OBJECTIVES.items() if each.is_masked)},"
+            " and no other network does.",
+            ("DataConfig.objective", "masked_lm" if model.is_encoder else "causal_lm"),
+        )
+        require(
             length is not None,
             "DataConfig.task_feature_lengths",
             f"is {dict(self.data.task_feature_lengths)!r}, and the model is decoder-only, which"

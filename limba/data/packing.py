@@ -14,6 +14,7 @@ from limba.config import InputError
 from limba.data.dataset import Dataset, Derived, Spec, State
 
 FEATURES = ("inputs", "targets")
+PREDICTED = 1 << 23  # added to an id of masked inputs whose target is trained; no vocabulary has 8 million pieces
 OPEN_ROWS = 16  # open rows of a shard, with room for an example; a saved data position holds them
 
 Example = Mapping[str, np.ndarray]
@@ -106,16 +107,31 @@ class _Packed(Derived):
         self._used, self._rows = state["used"].copy(), {name: each.copy() for name, each in state["rows"].items()}
 
 
-def model_features(rows: Mapping[str, np.ndarray], sequence_length: int | None = None) -> dict[str, np.ndarray]:
+def model_features(
+    rows: Mapping[str, np.ndarray], sequence_length: int | None = None, num_predicted: int | None = None
+) -> dict[str, np.ndarray]:
     """Returns the model features, int32 [B, L], with the names of seqio's feature converters.
 
     The decoder's inputs are its targets shifted right after a 0, in each segment of packed rows; padding
-    has weight 0. With `sequence_length`, for a decoder-only model, inputs and targets become one sequence.
+    has weight 0. With `sequence_length`, for a decoder-only model, inputs and targets become one sequence; with
+    `num_predicted`, for an encoder, its inputs are the inputs, and only targets that they hide have a weight: the first
+    `num_predicted` of a row, whose places, and after them others without a weight, are `decoder_predicted_positions`.
 
     >>> features = model_features({"targets": np.array([[7, 8, 1, 0]])})
     >>> features["decoder_input_tokens"].tolist(), features["decoder_loss_weights"].tolist()
     ([[0, 7, 8, 1]], [[1, 1, 1, 0]])
     """
+    if num_predicted is not None:
+        inputs = np.asarray(rows["inputs"], np.int32)
+        features = _decoder_features(np.asarray(rows["targets"], np.int32), rows.get("targets_segment_ids"))
+        places = np.argsort(inputs < PREDICTED, axis=1, kind="stable")[:, :num_predicted].astype(np.int32)
+        weights = np.zeros_like(inputs)
+        np.put_along_axis(weights, places, np.take_along_axis(inputs, places, axis=1) // PREDICTED, axis=1)
+        return features | {
+            "decoder_input_tokens": inputs % PREDICTED,
+            "decoder_loss_weights": weights,
+            "decoder_predicted_positions": places,
+        }
     if sequence_length is not None and "inputs" in rows:
         return _joined(rows, sequence_length)
     targets = np.asarray(rows["targets"], np.int32)

@@ -22,6 +22,7 @@ from limba.data.dataset import Dataset, Spec, Step, preprocessor
 from limba.data.deal import WHOLE_UNITS, Deal
 from limba.data.objectives.choice import objective_of
 from limba.data.objectives.language_modeling import causal_lm, causal_lm_lengths, cut_documents
+from limba.data.objectives.masked_language_modeling import masked_lm, whole_word_masked_lm
 from limba.data.objectives.steps import examples_of
 from limba.data.objectives.token_blocks import Features, unwrapped
 from limba.data.objectives.tokenization import DOCUMENTS_PER_BATCH, tokenize_documents, tokenizer_of
@@ -38,6 +39,7 @@ from limba.data.tasks import Provider
 from limba.data.vocabulary.vocabularies import Vocabulary
 
 LARGEST = np.iinfo(np.int32).max
+MASKED = (masked_lm, whole_word_masked_lm)
 Wanted = Mapping[int, Sequence[tuple[int, int, int]]]  # element of the data set -> (batch, row, row in the element)
 Found = dict[tuple[int, int], list[tuple[int, int]]]  # (batch, row) -> (part of the mixture, number of the document)
 
@@ -242,10 +244,17 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
             shares = (choices.get("noise_density", 0.15), choices.get("mean_noise_span_length", 3.0))
             append = choices.get("append_eos", True)
             return corrupt_words(dataset, sequence_length, output_features, shares, append, _is_marked)
-        if function is causal_lm and choices.get("whole_documents"):
+        if choices.get("whole_documents"):
             length = causal_lm_lengths(sequence_length)["targets"]
-            return cut_documents(dataset.map(lambda example: example["targets"]), length, _is_marked)
-        return step(dataset, sequence_length=sequence_length, output_features=output_features)
+            rows = cut_documents(dataset.map(lambda example: example["targets"]), length, _is_marked)
+        elif function in MASKED:
+            rows = causal_lm(dataset, sequence_length, output_features)
+        else:
+            return step(dataset, sequence_length=sequence_length, output_features=output_features)
+        if function in MASKED:  # whose inputs come from the same documents
+            both = dict.fromkeys(FEATURES, TOKENS_SPEC)
+            rows = rows.map(lambda row: dict.fromkeys(FEATURES, row["targets"]), both)
+        return rows
 
     if function is tokenize_documents:
         return tokenize
@@ -258,7 +267,7 @@ def _marks(part: Task) -> Callable[[np.ndarray], np.ndarray | bool]:
     for step in part.preprocessors:
         if unwrapped(step) is whole_word_span_corruption:
             return begins_word(vocabulary).__getitem__
-        if unwrapped(step) is causal_lm and getattr(step, "keywords", {}).get("whole_documents"):
+        if getattr(step, "keywords", {}).get("whole_documents"):
             return lambda tokens: tokens == vocabulary.eos_id
     return lambda tokens: False
 

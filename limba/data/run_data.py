@@ -13,7 +13,7 @@ from limba.data.deal import has_row_per_document
 from limba.data.objectives.choice import derive_lengths
 from limba.data.objectives.steps import examples_of
 from limba.data.objectives.supervised import is_supervised
-from limba.data.packing import FEATURES
+from limba.data.packing import FEATURES, PREDICTED
 from limba.data.registry import Mixture, Task
 from limba.data.sources.counts import Counts
 from limba.data.sources.units import UnitSource
@@ -68,7 +68,10 @@ class RunData:
     def examples(
         self, documents: Sequence[bytes], lengths: Mapping[str, int], split: str, seed: int
     ) -> Iterator[Mapping[str, np.ndarray]]:
-        """Yields the tokens of a task's examples of these documents; of all documents where its source is another's."""
+        """Yields the ids of a task's examples of these documents; of all documents where its source is another's.
+
+        Masked inputs are as the network reads them, without the mark of the tokens that it predicts.
+        """
         (part,) = self.parts
         if isinstance(part.source, UnitSource):
             elements = Elements(part.source.elements(documents), dict.fromkeys(part.source.keys, TEXT))
@@ -76,7 +79,7 @@ class RunData:
         else:
             dataset = bridge.of_seqio(part, lengths, split, seed)
         names = [name for name in FEATURES if name in dataset.spec]
-        return ({name: example[name] for name in names} for example in dataset)
+        return ({name: example[name] % PREDICTED for name in names} for example in dataset)
 
     def feature_shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """Returns the shapes of a global batch's model features; no text is read."""

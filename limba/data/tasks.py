@@ -118,9 +118,10 @@ def _replaced(task: Task, config: DataConfig, directory: str | None) -> Task:
         task = with_prefix(task, config.prefix)
     if config.objective is not None:
         task = with_objective(task, config.objective)
-    task = with_noise(task, noise_density=config.noise_density, mean_noise_span_length=config.mean_noise_span_length)
+    choices = ("noise_density", "mean_noise_span_length", "mask_share")
+    task = with_noise(task, **{name: getattr(config, name) for name in choices})
     if config.sequence_length is not None:
-        task = of_one_sequence(task, config.pack)
+        task = of_one_sequence(task, config.pack, config.is_masked)
     if config.data_files is not None:
         column = _column_of(task, config)
         if gives_texts(task, config.train_split):

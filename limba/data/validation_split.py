@@ -42,7 +42,7 @@ def validation_batches(
         share = None if left is None else -(-left // (len(parts) - number))
         taken = itertools.islice(batched(part, lengths, num_rows, whole=False, packed=config.pack), share)
         rows = [padded_rows(batch, num_rows) for batch in taken]
-        batches += [model_features(batch, config.sequence_length) for batch in rows]
+        batches += [model_features(batch, config.sequence_length, config.num_predicted) for batch in rows]
         left = None if left is None else left - len(rows)
     if not batches:
         logger.warning(

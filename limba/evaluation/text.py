@@ -283,6 +283,8 @@ def sampler(
     prompts, continues = config.prompts, network.config.is_decoder_only
     if not prompts:
         return None
+    if network.config.is_encoder:
+        return gaps.mask_sampler(network, mesh, vocabulary, prompts)
     groups = num_batch_groups(mesh)
     sampling = config.sampling if continues else dataclasses.replace(config.sampling, ban_sentinels=False)
     rows = -(-len(prompts) // groups) * groups

@@ -62,6 +62,8 @@ def loss_evaluation(
         f"is {size}, which does not divide over {groups} groups of devices (the mesh's data x fsdp); give a multiple.",
     )
     batches = validation_batches(task, lengths, config.data, config.evaluation.num_batches, size)
+    for batch in batches:  # all logits, since each target's bytes are counted
+        batch.pop("decoder_predicted_positions", None)
     if not batches:
         return None
     character_sets, starts = _spelling(config, task, batches)

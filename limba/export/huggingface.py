@@ -32,8 +32,8 @@ from limba.export import proof
 from limba.export.merging import write_step
 from limba.formats import huggingface
 from limba.formats.huggingface import head_scale
+from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import Json
-from limba.inference.load import Form, write_folder
 from limba.inference.source import (
     T5X,
     VOCABULARIES,
@@ -131,7 +131,7 @@ def possible(model: ModelConfig, choices: Choices) -> Choices:
     """Returns the choices without what transformers lacks for this network; says so."""
     if not model.is_decoder_only or "flax" not in choices.formats:
         return choices
-    print("transformers has Llama and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
+    print("transformers has Llama, EuroBERT and GPT-2 for PyTorch only: no flax_model.msgpack is written.", flush=True)
     return dataclasses.replace(choices, formats=("pytorch",))
 
 
@@ -241,7 +241,8 @@ def prove(
     if not choices.checks:
         return True, ["NOT CHECKED: written without the proof, nothing shows that it gives the source's numbers"]
     proof.quiet_libraries()
-    suppressed = json.loads((folder / "generation_config.json").read_text()).get("suppress_tokens", ())
+    generation = folder / "generation_config.json"  # an encoder has none
+    suppressed = json.loads(generation.read_text()).get("suppress_tokens", ()) if generation.exists() else ()
     source = proof.Proof(weights, model, vocabulary, suppressed)
     figures = [source.check_own(folder, choices.dtype, form == "flax") for form in choices.formats]
     findings = [] if vocabulary is not None else ["no vocabulary is known: compared on random ids"]

@@ -1,6 +1,7 @@
 """The proof of a conversion, and the model card, README.md, that says it.
 
-The written weights are read back and must give the source's logits, loss and text. Source and written weights both run
+The written weights are read back and must give the source's logits, loss and text, or an encoder's likeliest pieces in
+the place of masks. Source and written weights both run
 in Limba's network in float32, and where torch and transformers are installed, the PyTorch folder also in transformers.
 Differences of logits are relative to the source's largest logit if that is above 1: float32 has seven significant
 digits, not decimal places.
@@ -27,14 +28,14 @@ from jaxtyping import PyTree
 
 from limba.config import CardConfig, ModelConfig
 from limba.data.sources.hub_data import hub_name
-from limba.data.vocabulary.load import Vocabulary
+from limba.data.vocabulary.load import Vocabulary, mask_id
 from limba.evaluation.history import plot_loss
 from limba.formats import architectures
 from limba.formats.huggingface import head_scale, open_folder
-from limba.formats.huggingface_files import extra_ids_in
+from limba.formats.huggingface_files import Form, extra_ids_in
 from limba.formats.names import Json
 from limba.inference.generate import EOS, START, greedy
-from limba.inference.load import Form, place_parameters
+from limba.inference.load import place_parameters
 from limba.inference.source import Source
 from limba.model import Network
 from limba.training.metrics.logging import read_metrics
@@ -63,6 +64,7 @@ class Figures:
     texts: int
     texts_astray: int  # texts whose first difference was not a near tie in the source
     tolerance: float
+    what: str = "greedy text"
 
     @property
     def passed(self) -> bool:
@@ -72,7 +74,7 @@ class Figures:
     def __str__(self) -> str:
         verdict = "passed" if self.passed else "FAILED"
         return (
-            f"{self.reader}: logits differ by {self.logits:.1e}, loss by {self.loss:.1e}, greedy text equal in"
+            f"{self.reader}: logits differ by {self.logits:.1e}, loss by {self.loss:.1e}, {self.what} equal in"
             f" {self.texts_equal} of {self.texts} ({verdict}, limit {self.tolerance:.0e})"
         )
 
@@ -98,6 +100,14 @@ def prompts_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.nda
     for row, ids in enumerate(_ids(vocabulary, num_rows, ROW - 1)):
         targets[row, : len(ids)] = ids
     return _shifted(targets)
+
+
+def masked_of(vocabulary: Vocabulary | None, num_rows: int) -> dict[str, np.ndarray]:
+    """Returns the same sentences as an encoder reads them: every fourth token is its mask."""
+    targets = prompts_of(vocabulary, num_rows)["decoder_target_tokens"]
+    mask = num_rows - 1 if vocabulary is None else mask_id(vocabulary)
+    is_masked = (targets > 0) & (np.arange(ROW) % 4 == 1)
+    return {"decoder_input_tokens": np.where(is_masked, mask, targets), "decoder_target_tokens": targets}
 
 
 def _ids(vocabulary: Vocabulary | None, num_rows: int, most: int) -> Iterator[list[int]]:
@@ -133,6 +143,12 @@ class Proof:
         self._apply = jax.jit(self._network.apply)
         self._eos_id = EOS if vocabulary is None else int(vocabulary.eos_id or EOS)
         params = place_parameters(arrays, self._network)
+        if config.is_encoder:
+            self._batch, self._banned = masked_of(vocabulary, config.vocab_size), list[int]()
+            self._all, self._first = self._batch, 1
+            self._logits, self._followed = self._run(params)
+            self._tokens = self._greedy(self._followed)
+            return
         if config.is_decoder_only:
             self._batch = prompts_of(vocabulary, config.vocab_size)
             self._prompts = self._batch["decoder_input_tokens"][:NUM_TEXTS, :PROMPT]
@@ -155,10 +171,18 @@ class Proof:
     def _run(self, params: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the logits of the batch, and the logits of each token of the source's greedy text."""
         logits = np.asarray(self._apply(params, self._all), np.float32)
+        if self._config.is_encoder:
+            return logits, self._at_masks(logits)
         return logits[: len(TEXTS)], logits[len(TEXTS) :, self._first : self._first + NUM_TOKENS]
+
+    def _at_masks(self, logits: np.ndarray) -> np.ndarray:
+        """Returns what an array [B, Q, …] has at the first masks of the first texts, as if that were greedy text."""
+        return logits[:NUM_TEXTS, self._first : self._first + 4 * NUM_TOKENS : 4]
 
     def _greedy(self, followed: np.ndarray) -> np.ndarray:
         """Returns greedy text up to its first difference from the source's, from the logits at the source's tokens."""
+        if self._config.is_encoder:
+            return np.where(self._at_masks(self._batch["decoder_target_tokens"]) > 0, followed.argmax(axis=-1), 0)
         ends = self._tokens == self._eos_id
         ended = np.cumsum(ends, axis=1) - ends
         allowed = followed[..., : self._config.vocab_size].copy()
@@ -174,7 +198,8 @@ class Proof:
         loss = abs(losses[1] - losses[0]) / max(1.0, losses[0])
         differing = np.flatnonzero((tokens != self._tokens).any(axis=1))
         astray = sum(self._lead(int(row), tokens[row]) > 2 * tolerance * unit for row in differing)
-        return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance)
+        what = "top pieces" if self._config.is_encoder else "greedy text"
+        return Figures(reader, difference, loss, NUM_TEXTS - len(differing), NUM_TEXTS, astray, tolerance, what)
 
     def _lead(self, row: int, tokens: np.ndarray) -> float:
         """Returns the source's logit of its token minus that of the other text's token, at the first difference."""
@@ -197,6 +222,13 @@ class Proof:
         model, about = load_in_transformers(directory)
         whole = not about["missing_keys"] and not about["unexpected_keys"]
         read = {name: torch.tensor(rows, dtype=torch.long) for name, rows in self._batch.items()}
+        if self._config.is_encoder:
+            with torch.no_grad():
+                inputs = read["decoder_input_tokens"]
+                logits = model(inputs, attention_mask=(inputs > 0).long()).logits.float().numpy()
+            reader, tokens = f"transformers {transformers.__version__}", self._greedy(self._at_masks(logits))
+            figures = self._figures(reader, logits, tokens, TOLERANCES[dtype])
+            return figures if whole else dataclasses.replace(figures, logits=float("inf"))
         prompts = torch.tensor(self._prompts, dtype=torch.long)
         length = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "num_beams": 1}
         if self._config.is_decoder_only:
@@ -224,8 +256,10 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    is_t5 = config.get("is_encoder_decoder", False)
-    kind = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModelForSeq2SeqLM
+    if not config.get("is_encoder_decoder", False):
+        is_encoder = config["model_type"] == "eurobert"
+        kind = transformers.AutoModelForMaskedLM if is_encoder else transformers.AutoModelForCausalLM
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
@@ -258,6 +292,7 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+PIPELINES = {"causal": "text-generation", "bidirectional": "fill-mask"}
 TPU_RESEARCH_CLOUD = "Trained with Cloud TPUs of Google's TPU Research Cloud (TRC)."
 NO_METRICS = ("kind", "step", "time", "seconds", "examples")  # of a record of metrics.jsonl
 UMT5 = {
@@ -319,7 +354,7 @@ def _front_matter(source: Source, about: CardConfig, results: Mapping[str, float
         license=about.licence or "other",
         library_name="transformers",
         # transformers 5 has no pipeline for encoder-decoders
-        pipeline_tag="text-generation" if source.model.is_decoder_only else None,
+        pipeline_tag=PIPELINES[source.model.attention_mask] if source.model.is_decoder_only else None,
         tags=[architectures.kind(source.model)],
         language=[*about.language] if about.language else None,
         datasets=[*about.datasets] if about.datasets else None,
@@ -353,9 +388,11 @@ def _architecture(model: ModelConfig) -> dict[str, object]:
     layers, heads = f"{model.num_encoder_layers} and {model.num_decoder_layers}", f"{model.num_heads} of width"
     tied, per_layer = "the embedding" if is_alone else "the embedding, scaled", model.relative_bias_per_layer
     return {
-        "decoder layers" if is_alone else "encoder and decoder layers": model.num_decoder_layers
+        "layers"
+        if model.is_encoder
+        else "decoder layers"
         if is_alone
-        else layers,
+        else "encoder and decoder layers": model.num_decoder_layers if is_alone else layers,
         "width": model.emb_dim,
         "heads": f"{heads} {model.head_dim}" + (f", {model.kv_heads} of keys and values" if is_alone else ""),
         "MLP": f"{model.mlp_dim}, {' x '.join(model.mlp_activations)}",
@@ -418,8 +455,17 @@ tokens = model.generate(**inputs, max_new_tokens=50, do_sample=True, temperature
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
 
 
+FILL = """\
+inputs = tokenizer(f"A text with one {tokenizer.mask_token} hidden.", return_tensors="pt")
+logits = model(**inputs).logits[0, inputs.input_ids[0] == tokenizer.mask_token_id]
+print(tokenizer.convert_ids_to_tokens(logits[0].topk(5).indices))"""
+
+
 def _usage(model: ModelConfig, form: Form) -> str:
     formats, dtype, transformers = form
+    if model.is_encoder:
+        code = USAGE.format(auto="AutoModelForMaskedLM", dtype=dtype, code=FILL)
+        return code + f"`AutoModel` gives the hidden states. For transformers 5; weights are {dtype}."
     if model.is_decoder_only:
         begins = f"A text begins with the padding token, which the tokenizer puts there; weights are {dtype}."
         return USAGE.format(auto="AutoModelForCausalLM", dtype=dtype, code=CONTINUE) + begins

@@ -1,8 +1,9 @@
-"""The networks as transformers' T5, umT5, Llama and GPT-2: names, shapes, config.json, one table for both directions.
+"""The networks as transformers' classes: names, shapes, config.json, one table for both directions.
 
-A decoder with rotary positions, RMS norm and a gated MLP is a Llama. One with learned or sinusoidal positions, layer
-norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids are written as a table of
-positions, and missing biases as zeros. A network that is none of these is refused.
+They are T5, umT5, Llama, EuroBERT and GPT-2. A decoder with rotary positions, RMS norm and a gated MLP is a Llama, and
+without its causal mask a EuroBERT, whose output layer has a bias if its MLPs have one. One with learned or sinusoidal
+positions, layer norm and a plain MLP is a GPT-2: queries, keys and values are one matrix there, sinusoids are written
+as a table of positions, and missing biases as zeros. A network that is none of these is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ CLASSES = {
     "t5": "T5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
     "llama": "LlamaForCausalLM",
+    "eurobert": "EuroBertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
 }
 _GATES = ("query", "key", "value")
@@ -84,7 +86,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
         "layer_norm_epsilon": ("rms_norm_eps", 1e-6),
         "rotary_base": ("rope_theta", None),
         "logits_via_embedding": ("tie_word_embeddings", False),
-    },
+    },  # and of "eurobert", whose other defaults are _OTHERS
     "gpt2": {
         "vocab_size": ("vocab_size", REQUIRED),
         "emb_dim": ("n_embd", REQUIRED),
@@ -98,10 +100,15 @@ _FIELDS: Mapping[str, Mapping[str, tuple[str, object]]] = {
         "logits_via_embedding": ("tie_word_embeddings", True),
     },
 }
-_OF_MT5 = {"vocab_size": 250112, "mlp_dim": 1024, "num_encoder_layers": 8, "num_heads": 6}  # other defaults than T5's
+_OF_MT5 = {"vocab_size": 250112, "mlp_dim": 1024, "num_encoder_layers": 8, "num_heads": 6}
+_OTHERS = {  # other defaults than T5's, or a Llama's
+    "mt5": _OF_MT5,
+    "umt5": _OF_MT5,
+    "eurobert": {"max_length": 8192, "layer_norm_epsilon": 1e-5},
+}
 _ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
 _ALIASES |= {"head_dim": "d_kv"}  # T5Config's other names of its keys
-_GELU = {"llama": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
+_GELU = {"llama": "gelu_pytorch_tanh", "eurobert": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
 
 
 class Row(NamedTuple):
@@ -114,14 +121,23 @@ class Row(NamedTuple):
 
 
 def kind(config: ModelConfig) -> str:
-    """Returns 't5', 'umt5', 'llama' or 'gpt2'; InputError for a network that none of these can represent."""
+    """Returns a key of CLASSES; InputError for a network that none of these can represent."""
     if not config.is_decoder_only:
         return "umt5" if config.relative_bias_per_layer else "t5"
     is_llama, (first, *gate) = config.positions == "rotary", config.mlp_activations
-    name = "GPT-2 or Llama" if config.is_t5_decoder else "Llama" if is_llama else "GPT-2"
+    name = (
+        "GPT-2 or Llama"
+        if config.is_t5_decoder
+        else "EuroBERT"
+        if config.is_encoder
+        else "Llama"
+        if is_llama
+        else "GPT-2"
+    )
     norm, mlp = ("RMS", "gated") if is_llama else ("layer", "plain")
     for fits, what in (
         (not config.is_t5_decoder, "has other positions than T5's relative ones; write it for T5X, or use it in Limba"),
+        (is_llama or not config.is_encoder, "has rotary positions, and ModelConfig.positions is not 'rotary'"),
         (config.norm == norm.lower(), f"has {norm} norms, and ModelConfig.norm is {config.norm!r}"),
         (
             first != "linear" and gate == (["linear"] if is_llama else []),
@@ -132,15 +148,26 @@ def kind(config: ModelConfig) -> str:
             is_llama or config.num_heads * config.head_dim == config.emb_dim,
             "cuts emb_dim into heads, and num_heads times head_dim is another number",
         ),
-        ("logits" not in config.biases, NO_LOGITS_BIAS),
+        (
+            not config.is_encoder
+            or config.logits_via_embedding
+            or ("mlp" in config.biases) == ("logits" in config.biases),
+            "has a bias of the logits where its MLPs have one; put both 'mlp' and 'logits' into ModelConfig.biases, or"
+            " none",
+        ),
+        (
+            not (config.is_encoder and config.logits_via_embedding and "mlp" in config.biases),
+            "has a bias of the logits where its MLPs have one, and ModelConfig.logits_via_embedding is True",
+        ),
+        (config.is_encoder or "logits" not in config.biases, NO_LOGITS_BIAS),
     ):
         if not fits:
             raise InputError(f"The network cannot be written for transformers: its {name} class {what}.")
-    return "llama" if is_llama else "gpt2"
+    return "eurobert" if config.is_encoder else "llama" if is_llama else "gpt2"
 
 
 def _family(name: str) -> str:
-    return "t5" if name in ("mt5", "umt5") else name
+    return {"mt5": "t5", "umt5": "t5", "eurobert": "llama"}.get(name, name)
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -205,8 +232,8 @@ def check_arrays(arrays: Arrays, config: ModelConfig, place: str, advice: str) -
 
 
 def _pytorch_name(name: str, family: str) -> str:
-    if name == HEAD:
-        return STORED_HEAD
+    if name.startswith("decoder/logits_dense"):
+        return STORED_HEAD if name == HEAD else "lm_head.bias"
     parts = dict(_PARTS[family])
     if family == "t5":
         place = "layer.1" if name.startswith("encoder") else "layer.2"
@@ -277,10 +304,10 @@ def unfused(stored: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stor
     return found
 
 
-def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) -> Json:
+def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1, mask_id: int | None = None) -> Json:
     """Returns config.json for transformers 4.57 and 5; InputError for a network that they lack.
 
-    `eos_id` is the vocabulary's end of sequence; the start id is padding, 0, as in training.
+    `eos_id` is the vocabulary's end of sequence, `mask_id` an encoder's mask; the start id is padding, 0, as trained.
     Without a bias in every layer it is always a `t5`, also for mT5: transformers' `mt5` never scales the logits of a
     tied head. `scale_decoder_outputs` is what version 5 reads instead of `tie_word_embeddings`.
     """
@@ -294,8 +321,11 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
     about |= {theirs: getattr(config, ours) for ours, (theirs, _) in _FIELDS[_family(name)].items()}
     about |= {"eos_token_id": eos_id, "pad_token_id": 0, "use_cache": True, "torch_dtype": dtype}
     activation = _GELU.get(name, "gelu_new") if first == "gelu" else first
-    if name == "llama":
+    if name in ("llama", "eurobert"):
         about |= {"num_key_value_heads": config.kv_heads, "hidden_act": activation, "bos_token_id": 0}
+        if config.is_encoder:
+            rope = {"rope_type": "default", "rope_theta": config.rotary_base}
+            about |= {"bos_token_id": None, "mask_token_id": mask_id, "use_cache": False, "rope_parameters": rope}
         return about | {f"{part}_bias": part in config.biases for part in ("attention", "mlp")}
     if name == "gpt2":
         about |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout_rate)
@@ -313,10 +343,10 @@ def config_json(config: ModelConfig, dtype: str = "float32", eos_id: int = 1) ->
 
 
 def model_fields(about: Json, name: str) -> Json:
-    """Returns the fields of ModelConfig from the config.json of a t5, mt5, umt5, llama or gpt2."""
+    """Returns the fields of ModelConfig from the config.json of an mt5, or of a key of CLASSES."""
     is_t5 = name.endswith("t5")
     about = {_ALIASES.get(key, key): value for key, value in about.items()} if is_t5 else about
-    defaults = _OF_MT5 if name in ("mt5", "umt5") else {}
+    defaults = _OTHERS.get(name, {})
     fields: Json = {} if is_t5 else {"num_encoder_layers": 0}
     for ours, (theirs, default) in _FIELDS[_family(name)].items():
         fields[ours] = about[theirs] if default is REQUIRED else about.get(theirs, defaults.get(ours, default))
@@ -327,7 +357,7 @@ def model_fields(about: Json, name: str) -> Json:
         fields["mlp_activations"] = (activation, *(["linear"] if projection.startswith("gated-") else []))
         return fields | {"relative_bias_per_layer": name == "umt5"}
     width = fields["emb_dim"] // fields["num_heads"]
-    key, default = ("hidden_act", "silu") if name == "llama" else ("activation_function", "gelu_new")
+    key, default = ("hidden_act", "silu") if name != "gpt2" else ("activation_function", "gelu_new")
     known = {"relu": "relu", "silu": "silu", _GELU[name]: "gelu"}
     activation = known.get(about.get(key, default))
     if activation is None:
@@ -337,10 +367,11 @@ def model_fields(about: Json, name: str) -> Json:
         return fields | {"head_dim": width, "mlp_activations": (activation,), "norm": "layer"}
     rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise InputError(
-            "The Llama's rotary positions are scaled (rope_scaling), which is not supported; use a model without."
-        )
+        raise InputError("The rotary positions are scaled (rope_scaling), which is not supported; use a model without.")
     biases = tuple(part for part in ("attention", "mlp") if about.get(f"{part}_bias"))
+    if name == "eurobert":
+        biases += ("logits",) if "mlp" in biases else ()
+        fields["attention_mask"] = "bidirectional"
     return fields | {
         "mlp_activations": (activation, "linear"),
         "positions": "rotary",

@@ -22,7 +22,7 @@ import tensorstore as ts
 from limba import toolbox
 from limba.config import InputError, ModelConfig
 from limba.config.errors import reason_of
-from limba.formats.architectures import HEAD, STORED_HEAD, Row, model_fields, rows, unfused
+from limba.formats.architectures import CLASSES, HEAD, STORED_HEAD, Row, model_fields, rows, unfused
 from limba.formats.names import Arrays, Json, Stored, check_names, files_of_index
 from limba.formats.t5x import decode_extension, joined, numpy_dtype
 
@@ -70,7 +70,10 @@ def stored_head(folder: Path, stored: Mapping[str, np.ndarray] | None, emb_dim: 
     """
     about = _about(folder)
     kind, version = about.get("model_type"), str(about.get("transformers_version") or "").partition(".")[0]
-    said, by_5 = bool(about.get("tie_word_embeddings", kind != "llama")), version.isdigit() and int(version) > 4
+    said, by_5 = (
+        bool(about.get("tie_word_embeddings", kind not in ("llama", "eurobert"))),
+        version.isdigit() and int(version) > 4,
+    )
     embedding = next((name for name in STORED_EMBEDDINGS if name in (stored or ())), "")
     is_own = bool(stored and embedding and STORED_HEAD in stored)
     is_own = is_own and not (said and _is_copy(stored[STORED_HEAD], stored[embedding]))  # type: ignore[index]
@@ -246,8 +249,8 @@ def model_config(directory: str | Path, kind: str | None = None, **choices: obje
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({reason_of(error)}); give a Hugging Face folder.") from error
     kind = (about.get("model_type") or kind) if isinstance(about, dict) else None
-    if kind not in ("t5", "mt5", "umt5", "llama", "gpt2"):
-        raise InputError(f"{path} describes a {kind!r}; only t5, mt5, umt5, llama and gpt2 are read.")
+    if kind not in ("mt5", *CLASSES):
+        raise InputError(f"{path} describes a {kind!r}; only mt5, {', '.join(CLASSES)} are read.")
     try:
         fields = model_fields(about, kind)
         if Path(directory).is_dir() and weights_form(directory) in ("safetensors", "bin"):

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 import numpy as np
@@ -23,7 +23,7 @@ from etils import epath
 from limba.config import InputError, ModelConfig
 from limba.formats import limba_checkpoint, t5x
 from limba.formats.architectures import HEAD, config_json, rows, written
-from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name
+from limba.formats.huggingface import FLAX_FILE, HEAD_SCALE, flax_name, head_scale
 from limba.formats.names import Json, Stored, unflatten
 from limba.formats.t5x import ARRAY_EXTENSION, numpy_dtype
 from limba.storage.files import read_text
@@ -42,6 +42,48 @@ _EMBEDDING = "state/param_states/token_embedder/embedding/v_col"  # T5X's factor
 _LETTERS = {"float32": "F32", "bfloat16": "BF16"}
 
 
+class Form(NamedTuple):
+    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
+
+    formats: Sequence[str]
+    dtype: str = "float32"
+    transformers: int = 5
+
+
+def write_folder(
+    folder: Path,
+    arrays: Mapping[str, np.ndarray],
+    model: ModelConfig,
+    form: Form,
+    tokenizer: tuple[Any, Any] | None,
+    suppressed: Sequence[int] = (),
+) -> None:
+    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
+
+    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
+    for transformers 4 differs from that for 5, see `head_scale`.
+    """
+    config_json(model)  # raises before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    name, vocabulary = tokenizer or (None, None)
+    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
+    mask = None
+    if vocabulary is not None and model.is_encoder:
+        from limba.data.vocabulary.load import mask_id
+
+        mask = mask_id(vocabulary)
+    padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
+    scale = head_scale(model) if form.transformers >= 5 else 1.0
+    write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale, mask)
+    if "pytorch" in form.formats:
+        write_pytorch(folder, arrays, model, form.dtype, scale)
+    if "flax" in form.formats:
+        write_flax(folder, arrays, model, form.dtype, scale)
+    if name is not None:
+        starts = model.is_decoder_only and not model.is_encoder
+        write_tokenizer(folder, name.path, name.extra_ids or 0, starts, mask)
+
+
 def write_configs(
     directory: Path,
     config: ModelConfig,
@@ -49,18 +91,20 @@ def write_configs(
     eos_id: int = 1,
     suppressed: Sequence[int] = (),
     head_scale: float = 1.0,
+    mask_id: int | None = None,
 ) -> None:
-    """Writes config.json and generation_config.json.
+    """Writes config.json and, but for an encoder, generation_config.json.
 
     `eos_id` is the vocabulary's end of sequence; `generate` of transformers never gives the `suppressed` ids.
-    `head_scale` is what the written output layer is multiplied by.
+    `head_scale` is what the written output layer is multiplied by, `mask_id` an encoder's mask.
     """
     start = "bos_token_id" if config.is_decoder_only else "decoder_start_token_id"
     generation: dict[str, object] = {"pad_token_id": 0, "eos_token_id": eos_id, start: 0}
     if suppressed:
         generation["suppress_tokens"] = sorted(suppressed)
-    about = config_json(config, dtype, eos_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
-    for name, content in (("config", about), ("generation_config", generation)):
+    about = config_json(config, dtype, eos_id, mask_id) | ({HEAD_SCALE: head_scale} if head_scale != 1 else {})
+    files = {"config": about} | ({} if config.is_encoder else {"generation_config": generation})
+    for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -177,18 +221,27 @@ def write_flax(
             file.writelines(_blocks(each))
 
 
-def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bool = False) -> None:
+def write_tokenizer(
+    directory: Path, vocabulary: str, extra_ids: int, starts: bool = False, mask_id: int | None = None
+) -> None:
     """Writes files with which transformers' AutoTokenizer gives the ids of Limba's vocabulary.
 
-    With `starts`, for a language model, texts begin with the start id 0 and have no end. `vocabulary` is the path of a
+    With `starts`, for a language model, texts begin with the start id 0 and have no end. The token of `mask_id` is an
+    encoder's mask. `vocabulary` is the path of a
     SentencePiece model or of a tokenizer.json, whose post-processor is replaced, or 'byte'.
     ByT5's sentinels count down from the last id in seqio and up in transformers: their ids are written out. Without
     extra ids they are those of bytes that no text has, 258 to 248.
     """
     # These import TensorFlow, which the weights do not need.
     from limba.data.vocabulary.files import content as content_of
-    from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, load_vocabulary
-    from limba.data.vocabulary.tokenizer_json import byte_tokenizer_json, end_of_sequence, start, tokenizer_json
+    from limba.data.vocabulary.load import BYTE_SENTINELS, SENTINEL, PieceTable, load_vocabulary
+    from limba.data.vocabulary.tokenizer_json import (
+        byte_tokenizer_json,
+        end_of_sequence,
+        special_token,
+        start,
+        tokenizer_json,
+    )
 
     if vocabulary == "byte":
         count = extra_ids or (0 if starts else BYTE_SENTINELS)
@@ -209,6 +262,11 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
             text, special = tokenizer_json(vocabulary, extra_ids, starts), {}
             (directory / "spiece.model").write_bytes(content_of(vocabulary))
         special |= {entry["content"]: entry["id"] for entry in json.loads(text)["added_tokens"] if entry["special"]}
+        if mask_id is not None and mask_id not in special.values():  # a piece of its own, such as <mask>
+            name = PieceTable(read).name(mask_id)
+            content, special = json.loads(str(text)), special | {name: mask_id}
+            content["added_tokens"].append(special_token(mask_id, name))
+            text = json.dumps(content, ensure_ascii=False)
     if text is not None:
         (directory / "tokenizer.json").write_text(text, encoding="utf-8")
     about: Json = {"tokenizer_class": "ByT5Tokenizer" if text is None else "PreTrainedTokenizerFast"}
@@ -216,6 +274,8 @@ def write_tokenizer(directory: Path, vocabulary: str, extra_ids: int, starts: bo
     named = {number: name for name, number in special.items()}
     roles = {"pad_token": named[ids[0]], "eos_token": named[ids[1]], "unk_token": named[ids[2]]}
     roles |= {"bos_token": named[ids[0]]} if starts else {}
+    if mask_id is not None:
+        roles["mask_token"] = named[mask_id]
     ordered = sorted((name for name in special if SENTINEL.fullmatch(name)), key=special.__getitem__)
     sides = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
     added = {str(number): {"content": name, **sides, "special": True} for number, name in sorted(named.items())}

@@ -17,7 +17,16 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from limba.config import InputError
 from limba.data.stream.placement import place_batch
-from limba.data.vocabulary.load import Vocabulary, is_byte_piece, num_sentinels, piece_bytes, sentinel_ids
+from limba.data.vocabulary.load import (
+    SPACE,
+    PieceTable,
+    Vocabulary,
+    is_byte_piece,
+    mask_id,
+    num_sentinels,
+    piece_bytes,
+    sentinel_ids,
+)
 from limba.data.vocabulary.sentences import HAN, UNSPACED
 from limba.data.vocabulary.sentences import hidden_words as hidden_words
 from limba.data.vocabulary.sentences import sentences as sentences
@@ -40,6 +49,10 @@ BEAMS = 8
 TEXTS_AT_ONCE = 16
 LENGTH_STEP = 8  # beginnings are padded to a multiple, so that few programs are compiled
 GAP = re.compile(r"<extra_id_(\d+)>|<mask>|_{3,}")
+MASK = re.compile(
+    r"<mask>|\[MASK\]|<\|mask\|>|<extra_id_\d+>|_{3,}"
+)  # how a text may write it, whatever the vocabulary
+PLACES_STEP = 8  # masks of a row are padded to a multiple, so that few programs are compiled
 
 Beginnings = Sequence[Sequence[int]]  # of the decoder's input, all of one length
 
@@ -266,3 +279,97 @@ def _next_logits(
     matrix, factor = network.head(params)
     last = jnp.take_along_axis(states, batch["last"][:, None, None], axis=1)[:, 0]
     return factor * jnp.dot(last, matrix, preferred_element_type=jnp.float32)
+
+
+def masked_ids(text: str, vocabulary: Vocabulary, length: int | None = None) -> Int[np.ndarray, " L"]:
+    """Returns a text's ids as an encoder reads them, with the end of sequence last; at most `length`.
+
+    <mask>, a <extra_id_0> and ___ are each one mask. What follows one without a space is its word's continuation.
+    """
+    mask, end = mask_id(vocabulary), int(vocabulary.eos_id or EOS)
+    table, ids, parts = PieceTable(vocabulary), list[int](), MASK.split(text)
+    for number, part in enumerate(parts):
+        if table.kind != "bytes" and number < len(parts) - 1:
+            part = part.rstrip()  # the space before a mask is its word's
+        found = list(vocabulary.encode(part)) if part.strip() else []
+        ids += [mask] if number else []
+        ids += _continued(found, table) if number and found and not part[0].isspace() else found
+    return np.asarray([*ids[: None if length is None else length - 1], end], np.int32)
+
+
+def _continued(ids: list[int], table: PieceTable) -> list[int]:
+    """Returns ids without the space that SentencePiece puts before a text."""
+    piece = table.name(ids[0])
+    if not piece.startswith(SPACE):
+        return ids
+    rest = table.id_of(piece[len(SPACE) :]) if piece != SPACE else None
+    return ids[1:] if piece == SPACE else ids if rest is None else [rest, *ids[1:]]
+
+
+def fills_of_masks(
+    network: Network, params: PyTree, mesh: Mesh, vocabulary: Vocabulary, texts: Sequence[str], top: int = 5
+) -> list[list[list[Fill]]]:
+    """Returns the `top` likeliest pieces of each mask of each text, best first, with the encoder's probabilities.
+
+    A fill is one piece that spells text; after a space it begins with one, else it continues its word. Each mask is
+    filled as if the others stayed. Raises InputError for a text without a mask.
+    """
+    pieces, mask = pieces_of(vocabulary, network.config.vocab_size), mask_id(vocabulary)
+    usual = pieces.is_text.copy()
+    usual[: vocabulary.vocab_size] &= ~is_byte_piece(vocabulary)  # a part of a letter
+    ids = [masked_ids(text, vocabulary) for text in texts]
+    places = [np.flatnonzero(each == mask).astype(np.int32) for each in ids]
+    for text, found in zip(texts, places, strict=True):
+        if not len(found):
+            raise InputError(f"The text {text!r} has no mask to fill; write <mask> in the place of a word.")
+    groups = num_batch_groups(mesh)
+    num_rows = -(-min(len(texts), 32) // groups) * groups
+    answers: list[list[list[Fill]]] = [[] for _ in texts]
+    for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
+        tokens = padded([ids[number] for number in numbers], num_rows)
+        width = -(-max(len(places[number]) for number in numbers) // PLACES_STEP) * PLACES_STEP
+        at = np.zeros((num_rows, width), np.int32)
+        for row, number in enumerate(numbers):
+            at[row, : len(places[number])] = places[number]
+        rows = fetched(_likelihoods(network, params, **place_batch({"tokens": tokens, "at": at}, batch_sharding(mesh))))
+        for row, number in enumerate(numbers):
+            spaces = [
+                match.start() == 0 or texts[number][match.start() - 1].isspace()
+                for match in MASK.finditer(texts[number])
+            ]
+            for follows_space, likely in zip(spaces, rows[row], strict=False):
+                allowed = usual
+                if pieces.has_space.sum() > 1:  # not a vocabulary of bytes, where only one id has a space
+                    allowed = allowed & (pieces.has_space == follows_space)
+                best = np.argsort(-np.where(allowed, likely, -1.0), kind="stable")[:top].tolist()
+                answers[number].append(
+                    [
+                        Fill(vocabulary.decode([each]).strip(), float(likely[each]), (each,))
+                        for each in best
+                        if allowed[each]
+                    ]
+                )
+    return answers
+
+
+@functools.partial(jax.jit, static_argnames=("network",))
+def _likelihoods(
+    network: Network, params: PyTree, tokens: Int[Array, "B L"], at: Int[Array, "B P"]
+) -> Float[Array, "B P V"]:
+    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens, "decoder_predicted_positions": at}
+    return jax.nn.softmax(network.apply(params, batch).astype(jnp.float32), axis=-1)
+
+
+def mask_sampler(
+    network: Network, mesh: Mesh, vocabulary: Vocabulary, prompts: Sequence[str]
+) -> Callable[[PyTree], dict[str, list[str]]]:
+    """Returns a function from the parameters to each prompt's text, its masks filled with the likeliest [pieces]."""
+
+    def texts(params: PyTree) -> dict[str, list[str]]:
+        found = {}
+        for prompt, fills in zip(prompts, fills_of_masks(network, params, mesh, vocabulary, prompts, 1), strict=True):
+            best = iter([f"[{fill[0].text}]" if fill else "[]" for fill in fills])
+            found[prompt] = [MASK.sub(lambda _, best=best: next(best), prompt)]
+        return found
+
+    return texts

@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Unpack, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,12 @@ from limba.config import OBJECTIVES, GenerationConfig, InputError, MeshConfig, M
 from limba.config.environment import quiet_imports
 from limba.config.generation import GenerationFields
 from limba.config.waiting import waiting
-from limba.formats import huggingface, huggingface_files, t5x
-from limba.formats.architectures import config_json
+from limba.formats import t5x
+from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
+from limba.inference.texts import listed, paired
 from limba.sharding.mesh import (
     batch_sharding,
     keep_compiled_programs,
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
+INTERNAL = (  # what commands use of a model, and no tab completion shows
+    *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
+    *("logits_of_ids", "pair_ids", "num_cut"),
+)
+POOLINGS = ("mean", "first", "last")
 
 logger = logging.getLogger(__name__)
 
@@ -220,15 +226,33 @@ class TrainedModel:
         """The number of texts in a batch, over all devices."""
         return self.rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
 
+    def __repr__(self) -> str:
+        model, run = self.network.config, self.source.run
+        kind = "decoder-only" if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        pieces = "no vocabulary" if self.tokenizer is None else f"vocabulary {self.tokenizer[0].path}"
+        task = "" if run is None else f", task {run.data.mixture_or_task_name}"
+        return (
+            f"<TrainedModel {self.path}, step {self.step:,}: {size:,} parameters, {kind} {model.num_decoder_layers}"
+            f" layers of width {model.emb_dim}, {model.vocab_size:,} ids, {pieces}{task}>"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INTERNAL]
+
     def tokenize(self, text: str) -> Int[np.ndarray, " L"]:
         """Returns the ids of an input as the network reads it.
 
         For a T5 they begin with the run's prefix, end with the end of sequence, and are truncated to the run's length.
-        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels.
+        For a language model they begin with the start id, 0. <extra_id_0> and so on become sentinels. For an encoder
+        they end with the end of sequence, and <mask> becomes its mask.
         """
+        from limba.inference.gaps import masked_ids
         from limba.inference.generate import ids_of, prompt_ids
 
         text = whole_letters(text)
+        if self.network.config.is_encoder:
+            return masked_ids(text, self.vocabulary, self.lengths["inputs"])
         if self.network.config.is_decoder_only:
             return prompt_ids(text, self.vocabulary)
         return ids_of(self.prefix + text, self.vocabulary, self.lengths["inputs"])
@@ -256,7 +280,7 @@ class TrainedModel:
         self, texts: Sequence[str], config: GenerationConfig, deadline: Deadline | None = None
     ) -> list[list[Written]]:
         """Returns `samples` for a complete GenerationConfig; raises TimeIsOverError soon after the deadline."""
-        rows = self.rows(min(self.batch_size, max(1, len(_listed(texts)))))
+        rows = self.rows(min(self.batch_size, max(1, len(listed(texts)))))
         writer = self.segment_writer(config, rows, deadline=deadline)
         found: list[list[Written]] = [[] for _ in texts]
         for place, result in writer.results(texts):
@@ -274,6 +298,7 @@ class TrainedModel:
 
         `say` gets the warning of an input that is cut; the default logs it.
         """
+        self._require_text("generates")
         from limba.inference.generate import Writer
         from limba.inference.long_inputs import SegmentWriter
 
@@ -294,20 +319,25 @@ class TrainedModel:
 
         Gaps are <extra_id_0>, <extra_id_1>, … in order, or `<mask>` or `___` each. A `Fill` is (text, probability,
         ids): the probability that the model writes exactly this there, its end included, after the best fills of the
-        gaps before. A fill has a letter and begins with a word, or a good part of one (`gaps.fills`). Raises InputError
+        gaps before. A fill has a letter and begins with a word, or a good part of one (`gaps.fills`). An encoder's is
+        one piece, with its probability there, whatever the other gaps get (`gaps.fills_of_masks`). Raises InputError
         for a model or a text without gaps, gaps that are not in order, and a text longer than the model reads, and
         TimeIsOverError soon after the deadline.
         """
         from limba.data.vocabulary.load import num_sentinels
-        from limba.inference.gaps import Filler, with_sentinels
+        from limba.inference.gaps import Filler, fills_of_masks, with_sentinels
 
+        if top < 1:
+            raise InputError(f"top is {top}; give a whole number above 0.")
+        texts = [text] if isinstance(text, str) else text
+        if self.network.config.is_encoder:
+            letters = list(map(whole_letters, texts))
+            gaps = fills_of_masks(self.network, self.params, self.mesh, self.vocabulary, letters, top)
+            return gaps[0] if isinstance(text, str) else gaps
         if self.network.config.is_decoder_only:
             raise InputError(f"{self.path} is a decoder-only model, which continues texts and fills no gaps; generate.")
         if not num_sentinels(self.vocabulary):
             raise InputError(f"The vocabulary of {self.path} has no sentinels (<extra_id_0>, …), so it fills no gaps.")
-        if top < 1:
-            raise InputError(f"top is {top}; give a whole number above 0.")
-        texts = [text] if isinstance(text, str) else text
         masked, ids = [with_sentinels(whole_letters(each)) for each in texts], list[np.ndarray]()
         for each in masked:
             ids.append(self.tokenize(each))
@@ -327,7 +357,8 @@ class TrainedModel:
         """
         from limba.inference.generate import log_likelihoods, score_of
 
-        ids = [self.pair_ids(*pair) for pair in pairs]
+        self._require_text("scores")
+        ids = [self.pair_ids(*pair) for pair in paired(pairs)]
         rows = num_rows or self.batch_size
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
         scored = zip(found.tolist(), ids, pairs, strict=True)
@@ -335,7 +366,7 @@ class TrainedModel:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
-        return self.logits_of_ids([self.pair_ids(*pair) for pair in pairs], self.batch_size)
+        return self.logits_of_ids([self.pair_ids(*pair) for pair in paired(pairs)], self.batch_size)
 
     def logits_of_ids(
         self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int | None = None
@@ -343,6 +374,7 @@ class TrainedModel:
         """Returns `logits` of pairs of ids; a batch has `num_rows` pairs, by default all of them."""
         from limba.inference.generate import logits
 
+        self._require_text("scores")
         rows = num_rows or self.rows(len(pairs))
         return logits(self.network, self.params, self.mesh, pairs, rows, self.reads_prefix)
 
@@ -363,15 +395,24 @@ class TrainedModel:
         sizes = {name: len(ids_of(text, self.vocabulary)) for name, text in texts.items()}
         return sum(max(0, size - self.lengths[name]) for name, size in sizes.items())
 
-    def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "N D"]:
-        """Returns one vector per text: the mean of its tokens' hidden states, without padding.
+    def _require_text(self, what: str) -> None:
+        if self.network.config.is_encoder:
+            raise InputError(
+                f"{self.path} is an encoder, which {what} no text; call fill for the words of <mask>, or encode for"
+                " vectors."
+            )
 
-        The states are the encoder's output, or a language model's last hidden states.
+    def encode(self, texts: Sequence[str], pooling: str = "mean") -> Float[np.ndarray, "N D"]:
+        """Returns one vector per text: the mean of its tokens' hidden states, or that of the first or last token.
+
+        `pooling` is mean, first or last. The states are the encoder's output, or a language model's last hidden states.
         """
+        if pooling not in POOLINGS:
+            raise InputError(f"The pooling is {pooling!r}; choose one of {', '.join(POOLINGS)}.")
         from limba.data.stream.placement import place_batch
         from limba.inference.generate import batches_of_like_lengths, fetched, padded
 
-        ids = [self.tokenize(text) for text in _listed(texts)]
+        ids = [self.tokenize(text) for text in listed(texts)]
         found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
         num_rows, rows = self.rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
         for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
@@ -379,7 +420,7 @@ class TrainedModel:
             lengths = np.ones(num_rows, np.int32)
             lengths[: len(numbers)] = [len(ids[i]) for i in numbers]
             placed = place_batch({"tokens": tokens, "lengths": lengths}, rows)
-            found[numbers] = fetched(_mean_state(self.network, self.params, **placed))[: len(numbers)]
+            found[numbers] = fetched(_pooled(self.network, pooling, self.params, **placed))[: len(numbers)]
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -426,45 +467,9 @@ class TrainedModel:
         return -(-num // groups) * groups
 
 
-class Form(NamedTuple):
-    """What a folder holds: the forms of its weights, their dtype, and the version of transformers that reads them."""
-
-    formats: Sequence[str]
-    dtype: str = "float32"
-    transformers: int = 5
-
-
-def write_folder(
-    folder: Path,
-    arrays: Mapping[str, np.ndarray],
-    model: ModelConfig,
-    form: Form,
-    tokenizer: Tokenizer | None,
-    suppressed: Sequence[int] = (),
-) -> None:
-    """Writes a folder for transformers: config, weights in each form ("pytorch", "flax"), the tokenizer if known.
-
-    Its generation_config.json suppresses these ids, and the rows of the embedding that are no pieces. An untied umT5
-    for transformers 4 differs from that for 5, see `huggingface.head_scale`.
-    """
-    config_json(model)  # raises before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
-    name, vocabulary = tokenizer or (None, None)
-    eos_id = 1 if vocabulary is None else int(vocabulary.eos_id or 1)
-    padding = () if vocabulary is None else range(vocabulary.vocab_size, model.vocab_size)
-    scale = huggingface.head_scale(model) if form.transformers >= 5 else 1.0
-    huggingface_files.write_configs(folder, model, form.dtype, eos_id, [*padding, *suppressed], scale)
-    if "pytorch" in form.formats:
-        huggingface_files.write_pytorch(folder, arrays, model, form.dtype, scale)
-    if "flax" in form.formats:
-        huggingface_files.write_flax(folder, arrays, model, form.dtype, scale)
-    if name is not None:
-        huggingface_files.write_tokenizer(folder, name.path, name.extra_ids or 0, starts=model.is_decoder_only)
-
-
-@functools.partial(jax.jit, static_argnames=("network",))
-def _mean_state(
-    network: Network, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
+@functools.partial(jax.jit, static_argnames=("network", "pooling"))
+def _pooled(
+    network: Network, pooling: str, params: Parameters, tokens: Int[Array, "B L"], lengths: Int[Array, " B"]
 ) -> Float[Array, "B D"]:
     mask = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
     if network.config.is_decoder_only:
@@ -473,20 +478,8 @@ def _mean_state(
         states = network.apply(params, batch, as_states=True)
     else:
         states = network.encode(params, tokens)
+    if pooling != "mean":
+        place = lengths - 1 if pooling == "last" else jnp.zeros_like(lengths)
+        return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
     states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
     return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)
-
-
-def whole_letters(text: str) -> str:
-    """Returns the text with halves of surrogate pairs, which JSON can hold and UTF-8 cannot, as question marks.
-
-    >>> whole_letters(chr(0xD83D) + " is half")
-    '? is half'
-    """
-    return text.encode("utf-8", "replace").decode()
-
-
-def _listed(texts: Sequence[str]) -> Sequence[str]:
-    if isinstance(texts, str):
-        raise InputError("A single text is given instead of a list of texts; put it in brackets.")
-    return texts

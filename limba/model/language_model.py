@@ -1,6 +1,7 @@
-"""Decoder-only language models. Those of flax's lm1b example, GPT-2 and Llama differ only in ModelConfig's fields.
+"""Networks of one stack. Those of flax's lm1b example, GPT-2, Llama and EuroBERT differ only in ModelConfig's fields.
 
-Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971). Parameter names are T5X's for a
+Radford et al. 2019 (GPT-2), Touvron et al. 2023 (Llama, arXiv:2302.13971), Boizard et al. 2025 (EuroBERT,
+arXiv:2503.05500: a Llama without the causal mask). Parameter names are T5X's for a
 decoder. Scores are divided by sqrt(C); a T5, and so T5X's decoder-only network (`ModelConfig.is_t5_decoder`), has that
 factor in its initial values.
 """
@@ -201,13 +202,15 @@ class Stack(nn.Module):
         mask: Bool[Array, "B L L"],
         deterministic: bool,
         as_states: bool = False,
-    ) -> Float[Array, "B L DorV"]:
+        predicted: Int[Array, "B P"] | None = None,
+    ) -> Float[Array, "B LorP DorV"]:
         config, (batch, length, _) = self.config, x.shape
         attend = choose_for_any_mask(config, self.mesh, batch, length, length)
         x = Dropout(config.dropout_rate)(self.add_positions(x, positions), deterministic)
         bias = attend.bias(self.relpos_bias()) if config.is_t5_decoder else None
         inputs = (attend, bias, positions, mask)
         x = run_layers(self, LanguageModelLayer, config.num_decoder_layers, x, inputs, deterministic)
+        x = x if predicted is None else jnp.take_along_axis(x, predicted[..., None], axis=1)
         return self.finish(x, as_states, deterministic)
 
 
@@ -215,7 +218,10 @@ class LanguageModel(nn.Module):
     """The whole network over a batch of features (seqio's names), all int32 [B, L].
 
     `decoder_input_tokens` and `decoder_target_tokens`; packed batches also have `decoder_segment_ids`, each
-    segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read.
+    segment beginning at position 0, and a prefix LM's `decoder_causal_attention`, 1 where the prefix is read. An
+    encoder's inputs are the targets with some of them masked, at the same positions; where its batch has
+    `decoder_causal_attention`, that says which mask each row has: all 1 in a bidirectional one, 0 in a causal one.
+    With `decoder_predicted_positions` [B, P] only these positions pass through the head.
     """
 
     config: ModelConfig
@@ -225,16 +231,20 @@ class LanguageModel(nn.Module):
         self.token_embedder = Embed(self.config)
         self.decoder = Stack(self.config, self.mesh)
 
-    def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B L DorV"]:
+    def __call__(self, batch: Batch, deterministic: bool, as_states: bool = False) -> Float[Array, "B LorP DorV"]:
         """Returns float32 logits, or with `as_states` the hidden states that the head turns into logits."""
         targets = batch["decoder_target_tokens"]
         segments = batch.get("decoder_segment_ids", jnp.ones_like(targets))
-        allowed = causal_mask(targets.shape[1])
-        if "decoder_causal_attention" in batch and self.config.prefix_attention == "full":
-            allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
         ids = ids_of(targets, segments)
-        mask = Mask(ids, ids).visible() & allowed
+        mask = Mask(ids, ids).visible()
+        has_prefix = "decoder_causal_attention" in batch
+        if has_prefix or not self.config.is_encoder:
+            allowed = causal_mask(targets.shape[1])
+            if has_prefix and self.config.prefix_attention == "full":
+                allowed = allowed | prefix_mask(batch["decoder_causal_attention"] > 0)
+            mask = mask & allowed
         x = self.token_embedder(batch["decoder_input_tokens"])
-        x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states)
+        predicted = batch.get("decoder_predicted_positions")
+        x = self.decoder(x, positions_in_segments(segments), mask, deterministic, as_states, predicted)
         tied = self.config.logits_via_embedding and not as_states
         return self.token_embedder.attend(x) * self.config.tied_logits_scale if tied else x

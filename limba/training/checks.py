@@ -46,6 +46,13 @@ def check_run(config: RunConfig, mesh: Mesh) -> None:
             f"holds {without_gap[0]!r}, and the model has an encoder, which continues none; write <extra_id_0> where it"
             " is to fill a gap, or set EvaluationConfig.num_examples to generate text for validation examples.",
         )
+    without_mask = [prompt for prompt in config.evaluation.prompts if "<mask>" not in prompt]
+    if without_mask and config.model.is_encoder:
+        raise ConfigError(
+            "EvaluationConfig.prompts",
+            f"holds {without_mask[0]!r}, and the model is an encoder, which continues none; write <mask> in the place"
+            " of a word.",
+        )
     if config.gradient_reduce_dtype != "auto" and mesh.shape["data"] != mesh.size:
         raise ConfigError(
             "RunConfig.gradient_reduce_dtype",

@@ -24,7 +24,7 @@ from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import num_batch_groups
 from limba.training.ledger import Entry, Ledger, RowEntry
-from limba.training.losses import cross_entropy
+from limba.training.losses import at_predicted, cross_entropy
 from limba.training.metrics.figures import RecentSteps
 from limba.training.reading import RowReader, ShardRows
 from limba.training.state import TrainState, gather_parameters
@@ -355,6 +355,7 @@ def jit_row_losses(model: Network, loss: LossConfig) -> Callable[[Parameters, Ba
 
     def one_part(params: Parameters, part: Batch) -> Float[Array, " R"]:
         targets, weights = part["decoder_target_tokens"], part["decoder_loss_weights"].astype(jnp.float32)
+        targets, weights = at_predicted(part, targets, weights)
         trained, _, _ = cross_entropy(model.apply(params, part, None), targets, loss)
         sums, tokens = jnp.sum(jnp.where(weights > 0, trained * weights, 0.0), 1), jnp.sum(weights, 1)
         return jnp.where(tokens > 0, sums / jnp.maximum(tokens, 1.0), -jnp.inf)

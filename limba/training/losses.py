@@ -82,6 +82,12 @@ def weighted_sums(per_token: tuple[Array, Array, Array], weights: Float[Array, "
     return {**sums, "tokens": jnp.sum(weights)}
 
 
+def at_predicted(batch: Batch, *arrays: Array) -> tuple[Array, ...]:
+    """Returns arrays [B, L] at the positions that have logits: the batch's `decoder_predicted_positions`, or all."""
+    places = batch.get("decoder_predicted_positions")
+    return arrays if places is None else tuple(jnp.take_along_axis(each, places, axis=1) for each in arrays)
+
+
 def token_weights(config: LossConfig, batch: Batch) -> Float[Array, "B Q"]:
     """Returns each target token's weight in the loss: the batch's own, or with 'sequences' divided by its sequence's.
 

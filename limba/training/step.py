@@ -18,7 +18,7 @@ from limba.model import Batch, Network
 from limba.model.trees import Parameters
 from limba.sharding.mesh import LOGICAL_AXIS_RULES, is_pure_data_parallel, shard_key
 from limba.training.chunked_loss import WHOLE_LOGITS_BYTES, chunked_cross_entropy, logits_bytes
-from limba.training.losses import Sums, cross_entropy, divisor, token_weights, weighted_sums
+from limba.training.losses import Sums, at_predicted, cross_entropy, divisor, token_weights, weighted_sums
 from limba.training.optimizer import scaled_gradients
 from limba.training.state import TrainState
 
@@ -202,6 +202,7 @@ def loss_sums(model: Network, loss: LossConfig, params: Parameters, batch: Batch
     """
     targets, weights = batch["decoder_target_tokens"], token_weights(loss, batch)
     counts = {"tokens": jnp.sum(batch["decoder_loss_weights"].astype(jnp.float32)), "weights": jnp.sum(weights)}
+    targets, weights = at_predicted(batch, targets, weights)
     if not _in_chunks(model, loss, targets):
         return weighted_sums(cross_entropy(model.apply(params, batch, dropout_key), targets, loss), weights) | counts
     states = model.apply(params, batch, dropout_key, as_states=True)

@@ -14,7 +14,7 @@ import pytest
 import limba.run
 from limba.cli import main
 from limba.data.vocabulary.load import load_vocabulary
-from limba.inference.load import Form, write_folder
+from limba.formats.huggingface_files import Form, write_folder
 from limba.inference.source import VocabularyName
 from limba.training import start
 from tests import tiny

@@ -17,6 +17,7 @@ FAMILIES = {
     "mt5": SIZES,
     "umt5": SIZES,
     "byt5": SIZES,
+    "encoder": ["base", "large", "small", "tiny"],
     "lm": ["0.05b", "0.1b", "1.0b", "tiny"],
     "lm_modern": ["0.05b", "0.1b", "1.0b", "tiny"],
 }
@@ -47,7 +48,8 @@ REQUIRED = {
 
 
 def model_of(name: str, **overrides: object) -> ModelConfig:
-    lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith("lm") else {}
+    lengths = {"TASK_FEATURE_LENGTHS": "{'targets': 256}"} if name.startswith(("lm", "encoder")) else {}
+    lengths |= {"OBJECTIVE": "masked_lm"} if name.startswith("encoder") else {}
     values = [f"--gin.{key}={value}" for key, value in {**REQUIRED, **lengths, **overrides}.items()]
     files = [f"--gin_file=gin/models/{name}.gin", "--gin_file=gin/runs/pretrain.gin"]
     return parse_args([*files, *values]).config.model
@@ -103,6 +105,9 @@ def test_families_differ_as_they_should(name: str) -> None:
     if family.startswith("lm"):
         check_language_model(model, size, modern=family == "lm_modern")
         return
+    if family == "encoder":
+        check_encoder(model, size)
+        return
     assert model.vocab_size == {"mt5": 250_112, "umt5": 256_384, "byt5": 384}.get(family, 32_128)
     assert model.vocab_size % 128 == 0
     assert model.logits_via_embedding == (family == "t5_1_0")
@@ -116,6 +121,17 @@ def test_families_differ_as_they_should(name: str) -> None:
             model.num_heads,
             model.num_encoder_layers,
         )
+
+
+def check_encoder(model: ModelConfig, size: str) -> None:
+    """EuroBERT-210m's and 610m's shapes (arXiv:2503.05500, table 1), and a Llama's layers."""
+    assert model.is_encoder and model.vocab_size == 32_000 and not model.logits_via_embedding
+    assert (model.positions, model.norm, model.biases, model.rotary_base) == ("rotary", "rms", (), 250_000.0)
+    assert model.mlp_activations == ("silu", "linear") and model.layer_norm_epsilon == 1e-5
+    published = {"base": (12, 768, 12, 12, 3072), "large": (26, 1152, 18, 6, 4096)}
+    shape = (model.num_decoder_layers, model.emb_dim, model.num_heads, model.kv_heads, model.mlp_dim)
+    assert shape == published.get(size, shape)
+    assert model.head_dim * model.num_heads == model.emb_dim
 
 
 def check_language_model(model: ModelConfig, size: str, modern: bool) -> None:

@@ -12,7 +12,7 @@ from limba.cli import flags
 from limba.data import task_modules
 from limba.formats import architectures
 from limba.training.metrics import flops
-from limba.training.metrics.figures import sides
+from limba.training.metrics.figures import flops_per_row
 from limba.training.schedule import make_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +33,7 @@ LANGUAGE_MODELS = {
     "ja_lm_default.gin": ("cc100_ja_causal_lm", 128, 256, 512, 1_000),
     "lm1b_default.gin": ("lm1b_causal_lm", 128, 256, 512, 1_000),
 }
+ENCODERS = ("nb_encoder_base.gin", "ja_encoder_base.gin")
 
 
 @pytest.fixture(autouse=True)
@@ -73,11 +74,11 @@ def test_header_says_what_a_run_takes(name: str) -> None:
     assert "# Hours" in header or "# Time" in header
 
 
-@pytest.mark.parametrize("name", [*ROMANIAN, "ro_fast_base.gin", *LANGUAGE_MODELS])
+@pytest.mark.parametrize("name", [*ROMANIAN, "ro_fast_base.gin", *LANGUAGE_MODELS, *ENCODERS])
 def test_hours_on_eight_h100_follow_from_the_flops(name: str) -> None:
     run, _ = build(name)
     steps = run.train_steps - (1_000_000 if run.initial_checkpoint_path else 0)
-    step = flops.flops_per_sequence(run.model, *sides(run, run.data.task_feature_lengths)) * run.data.batch_size
+    step = flops_per_row(run, run.data.task_feature_lengths) * run.data.batch_size
     hours = step * steps / (0.4 * 8 * 1e12 * flops.PEAK_TFLOPS["H100"]) / 3600
     header = (ROOT / "gin" / name).read_text(encoding="utf-8").partition("from __gin__")[0]
     assert (

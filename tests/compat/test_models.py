@@ -22,9 +22,9 @@ from limba.cli import convert as command
 from limba.data.vocabulary.load import load_vocabulary
 from limba.export.huggingface import import_folder
 from limba.formats import architectures, huggingface
+from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.limba_checkpoint import LimbaCheckpoint
 from limba.formats.names import stack_layers, unflatten
-from limba.inference.load import Form, write_folder
 from limba.inference.source import VocabularyName, evaluated, find
 from limba.model import Network
 from tests.compat import families, overlay

@@ -14,6 +14,7 @@ import seqio
 import tensorflow as tf
 
 import tasks.demo  # noqa: F401  registers demo_span_corruption
+from limba.config import OBJECTIVES as NAMES
 from limba.config import DataConfig, InputError
 from limba.data import provenance
 from limba.data.objectives import (
@@ -116,6 +117,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "causal_lm": {"task_feature_lengths": {"targets": 48}},
     "causal_lm packed": {"task_feature_lengths": {"targets": 64}, "pack": True},
     "prefix_lm of one sequence": {"task_feature_lengths": {"targets": 48}},
+    "masked_lm": {"task_feature_lengths": {"targets": 48}, "mask_share": 1.0},  # no random tokens
+    "whole_word_masked_lm packed": {"task_feature_lengths": {"targets": 64}, "pack": True, "mask_share": 1.0},
 }
 
 
@@ -126,7 +129,7 @@ def test_poisoned_documents_are_found_by_every_objective(name: str, tmp_path: Pa
     task = register("poisoned", FileSource(str(tmp_path / "*.txt")), tokenize_documents, span_corruption)
     objective = name.split()[0]
     config = config_of(task, data_files=str(tmp_path / "*.txt"), **OBJECTIVES[name])
-    if objective in ("whole_word_span_corruption", "ul2", "prefix_lm", "lm_adaptation", "causal_lm"):
+    if objective in NAMES and objective != "span_corruption":
         config = dataclasses.replace(config, objective=objective)
     check_texts(check(config), paths)
 

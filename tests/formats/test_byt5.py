@@ -16,7 +16,7 @@ import limba
 from limba.config import ConfigError
 from limba.export import proof
 from limba.formats import huggingface_files, t5x
-from limba.inference.load import Form
+from limba.formats.huggingface_files import Form
 from limba.inference.source import VocabularyName, find
 from limba.training.checkpoints.initial import check_initial
 

@@ -41,6 +41,7 @@ def test_help_is_the_scripts_own(script: str) -> None:
         ("launch/slurm.sh", "no gin file is given"),
         ("launch/pod.sh start my-pod", "start is not known"),
         ("launch/ja_lm.sh", "MODEL_DIR is not set"),
+        ("launch/encoder.sh", "MODEL_DIR is not set"),
         ("launch/en_ms.sh steps", "the argument steps is not known"),
         ("launch/ro_diacritics.sh steps", "the argument steps is not known"),
     ],

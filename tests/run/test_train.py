@@ -32,7 +32,7 @@ from limba.config import (
 from limba.config.plain import from_text, moved
 from limba.evaluation import history as report_page
 from limba.export.proof import write_card
-from limba.inference.load import Form
+from limba.formats.huggingface_files import Form
 from limba.inference.source import Source
 from limba.model import Network
 from limba.run import train

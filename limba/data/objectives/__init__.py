@@ -7,6 +7,7 @@ from limba.data.objectives.choice import derive_lengths, of_one_sequence, with_o
 from limba.data.objectives.denoisers import ul2
 from limba.data.objectives.diacritics import restore_diacritics
 from limba.data.objectives.language_modeling import causal_lm, lm_adaptation, prefix_lm
+from limba.data.objectives.masked_language_modeling import masked_lm, whole_word_masked_lm
 from limba.data.objectives.spans import span_corruption
 from limba.data.objectives.supervised import SUPERVISED, add_prefix
 from limba.data.objectives.text_segments import long_inputs_in_segments
@@ -20,12 +21,14 @@ __all__ = [
     "derive_lengths",
     "lm_adaptation",
     "long_inputs_in_segments",
+    "masked_lm",
     "of_one_sequence",
     "prefix_lm",
     "restore_diacritics",
     "span_corruption",
     "tokenize_documents",
     "ul2",
+    "whole_word_masked_lm",
     "whole_word_span_corruption",
     "with_objective",
 ]

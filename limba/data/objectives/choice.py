@@ -64,7 +64,7 @@ def with_objective(task: Task, name: str) -> Task:
 
 
 def with_noise(task: Task, **choices: float | None) -> Task:
-    """Returns the task with `noise_density` and `mean_noise_span_length`, where not None, set in its objective.
+    """Returns the task with the choices, fields of DataConfig, that are not None set in its objective.
 
     Raises ConfigError if its objective has no such choice.
     """
@@ -84,8 +84,8 @@ def with_noise(task: Task, **choices: float | None) -> Task:
     return task
 
 
-def of_one_sequence(task: Task, packed: bool) -> Task:
-    """Returns the task for a decoder-only model; ConfigError for an objective that needs an encoder."""
+def of_one_sequence(task: Task, packed: bool, is_masked: bool = False) -> Task:
+    """Returns the task for a decoder-only model or, `is_masked`, an encoder; ConfigError for others' objectives."""
     steps, names = [], [name for name, each in OBJECTIVES.items() if each.for_decoder]
     for step in task.preprocessors:
         objective = objective_of(step)
@@ -94,6 +94,13 @@ def of_one_sequence(task: Task, packed: bool) -> Task:
                 "DataConfig.task_feature_lengths",
                 f"gives only targets, and the objective of task {task.name} is {objective}, whose inputs an encoder"
                 f" reads; set DataConfig.objective to one of {', '.join(names)}.",
+            )
+        if objective and OBJECTIVES[objective].is_masked != is_masked:
+            raise ConfigError(
+                "DataConfig.objective",
+                f"is not set, and that of task {task.name} is {objective}, which encoders learn; set it to that and"
+                " ModelConfig.attention_mask to 'bidirectional', or to causal_lm.",
+                ("DataConfig.objective", objective),
             )
         if unwrapped(step) is tokenize_documents:
             step = functools.partial(step, append_eos=True)

@@ -8,6 +8,7 @@ the sequence's length is configured then, {"targets": L}, and `as_one_sequence` 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -153,7 +154,7 @@ def as_one_sequence(step: Callable, packed: bool) -> Callable:
     function = unwrapped(step)
     if function in (prefix_lm, lm_adaptation):
         return functools.partial(step, append_eos=False)
-    if function is causal_lm:
+    if "whole_documents" in inspect.signature(function).parameters:  # causal LM, masked LM
         return functools.partial(step, whole_documents=packed)
     return step
 

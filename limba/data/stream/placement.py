@@ -52,7 +52,7 @@ def global_batch(
     rows_per_shard, shards = config.rows_per_shard, sorted(rows_by_shard)
     first_row = np.zeros([config.batch_size // rows_per_shard], np.int64)  # of each shard, in the local rows
     first_row[shards] = rows_per_shard * np.arange(len(shards))
-    features = [model_features(rows_by_shard[shard], config.sequence_length) for shard in shards]
+    features = [model_features(rows_by_shard[shard], config.sequence_length, config.num_predicted) for shard in shards]
 
     def place(name: str) -> jax.Array:
         local = np.concatenate([rows[name] for rows in features])

@@ -256,6 +256,7 @@ class DataPositions:
             "task_feature_lengths": dict(self._pipeline.lengths),
             "objective": config.objective,
             "noise_density": config.noise_density,
+            "mask_share": config.mask_share,
             "mean_noise_span_length": config.mean_noise_span_length,
             "prefix": config.prefix,
             "pack": config.pack or None,

@@ -142,5 +142,5 @@ def feature_shapes(task: Provider, lengths: Mapping[str, int], config: DataConfi
     """Returns the shapes of a global batch's model features; no text is read."""
     shapes = row_shapes(Pipeline(task, lengths, config).dataset(0))
     row = {name: np.zeros([1, *shape], np.int32) for name, shape in shapes.items()}
-    features = model_features(row, config.sequence_length)
+    features = model_features(row, config.sequence_length, config.num_predicted)
     return {name: (config.batch_size, value.shape[1]) for name, value in features.items()}

@@ -30,6 +30,7 @@ ROWS_MULTIPLE = 128
 BYTE_SENTINELS = 11  # bytes without extra ids: 0xFF to 0xF5 are in no UTF-8; 0xF4 begins a letter from U+100000 on
 MOST_BYTE_SENTINELS = 128  # 0xFF to 0x80; the rest is ASCII
 SPACE = "\u2581"  # SentencePiece's character for a space
+MASKS = ("<mask>", "[MASK]", "<|mask|>")  # of XLM-R, BERT and EuroBERT
 SENTINEL = re.compile(rf"{SPACE}?<extra_id_(\d+)>")
 
 
@@ -181,6 +182,29 @@ def sentinel_ids(vocabulary: Vocabulary, count: int) -> list[int]:
     return [vocabulary.vocab_size - 1 - number for number in range(count)]
 
 
+def mask_id(vocabulary: Vocabulary) -> int:
+    """Returns the id that stands for a hidden token: the piece <mask>, [MASK] or <|mask|>, else <extra_id_0>.
+
+    Raises InputError for a vocabulary that has neither.
+
+    >>> mask_id(ByteVocabulary(extra_ids=1))
+    259
+    """
+    if isinstance(vocabulary, SentencePieceVocabulary | TokenizersVocabulary):
+        table = PieceTable(vocabulary)
+        for piece in MASKS:
+            number = table.id_of(piece)
+            if number is not None:
+                return number
+    if not num_sentinels(vocabulary):
+        raise InputError(
+            f"The vocabulary {address_of(vocabulary) or repr('byte')} has no <mask> and no <extra_id_0> to hide tokens"
+            " with; set DataConfig.extra_ids to 1.",
+            fix=("DataConfig.extra_ids", 1),
+        )
+    return vocabulary.vocab_size - 1
+
+
 def content_name(vocabulary: Vocabulary) -> str:
     """Returns a name that depends on a vocabulary's content, not on its path or added sentinels."""
     if isinstance(vocabulary, SentencePieceVocabulary):
@@ -330,6 +354,14 @@ class PieceTable:
         if isinstance(self.vocabulary, TokenizersVocabulary):
             return str(self.vocabulary.tokenizer.id_to_token(number))
         return str(self.vocabulary.decode([number]))
+
+    def id_of(self, piece: str) -> int | None:
+        """Returns the id of a piece of a vocabulary that has a file; None if it has no such piece."""
+        if isinstance(self.vocabulary, TokenizersVocabulary):
+            return self.vocabulary.tokenizer.token_to_id(piece)
+        assert isinstance(self.vocabulary, SentencePieceVocabulary)
+        number = self.vocabulary.tokenizer.PieceToId(piece)
+        return number if self.name(number) == piece else None
 
     def masked(self, inputs: Sequence[int]) -> str:
         """Returns the text of an example's ids with its gaps as <extra_id_0> and so on, without padding and end."""

@@ -31,10 +31,10 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
         text = f"<extra_id_{sentinel[1]}>" if sentinel else piece.piece
         vocabulary.append([text, piece.score])
         if sentinel or piece.type in (kinds.CONTROL, kinds.UNKNOWN):
-            added.append(_special(number, text))
+            added.append(special_token(number, text))
     if not any(SENTINEL.fullmatch(piece.piece) for piece in model.pieces):
         for sentinel in reversed(range(extra_ids)):
-            added.append(_special(len(vocabulary), f"<extra_id_{sentinel}>"))
+            added.append(special_token(len(vocabulary), f"<extra_id_{sentinel}>"))
             vocabulary.append([f"<extra_id_{sentinel}>", 0.0])
     end = next((i for i, piece in enumerate(model.pieces) if piece.piece == model.trainer_spec.eos_piece), None)
     if end is None:
@@ -58,7 +58,7 @@ def tokenizer_json(model_path: str, extra_ids: int = NUM_SENTINELS, starts: bool
     return json.dumps(content, ensure_ascii=False)
 
 
-def _special(number: int, text: str) -> dict[str, Any]:
+def special_token(number: int, text: str) -> dict[str, Any]:
     sides = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": text, **sides, "special": True}
 
@@ -140,7 +140,9 @@ def byte_tokenizer_json(special: Mapping[str, int], first: int = 3) -> str:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(number, text) for text, number in sorted(special.items(), key=lambda item: item[1])],
+        "added_tokens": [
+            special_token(number, text) for text, number in sorted(special.items(), key=lambda item: item[1])
+        ],
         "normalizer": None,
         "pre_tokenizer": spaces,
         "post_processor": start(next(text for text, number in special.items() if number == 0)),

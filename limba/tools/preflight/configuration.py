@@ -19,7 +19,10 @@ def of_error(error: InputError) -> Section:
     """Returns the section for gin files that describe no run."""
     from limba.tools.preflight.checks.findings import error_line
 
-    return Section(TITLE, [error_line(error)]).worded(error.names)
+    line = error_line(error)
+    return Section(TITLE, [dataclasses.replace(line, code=line.code if error.field else "gin-file")]).worded(
+        error.names
+    )
 
 
 def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None) -> Section:
@@ -44,7 +47,7 @@ def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None)
 def _summary(config: RunConfig) -> str:
     model, data = config.model, config.data
     layers = f"{model.num_encoder_layers} + {model.num_decoder_layers}"
-    kind = "decoder-only" if model.is_decoder_only else "encoder-decoder"
+    kind = "encoder" if model.is_encoder else "decoder-only" if model.is_decoder_only else "encoder-decoder"
     end = f"{config.train_steps:,} steps" if config.train_steps else f"{data.num_epochs} epochs"
     return (
         f"{data.mixture_or_task_name}: {kind}, {layers} layers of width {model.emb_dim:,}, {model.vocab_size:,} rows,"

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 from etils import epath
 
+from limba import toolbox
 from limba.config import NonFiniteError, RunConfig
 from limba.config.errors import reason_of
 from limba.model.kernels.choose import unfit
@@ -45,7 +46,7 @@ class RecentSteps:
     def __init__(self, config: RunConfig, lengths: Mapping[str, int], num_devices: int, metrics: Metrics):
         self._config, self._num_devices, self.metrics = config, num_devices, metrics
         self._row_lengths, self._num_lines = dict[str, Counter[int]](), 0
-        flops, peak = flops_per_sequence(config.model, *sides(config, lengths)), peak_flops_per_device()
+        flops, peak = flops_per_row(config, lengths), peak_flops_per_device()
         self._seconds_at_peak = flops * config.data.batch_size / (peak * num_devices) if peak else None
         self.restart()
 
@@ -123,7 +124,7 @@ class RecentSteps:
 def facts(config: RunConfig, num_parameters: int, lengths: Mapping[str, int], num_devices: int) -> dict[str, object]:
     """Returns what metrics.jsonl says of a start: the sizes of the run, its devices, and the programs it runs on."""
     inputs, targets = sides(config, lengths)
-    flops = flops_per_sequence(config.model, inputs, targets) * config.data.batch_size
+    flops = flops_per_row(config, lengths) * config.data.batch_size
     return {
         "parameters": num_parameters,
         "rows_per_step": config.data.batch_size,
@@ -157,6 +158,9 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
     )
     if sentence := unfit(config.model, devices[0]):
         yield sentence
+    limit, check = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"), toolbox.find("check")
+    if limit and check:  # the devices of a CPU have none
+        yield from check.of_memory(config, devices, limit)
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     yield (
@@ -174,6 +178,11 @@ def sides(config: RunConfig, lengths: Mapping[str, int]) -> tuple[int, int]:
     """Returns the lengths of the encoder's and the decoder's rows; a decoder-only model reads one sequence."""
     length = config.data.sequence_length
     return (0, length) if length is not None else (lengths["inputs"], lengths["targets"])
+
+
+def flops_per_row(config: RunConfig, lengths: Mapping[str, int]) -> float:
+    """Returns the FLOPs of training on a row."""
+    return flops_per_sequence(config.model, *sides(config, lengths), config.data.num_predicted)
 
 
 def advice_on(config: RunConfig, num_steps: int, step: int, figures: Mapping[str, float]) -> str:

@@ -31,10 +31,12 @@ PEAK_TFLOPS = {
 }
 
 
-def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: int) -> float:
+def flops_per_sequence(
+    config: ModelConfig, inputs_length: int, targets_length: int, num_predicted: int | None = None
+) -> float:
     """Returns the FLOPs of training on one sequence: three times those of the forward pass.
 
-    All tokens of a decoder-only model's sequence are targets.
+    All tokens of a decoder-only model's sequence are targets; only `num_predicted` of an encoder's have logits.
 
     >>> base = ModelConfig(32128, 768, 12, 64, 2048, 12, 12)
     >>> round(flops_per_sequence(base, 512, 114) / 1e9)
@@ -43,10 +45,11 @@ def flops_per_sequence(config: ModelConfig, inputs_length: int, targets_length: 
     d, inner = config.emb_dim, config.num_heads * config.head_dim
     matrices = len(config.mlp_activations) + 1
     mlp = matrices * d * config.mlp_dim
-    logits = 2 * targets_length * d * config.vocab_size
+    logits = 2 * (targets_length if num_predicted is None else num_predicted) * d * config.vocab_size
     if config.is_decoder_only:
         projections = 2 * d * (inner + config.kv_heads * config.head_dim)
-        layer = targets_length * 2 * (projections + mlp) + 2 * targets_length**2 * inner
+        seen = 4 if config.is_encoder else 2  # a causal mask hides half of the scores
+        layer = targets_length * 2 * (projections + mlp) + seen * targets_length**2 * inner
         return 3.0 * (config.num_decoder_layers * layer + logits)
     encoder_token = 2 * (4 * d * inner + mlp)
     encoder = inputs_length * encoder_token + 4 * inputs_length**2 * inner

@@ -18,6 +18,7 @@ from limba.config.data import Objective
 from limba.data.dataset import TOKENS, Dataset, Elements
 from limba.data.objectives import choice, denoisers, span_corruption, tokenize_documents, whole_words
 from limba.data.objectives.choice import function_of
+from limba.data.packing import PREDICTED
 from limba.data.vocabulary.load import SPACE, load_vocabulary
 from tests.data import test_provenance
 from tests.data.objectives.test_objectives import features
@@ -41,7 +42,10 @@ def text(num_tokens: int) -> np.ndarray:
 
 def joined(objective: str, example: dict[str, np.ndarray], vocabulary: seqio.Vocabulary = BYTES) -> list[int]:
     """Puts a row together again, knowing only where the objective's own tokens stand."""
-    if objective == "causal_lm":
+    if NAMES[objective].is_masked:
+        inputs, targets = example["inputs"], example["targets"]
+        assert len(inputs) == len(targets) and (inputs == targets)[inputs < PREDICTED].all()
+    if not NAMES[objective].has_inputs:
         return example["targets"].tolist()
     # The last row of a stream may come padded.
     inputs, targets = (np.trim_zeros(example[name], "b").tolist() for name in ("inputs", "targets"))
@@ -70,7 +74,7 @@ def joined(objective: str, example: dict[str, np.ndarray], vocabulary: seqio.Voc
 @pytest.mark.parametrize("num_tokens", [1, 2, 61, 5003])
 @pytest.mark.parametrize("objective", NAMES)
 def test_joining_gives_the_text_back(objective, num_tokens):
-    lengths = {"inputs": 64, "targets": 66}
+    lengths = {"inputs": 66 if NAMES[objective].is_masked else 64, "targets": 66}
     rows = list(made(objective, text(num_tokens), lengths).as_numpy_iterator())
     assert [token for row in rows for token in joined(objective, row)] == text(num_tokens).tolist()
     assert all(len(row[name]) <= lengths[name] and np.trim_zeros(row[name], "b").all() for row in rows for name in row)
@@ -283,6 +287,8 @@ RECORDED = {
     "prefix_lm": "5bfc938545aa",
     "lm_adaptation": "3a3d7e1d4871",
     "causal_lm": "6946cc437382",
+    "masked_lm": "f6df5c20718b",
+    "whole_word_masked_lm": "82d0add15dc0",
 }
 
 

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# An encoder on a TPU v3-8; each worker runs this. The gin file has the hours and expected results.
+#
+#   CORPUS='nb/*.jsonl.gz' MODEL_DIR=gs://BUCKET/nb_encoder bash launch/encoder.sh [GIN_FILE] [NAME=VALUE ...] [--gin.NAME=VALUE ...]
+#
+# The default GIN_FILE is gin/nb_encoder_base.gin; gin/ja_encoder_base.gin reads Wiki-40B below TFDS_DATA_DIR. Started
+# again, it resumes from the newest checkpoint. launch/pretrain.sh --help lists the names.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+gin_file=gin/nb_encoder_base.gin
+case ${1:-} in *.gin) gin_file=$1; shift ;; esac
+for argument in "$@"; do
+  case $argument in MODEL_DIR=* | --gin.MODEL_DIR=*) MODEL_DIR=${argument#*=} ;; esac
+  case $argument in -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+done
+if [ -z "${MODEL_DIR:-}" ]; then
+  echo "launch/encoder.sh: MODEL_DIR is not set; give a directory or a gs:// path for checkpoints and logs." >&2
+  exit 2
+fi
+export MODEL_DIR
+exec bash "$here/pretrain.sh" "$gin_file" "$@"

@@ -1,0 +1,161 @@
+"""Masked language modeling: how many tokens are hidden, where and as what; whole words; what is never hidden."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import sentencepiece
+from scipy import stats
+
+import tasks.demo  # noqa: F401  registers demo_span_corruption
+from limba.config import ConfigError, DataConfig, InputError, RunConfig
+from limba.data.dataset import TOKENS, Elements
+from limba.data.objectives import masked_lm, whole_word_masked_lm
+from limba.data.objectives.masked_language_modeling import ordinary_ids
+from limba.data.packing import PREDICTED, batched, model_features
+from limba.data.registry import Feature, TaskRegistry
+from limba.data.tasks import resolve_task
+from limba.data.vocabulary import ByteVocabulary, SentencePieceVocabulary
+from limba.data.vocabulary.load import SPACE, load_vocabulary, mask_id
+from tests import tiny
+from tests.data.objectives.test_denoisers import real_tokens
+
+LENGTH = 512
+LIKELY = 1e-4  # of chi-square's p: a test of all fails once in thousands of seeds, and these are fixed
+
+
+def made(objective, tokens, vocabulary, length=LENGTH, seed=1, **choices):
+    """Returns the rows of a stream of tokens, (inputs, targets)."""
+    vectors = Elements([{"targets": tokens}], {"targets": TOKENS}, next_seed=seed)
+    features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
+    return [(row["inputs"], row["targets"]) for row in objective(vectors, {"targets": length}, features, **choices)]
+
+
+def flat(rows):
+    """Returns shown ids, targets, and which of them are predicted."""
+    inputs, targets = (np.concatenate(side) for side in zip(*rows, strict=True))
+    return inputs % PREDICTED, targets, inputs >= PREDICTED
+
+
+def likelihood(counts, expected):
+    return stats.chisquare(counts, np.sum(counts) * np.asarray(expected) / np.sum(expected)).pvalue
+
+
+@pytest.mark.parametrize("density", [0.15, 0.3])
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_a_million_tokens_are_hidden_as_the_paper_has_it(density, share):
+    vocabulary = ByteVocabulary(extra_ids=1)
+    tokens = np.random.default_rng(0).integers(3, 259, 2048 * LENGTH).astype(np.int32)
+    rows = made(masked_lm, tokens, vocabulary, noise_density=density, mask_share=share)
+    shown, targets, hidden = flat(rows)
+    assert (targets == tokens).all() and (shown[~hidden] == tokens[~hidden]).all()
+    numbers = np.array([(inputs >= PREDICTED).sum() for inputs, _ in rows])
+    low = int(LENGTH * density)  # a row has one of the two nearest numbers
+    assert (
+        likelihood(np.bincount(numbers - low, minlength=2), [low + 1 - LENGTH * density, LENGTH * density - low])
+        > LIKELY
+    )
+    assert likelihood(hidden.reshape(-1, LENGTH).sum(axis=0), np.ones(LENGTH)) > LIKELY  # every place alike
+    assert likelihood(np.bincount(targets[hidden] - 3, minlength=256), np.bincount(tokens - 3)) > LIKELY
+    is_mask, is_same = shown[hidden] == 259, shown[hidden] == targets[hidden]
+    other = shown[hidden][~is_mask & ~is_same]
+    if share == 1:
+        assert is_mask.all()
+        return
+    same = 0.1 + 0.1 / 256  # a random token is the same one once in a while
+    kinds = [is_mask.sum(), is_same.sum(), len(other)]
+    assert likelihood(kinds, [0.8, same, 0.2 - same]) > LIKELY
+    assert likelihood(np.bincount(other - 3, minlength=256), np.ones(256)) > LIKELY
+    neighbours = np.mean(hidden[1:] & hidden[:-1])
+    assert neighbours == pytest.approx(density * (LENGTH * density - 1) / (LENGTH - 1), rel=0.05)
+
+
+def test_whole_words_are_hidden_whole_and_as_many_tokens(corpus, vocabulary):
+    loaded = load_vocabulary(str(vocabulary), 1)
+    tokens = real_tokens(corpus, loaded)
+    rows = made(whole_word_masked_lm, tokens, loaded, mask_share=1.0)
+    shown, targets, hidden = flat(rows)
+    assert (targets == tokens).all() and (shown[hidden] == loaded.vocab_size - 1).all()
+    assert hidden.mean() == pytest.approx(0.15, rel=0.01)
+    begins = np.array([loaded.tokenizer.IdToPiece(number).startswith(SPACE) for number in range(loaded.vocab_size)])
+    edges = np.flatnonzero(hidden[1:] != hidden[:-1]) + 1
+    inner = edges[(edges % LENGTH > 0)]
+    is_start = begins[tokens[inner]]
+    distance = np.arange(len(tokens)) - np.maximum.accumulate(np.where(begins[tokens], np.arange(len(tokens)), 0))
+    assert len(inner) > 5_000 and (is_start | (distance[inner] >= 16)).all()
+    by_piece = flat(made(masked_lm, tokens, loaded))[2]
+    broken = np.flatnonzero(by_piece[1:] != by_piece[:-1]) + 1
+    assert not begins[tokens[broken]].all()
+
+
+def test_what_spells_nothing_is_never_hidden_nor_shown(corpus, vocabulary):
+    loaded = load_vocabulary(str(vocabulary), 100)
+    tokens = np.where(np.arange(60_000) % 7 == 0, loaded.eos_id, np.resize(real_tokens(corpus, loaded), 60_000))
+    tokens[::11] = loaded.unk_id
+    for objective in (masked_lm, whole_word_masked_lm):
+        shown, targets, hidden = flat(made(objective, tokens.astype(np.int32), loaded, noise_density=0.5))
+        usual = np.array(["<" not in loaded.tokenizer.IdToPiece(number) for number in range(loaded.vocab_size)])
+        assert usual[targets[hidden]].mean() > 0.99 and not np.isin(targets[hidden], [1, 2]).any()
+        assert not np.isin(shown[hidden], [0, 1, 2]).any()
+        assert (shown[hidden] > loaded.vocab_size - 101).sum() == (shown[hidden] == loaded.vocab_size - 1).sum()
+        is_ordinary = ordinary_ids(loaded)[tokens]
+        assert hidden[is_ordinary].mean() == pytest.approx(0.5, rel=0.01)
+
+
+def test_packed_documents_are_masked_one_by_one_and_become_features():
+    vocabulary = ByteVocabulary(extra_ids=1)
+    documents = [np.array([*range(10, 10 + size), 1], np.int32) for size in (40, 25, 100, 7)]
+    vectors = Elements([{"targets": each} for each in documents], {"targets": TOKENS}, next_seed=5)
+    features = dict.fromkeys(("inputs", "targets"), Feature(vocabulary))
+    lengths = {"inputs": 80, "targets": 80}
+    examples = masked_lm(vectors, lengths, features, noise_density=0.4, mask_share=1.0, whole_documents=True)
+    (rows,) = batched(examples, lengths, 8, whole=False, packed=True)
+    found = model_features(rows, 80, num_predicted=32)
+    names = ("target_tokens", "input_tokens", "loss_weights", "segment_ids", "predicted_positions")
+    assert set(found) == {f"decoder_{name}" for name in names}
+    targets, inputs, weights, segments, places = (found[f"decoder_{name}"] for name in names)
+    in_rows = [targets[row][segments[row] == number] for row in range(len(targets)) for number in (1, 2, 3)]
+    assert sorted(len(each) for each in in_rows if len(each)) == [8, 21, 26, 41, 80]  # the long one is cut
+    assert ((inputs == 259) == (weights == 1)).all() and (inputs == targets)[weights == 0].all()
+    assert weights[targets == 1].sum() == weights[targets == 0].sum() == 0
+    share = weights.sum() / (targets > 1).sum()
+    assert share == pytest.approx(0.4, abs=0.03)
+    assert places.shape == (len(targets), 32) and all(len(set(row)) == 32 for row in places.tolist())
+    assert np.take_along_axis(weights, places, axis=1).sum() == weights.sum()
+    few = model_features(rows, 80, num_predicted=8)["decoder_loss_weights"]  # the first ones of each row
+    assert (few.sum(axis=1) == np.minimum(weights.sum(axis=1), 8)).all()
+    assert (few == weights * (np.cumsum(weights, axis=1) <= 8)).all()
+
+
+def test_the_mask_is_the_vocabulary_s_own_or_the_first_sentinel(corpus, vocabulary, tmp_path):
+    assert mask_id(ByteVocabulary(extra_ids=7)) == 265 and mask_id(ByteVocabulary(extra_ids=0)) == 258
+    plain, own = str(vocabulary), str(tmp_path / "own.model")
+    assert mask_id(SentencePieceVocabulary(plain, extra_ids=1)) == 800
+    with pytest.raises(InputError, match="no <mask> and no <extra_id_0> to hide tokens with; set DataConfig.extra_ids"):
+        mask_id(SentencePieceVocabulary(plain, extra_ids=0))
+    texts = corpus.read_text().splitlines()[:50]
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(texts), model_prefix=own.removesuffix(".model"), vocab_size=300, pad_id=0, eos_id=1,
+        unk_id=2, bos_id=-1, hard_vocab_limit=False, user_defined_symbols=["<mask>"],
+    )  # fmt: skip
+    masked = SentencePieceVocabulary(own, extra_ids=3)
+    assert masked.tokenizer.IdToPiece(mask_id(masked)) == "<mask>"
+    assert not ordinary_ids(masked)[mask_id(masked)]
+
+
+def test_encoders_learn_masked_rows_and_others_do_not(tmp_path):
+    encoder = tiny.language_model(attention_mask="bidirectional")
+    data = DataConfig("demo_span_corruption", {"targets": 32}, 8, "byte", extra_ids=1, data_files="corpus.jsonl")
+    masked = dataclasses.replace(data, objective="masked_lm")
+    assert RunConfig(encoder, masked, str(tmp_path), 1).data.is_masked
+    for model, given in ((encoder, data), (encoder, dataclasses.replace(data, objective="causal_lm"))):
+        with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
+            RunConfig(model, given, str(tmp_path), 1)
+    with pytest.raises(ConfigError, match="and ModelConfig.attention_mask 'causal'; an encoder"):
+        RunConfig(tiny.LANGUAGE_MODEL, masked, str(tmp_path), 1)
+    task = resolve_task(masked)
+    own = TaskRegistry.add(
+        "masked_of_its_own", task.source, preprocessors=task.preprocessors, output_features=task.output_features
+    )
+    with pytest.raises(ConfigError, match="is not set, and that of task masked_of_its_own is masked_lm"):
+        resolve_task(dataclasses.replace(data, mixture_or_task_name=own.name))

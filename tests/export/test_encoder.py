@@ -1,0 +1,130 @@
+"""Encoders as transformers' EuroBERT: logits and top pieces, the exact way back, fills of masks, vectors, bad input."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from limba.cli import convert, generate
+from limba.config import InputError
+from limba.export import proof as check
+from limba.export.huggingface import import_folder
+from limba.formats.huggingface import open_folder
+from limba.formats.limba_checkpoint import LimbaCheckpoint
+from limba.inference.gaps import masked_ids
+from limba.inference.load import load
+from limba.inference.source import find
+from tests import tiny
+from tests.export.runs import write_run
+
+TEXT = "The value of <mask> is given by the<mask>, and the <mask> module."
+SHAPES = {
+    "plain": {},
+    "tied": {"logits_via_embedding": True},
+    "biases": {"biases": ("attention", "mlp", "logits"), "num_kv_heads": None},
+}
+
+
+def encoder(**changes):
+    return tiny.language_model(attention_mask="bidirectional", vocab_size=1024, layer_norm_epsilon=1e-5, **changes)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_transformers_gives_our_logits_and_the_way_back_is_exact(shape, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setitem(check.TOLERANCES, "float32", 2e-5)
+    config = encoder(**SHAPES[shape])
+    arrays = write_run(tmp_path / "run", config)[5]
+    convert.run(["export", str(tmp_path / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1"])
+    folder = tmp_path / "run" / "huggingface" / "step_5"
+    findings = json.loads((folder / "conversion.json").read_text())["findings"]
+    assert sum("passed" in line for line in findings) == 2 and "top pieces equal in 2 of 2" in findings[1]
+    assert "transformers 5" in findings[1] and "AutoModelForMaskedLM" in (folder / "README.md").read_text()
+    assert not (folder / "generation_config.json").exists()
+    found = open_folder(folder, config)
+    assert set(found) == set(arrays) and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    import_folder(folder, tmp_path / "back")
+    back = LimbaCheckpoint(tmp_path / "back" / "checkpoints" / "0")
+    assert set(back) == set(arrays) and all(np.array_equal(back[name], arrays[name]) for name in arrays)
+    assert find(str(tmp_path / "back")).model == dataclasses.replace(config, num_kv_heads=config.kv_heads)
+
+
+@pytest.fixture(scope="module")
+def folder(vocabulary, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("encoder")
+    write_run(directory / "run", encoder())
+    convert.run(["export", str(directory / "run"), f"--vocabulary={vocabulary}", "--extra_ids=1", "--no-check"])
+    return directory / "run" / "huggingface" / "step_5"
+
+
+def test_fills_are_the_likeliest_pieces_of_transformers(folder):
+    ours = load(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    assert tokenizer.mask_token == "<extra_id_0>" and model.config.mask_token_id == tokenizer.mask_token_id
+    plain = "A text without a mask, and its end."
+    assert tokenizer(plain).input_ids == masked_ids(plain, ours.vocabulary).tolist()
+    ids = torch.tensor(masked_ids(TEXT, ours.vocabulary).astype(np.int64))[None]
+    likely = model(ids).logits.softmax(-1)[0, ids[0] == tokenizer.mask_token_id].detach().numpy()
+    gaps, alone = ours.fill(TEXT), ours.fill(["A short <mask>", TEXT, TEXT])
+    assert len(gaps) == 3 and [len(each) for each in gaps] == [5, 5, 5]
+    pieces = [ours.vocabulary.tokenizer.IdToPiece(number) for number in range(ours.vocabulary.vocab_size)]
+    for row, gap, with_space in zip(likely, gaps, (True, False, True), strict=True):
+        allowed = [n for n, piece in enumerate(pieces) if piece.startswith("▁") == with_space and piece[0] != "<"]
+        best = sorted(allowed, key=lambda number: -row[number])[:5]
+        assert [fill.ids[0] for fill in gap] == best
+        np.testing.assert_allclose([fill.probability for fill in gap], row[best], rtol=1e-4)
+        assert [fill.text for fill in gap] == [pieces[number].removeprefix("▁") for number in best]
+    for one, other in zip(gaps, alone[1], strict=True):  # a text's fills do not depend on the others
+        assert [fill.ids for fill in one] == [fill.ids for fill in other]
+
+
+def test_a_mask_takes_the_place_of_a_piece(folder):
+    vocabulary = load(folder).vocabulary
+    mask = vocabulary.vocab_size - 1
+    words = vocabulary.encode("The value of a thing, which is.")
+    masked = masked_ids("The value ___ a thing, which is.", vocabulary).tolist()
+    assert words[:2] == masked[:2] and masked[2] == mask and masked[3:-1] == words[3:] and masked[-1] == 1
+    for text in ("<mask>, which", "<extra_id_3>, which", "[MASK], which"):
+        assert masked_ids(text, vocabulary).tolist() == [mask, *vocabulary.encode("a, which")[1:], 1]
+    assert len(masked_ids("The <mask> " * 50, vocabulary, 16)) == 16
+
+
+def test_vectors_are_pooled_states(folder):
+    ours, texts = load(folder), ["One text.", "Another text, a longer one."]
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    for pooling, of in (("mean", lambda x: x.mean(0)), ("first", lambda x: x[0]), ("last", lambda x: x[-1])):
+        vectors = ours.encode(texts, pooling)
+        for text, vector in zip(texts, vectors, strict=True):
+            ids = torch.tensor(ours.tokenize(text).astype(np.int64))[None]
+            states = model(ids).last_hidden_state[0].detach().numpy()
+            np.testing.assert_allclose(vector, of(states), atol=2e-5)
+    with pytest.raises(InputError, match="choose one of mean, first, last"):
+        ours.encode(texts, "max")
+
+
+def test_what_an_encoder_does_not_do_is_one_sentence(folder, vocabulary):
+    model = load(folder)
+    with pytest.raises(InputError, match="is an encoder, which generates no text; call fill"):
+        model.generate(["A text"])
+    with pytest.raises(InputError, match="is an encoder, which scores no text; call fill"):
+        model.score([("", "A text")])
+    with pytest.raises(InputError, match="is an encoder, which generates no text"):
+        generate.run([str(folder), "--prompt=A text"])
+    with pytest.raises(InputError, match="'A text' has no mask to fill; write <mask>"):
+        model.fill(["A <mask>", "A text"])
+    bare = load(folder, vocabulary=str(vocabulary))
+    with pytest.raises(InputError, match="has no <mask> and no <extra_id_0>"):
+        bare.fill(["A <mask>"])
+    with pytest.raises(InputError, match="has a bias of the logits where its MLPs have one"):
+        convert_of(encoder(biases=("mlp",)))
+    with pytest.raises(InputError, match="EuroBERT class has rotary positions"):
+        convert_of(encoder(positions="learned", norm="layer", mlp_activations=("gelu",), num_kv_heads=None))
+
+
+def convert_of(config):
+    from limba.formats.architectures import config_json
+
+    return config_json(config)

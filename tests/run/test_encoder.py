@@ -1,0 +1,92 @@
+"""Whole runs of an encoder, by the gin files: it learns, fills masks, is evaluated, looked at before and after."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from limba.cli import evaluate, flags
+from limba.config import ConfigError, InputError
+from limba.inference.load import load
+from limba.run import train
+from limba.tools.pages import report
+from limba.tools.preflight import preflight
+from limba.training.metrics.logging import read_metrics
+
+GIN = """
+from __gin__ import dynamic_registration
+
+from tasks import t5_mlm
+
+include 'gin/models/encoder/tiny.gin'
+include 'gin/runs/pretrain_encoder.gin'
+
+MIXTURE_OR_TASK_NAME = 't5_mlm'
+TASK_FEATURE_LENGTHS = {'targets': 64}
+VOCAB_SIZE = 512
+NEW_VOCABULARY_SIZE = 500
+BATCH_SIZE = 16
+TRAIN_STEPS = 30
+WARMUP_STEPS = 5
+LEARNING_RATE = 0.005
+LOG_PERIOD = 1
+EVAL_PERIOD = 30
+CHECKPOINT_PERIOD = 15
+PROMPTS = ('The value of the <mask> is a string.',)
+"""
+
+
+def arguments(tmp_path: Path, corpus: Path, *more: str) -> list[str]:
+    (tmp_path / "encoder.gin").write_text(GIN)
+    return [str(tmp_path / "encoder.gin"), f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CORPUS={corpus}", *more]
+
+
+@pytest.mark.slow
+def test_a_run_learns_fills_and_resumes(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = arguments(tmp_path, corpus, "--gin.OBJECTIVE=whole_word_masked_lm")
+    config = flags.parse_args(run).config
+    result = train(config)
+    records = read_metrics(config.model_dir)
+    losses = {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    assert abs(losses[1] - math.log(512) - 0.5) < 0.6 and losses[30] < losses[1] - 0.5
+    assert 1.0 < result["validation"]["bits_per_byte"] < 8.0
+    (sample,) = [record["texts"] for record in records if record["kind"] == "samples"]
+    (text,) = sample["The value of the <mask> is a string."]
+    assert text.startswith("The value of the [") and text.endswith("] is a string.")
+    again = dataclasses.replace(config, model_dir=f"{tmp_path}/again", train_steps=15)
+    vocabulary = dataclasses.replace(config.data, vocabulary=f"{config.model_dir}/vocabulary.model")
+    again = dataclasses.replace(again, data=vocabulary)
+    train(again)
+    train(dataclasses.replace(again, train_steps=30))
+    resumed = {record["step"]: record["loss"] for record in read_metrics(again.model_dir) if record["kind"] == "train"}
+    assert resumed == pytest.approx(losses, rel=1e-6)
+    model = load(config.model_dir)
+    assert model.encode(["A text."]).shape == (1, 128)
+    report.run([config.model_dir])
+    capsys.readouterr()
+    evaluate.run([config.model_dir])
+    assert json.dumps(result["validation"]["loss"])[:6] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_preflight_looks_at_an_encoder(tmp_path: Path, corpus: Path, vocabulary: Path, capsys) -> None:
+    run = arguments(tmp_path, corpus, f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024")
+    code, shown = preflight.run([*run, "--no-compile", "--all"]), capsys.readouterr().out
+    assert code == 2 and "are repetitions of others" in shown and "error  " not in shown, (
+        shown
+    )  # a warning, of the text
+    assert "t5_mlm: encoder, 0 + 4 layers" in shown and "A row is one sequence of 64 tokens" in shown
+
+
+def test_what_an_encoder_s_run_cannot_do_is_said_before_it_starts(
+    tmp_path: Path, corpus: Path, vocabulary: Path
+) -> None:
+    run = arguments(tmp_path, corpus, f"--gin.VOCABULARY={vocabulary}", "--gin.VOCAB_SIZE=1024")
+    with pytest.raises(InputError, match="has no <mask> and no <extra_id_0> to hide tokens with"):
+        train(flags.parse_args([*run, "--gin.EXTRA_IDS=0"]).config)
+    with pytest.raises(ConfigError, match="is an encoder, which continues none; write <mask>"):
+        train(flags.parse_args([*run, "--gin.PROMPTS=('A text',)"]).config)
+    with pytest.raises(ConfigError, match="an encoder, which is 'bidirectional', learns masked_lm or"):
+        flags.parse_args([*run, "--gin.OBJECTIVE='causal_lm'"])
