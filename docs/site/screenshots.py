@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 MOST_BYTES = 150_000
 SIZE = {"width": 1280, "height": 960}
 TEXT = "A generator is a function which returns an iterator. It looks like a normal function."
-MASKED = (2, 11)  # the letters of TEXT that are masked
+MASKED = "generator"  # the word of TEXT that is masked
 
 
 def write(name: str, picture: bytes) -> None:
@@ -74,10 +74,9 @@ def play(page: Page, run: str) -> None:
     with served("play", run) as address:
         page.goto(address)
         page.locator("#models section").first.wait_for()
-        page.get_by_label("Text").fill(TEXT)
-        page.evaluate(f"document.getElementById('text').setSelectionRange{MASKED}")
-        page.get_by_role("button", name="Mask the selected words").click()
-        page.get_by_role("button", name="Write").click()
+        page.get_by_label("Text", exact=True).fill(TEXT)
+        page.locator("#words").get_by_role("button", name=MASKED, exact=True).first.click()
+        page.get_by_role("button", name="Fill the gaps").click()
         page.get_by_text("Done.").wait_for(timeout=300_000)
         write("play", page.screenshot())
 

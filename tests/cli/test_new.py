@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -194,6 +195,7 @@ def test_two_commands_lead_to_a_training_run(place: Path) -> None:
     assert "step 4 saved in" in written
     shown = written.partition("Words that the model would write in the gaps")[2]
     assert "<extra_id" not in shown and shown.count("%)") >= 3 and "What to type next:" in shown
+    assert "the hidden word" in shown and re.search(r"among the first five: \d+ of \d+ gaps of text that", shown)
     assert "limba report" in shown and "runs/nb_tiny" in shown
     assert (place / "runs" / "nb_tiny" / "checkpoints" / "4" / "manifest.json").is_file()
     config = json.loads((place / "runs" / "nb_tiny" / "config.json").read_text())

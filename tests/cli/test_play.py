@@ -20,12 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 import limba
+from limba import read_gin
 from limba.cli import main
 from limba.config import InputError
 from limba.tools.pages import serving as web
+from limba.tools.pages.play import examples
 from limba.tools.pages.play import server as servers
 from limba.tools.pages.play.answers import MOST_LETTERS, Player
 from limba.tools.pages.play.server import Server
@@ -290,7 +292,8 @@ def test_an_answer_that_takes_too_long_is_given_up_and_the_next_one_is_answered(
     with serving(players) as server:
         status, answer = asked(server, "/api/texts", {**asked_of, "max_tokens": 400})
         assert status == 503 and answer["error"] == (
-            "There was no answer within 12 seconds (176 tokens were written); ask for fewer tokens, beams or samples."
+            "There was no answer within 12 seconds (176 tokens were written); ask for fewer gaps, tokens, beams or"
+            " samples."
         )
         assert next(seconds) < 20, "it ended soon after its time"
         status, answer = asked(server, "/api/texts", {**asked_of, "max_tokens": 3})
@@ -351,27 +354,41 @@ def test_a_port_in_use_is_refused_if_it_was_asked_for(capsys: pytest.CaptureFixt
     assert f"Port {port} of 127.0.0.1 is in use by process {os.getpid()}: " in capsys.readouterr().err
 
 
+def opened(page: Page, server: Server) -> None:
+    page.goto(server.address)
+    page.locator("#models section").first.wait_for()
+
+
+def words(page: Page) -> Locator:
+    return page.locator("#words button")
+
+
 def fill_a_gap(page: Page, server: Server) -> None:
-    """Masks a word, has both models fill the gap, and compares what the page shows with the server's answer."""
+    """Masks words, has both models fill the gaps, and compares what the page shows with `TrainedModel.fill`."""
     page.route(
         "**/api/models", lambda route: (time.sleep(1), route.continue_())
     )  # who asks before it is answered waits
     page.goto(server.address)
-    page.get_by_label("Text").fill("A text with gap.")
-    page.evaluate("document.getElementById('text').setSelectionRange(2, 6)")
-    page.get_by_role("button", name="Mask the selected words").click()
-    assert page.get_by_label("Text").input_value() == "A <extra_id_0> with gap."
-    page.get_by_label("Tokens at most").fill("5")
-    page.get_by_role("button", name="Write").click()
+    page.get_by_label("Text", exact=True).fill("A text with gap.")
+    page.locator("#masking").wait_for()
+    page.get_by_role("button", name="Fill the gaps").click()
+    page.get_by_text("There is no gap: click a word to mask it").wait_for()
+    words(page).nth(0).click()
+    words(page).nth(1).click()
+    page.get_by_text("2 masked.").wait_for()
+    assert words(page).all_text_contents() == ["[1]", "[2]", "with", "gap"]
+    words(page).nth(0).click()  # and it is there again
+    assert words(page).all_text_contents() == ["A", "[1]", "with", "gap"]
+    page.get_by_role("button", name="Fill the gaps").click()
     page.get_by_text("Done.").wait_for(timeout=120_000)
     sections = page.locator("#models section")
     assert sections.count() == 2 and sections.nth(1).locator(".said").count() == 1
-    question = {"model": "run, step 9", "text": "A <extra_id_0> with gap.", "max_tokens": 5}
-    (expected,) = asked(server, "/api/texts", question)[1]["texts"]
-    assert sections.nth(1).locator(".said").text_content() == expected["filled"]
-    pieces = sections.nth(1).locator(".pieces li bdi").all_text_contents()
-    assert pieces == [piece["text"] for piece in expected["pieces"]]
-    assert "%" in (sections.nth(1).locator(".pieces li small").first.text_content() or "")
+    question = {"model": "run, step 9", "text": "A <extra_id_0> with gap."}
+    (fills,) = asked(server, "/api/fill", question)[1]["gaps"]
+    assert sections.nth(1).locator(".said").text_content() == f"A {fills[0]['text']} with gap."
+    assert sections.nth(1).locator(".fills bdi").all_text_contents() == [fill["text"] for fill in fills]
+    assert len(fills) == 5 and "%" in (sections.nth(1).locator(".fills small").first.text_content() or "")
+    assert sections.nth(1).locator(".hidden").all_text_contents() == ["hidden: text, not among the first 5"]
 
 
 @pytest.mark.night
@@ -392,8 +409,92 @@ def test_the_page_in_a_browser(scheme: Literal["light", "dark"], width: int, pla
             page.screenshot(path=Path(os.environ["LIMBA_SCREENSHOTS"], f"play_{scheme}.png"), full_page=True)
         page.evaluate(PASTE)
         page.get_by_text("The pasted text has 10,000,000 letters; give at most 20,000.").wait_for()
-        assert page.get_by_label("Text").input_value() == "A <extra_id_0> with gap."
+        assert page.get_by_label("Text", exact=True).input_value() == "A text with gap."
         sent = "{method: 'POST', headers, body: JSON.stringify({text: 'x'.repeat(10_000_000)})}"
         answer = page.evaluate(f"fetch('/api/texts', {sent}).then((answer) => answer.json())")
         assert answer["error"] == "The request has 10,000,011 bytes; send at most 200,000."
         assert page.evaluate("fetch('/api/models').then((answer) => answer.status)") == 200 and not errors
+
+
+@pytest.mark.night
+def test_what_one_does_on_the_page(players: list[Player], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [["A ", "text", " that ", "waits", "."], ["Another one."], ["A longer one. " * 20]]
+    monkeypatch.setattr(players[0], "_examples", waiting)
+    (tmp_path / "mine.jsonl").write_text('{"inputs": "Mine has ___ gap."}\nnone\n{"text": "Ours."}\n')
+    errors: list[str] = []
+    with serving(players[:1]) as server, browser.browser() as chromium:
+        allowed = ["clipboard-read", "clipboard-write"]
+        context = chromium.new_context(permissions=allowed, viewport={"width": 360, "height": 900})
+        page, other = context.new_page(), context.new_page()
+        for each in (page, other):  # a page opened twice
+            each.on("pageerror", lambda error: errors.append(str(error)))
+            opened(each, server)
+            assert words(each).all_text_contents() == ["A", "[1]", "that", "[2]"]
+            each.get_by_role("button", name="Fill the gaps").click()
+        for each in (page, other):
+            each.get_by_text("Done.").wait_for(timeout=120_000)
+            assert each.locator(".hidden").count() == 2 and each.locator(".fills").count() == 2
+        page.get_by_role("button", name="Copy").click()
+        page.get_by_text("Copied.").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == page.locator(".said").text_content() and copied.startswith("A ")
+        box = page.get_by_label("Text", exact=True)
+        box.fill("Now, A text that waits.")  # what is masked stays so, and moves
+        assert words(page).all_text_contents() == ["Now", "A", "[1]", "that", "[2]"]
+        page.locator("#words").click(position={"x": 2, "y": 2})
+        page.get_by_text("There is no word here").wait_for()
+        box.fill("One")
+        words(page).nth(0).click()
+        page.get_by_role("button", name="Fill the gaps").click()
+        page.get_by_text("Done.").wait_for(timeout=120_000)
+        assert page.locator(".hidden").text_content() == "hidden: One, not among the first 5"
+        page.get_by_text("Asked before").click()
+        page.get_by_role("button", name="A <extra_id_0> that <extra_id_1>.").click()
+        assert box.input_value() == "A text that waits." and page.locator(".hidden").count() == 2
+        page.get_by_label("Texts of a file").set_input_files(tmp_path / "mine.jsonl")
+        page.get_by_text("2 of 3 lines of mine.jsonl are among the examples.").wait_for()
+        assert words(page).all_text_contents() == ["Mine", "has", "[1]", "gap"]
+        words(page).nth(2).click()
+        page.get_by_text("This gap was typed, and no word is hidden in it.").wait_for()
+        page.get_by_label("Examples").select_option(label="Another one.")
+        assert words(page).all_text_contents() == ["Another", "one"]
+        assert not errors and not browser.faults(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, "the page is wider than the screen"
+
+
+def test_gaps_are_filled_as_in_python_and_pieces_of_others_are_not_shown(players: list[Player], run: Path) -> None:
+    with serving(players) as server:
+        status, answer = asked(server, "/api/fill", {"model": "run, step 9", "text": TEXT, "top": 3})
+        (expected,) = limba.load(run, step=9, vocabulary="byte").fill(TEXT, top=3)
+        assert status == 200 and [fill["text"] for fill in answer["gaps"][0]] == [fill.text for fill in expected]
+        np.testing.assert_allclose(
+            [fill["probability"] for fill in answer["gaps"][0]], [fill.probability for fill in expected], atol=1e-6
+        )
+        for text, words in (("no gap", "has no gap"), ("<extra_id_1>", "Gap 1 of the text"), ("a", "top is 0")):
+            asked_of = {"model": "run, step 9", "text": text, "top": 0 if text == "a" else 5}
+            status, answer = asked(server, "/api/fill", asked_of)
+            assert status == 400 and words in answer["error"]
+        body = {"model": "run, step 9", "text": TEXT, "way": "sample", "num_samples": 8, "temperature": 5}
+        _, answer = asked(server, "/api/texts", body)
+        named = [[piece["text"] for piece in each["pieces"]] for each in answer["texts"]]
+        assert any("<extra_id_" in pieces[-1] for pieces in named), "some began a gap that the text does not have"
+        assert not any(re.fullmatch("<extra_id_[1-9]>", piece) for pieces in named for piece in pieces[:-1])
+
+
+def test_examples_are_of_the_validation_text_else_in_the_language(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.jsonl"
+    text = "The module opens the file and reads all of its lines."
+    corpus.write_text("".join(json.dumps({"text": f"{text} Number {number}."}) + "\n" for number in range(400)))
+    config = read_gin(
+        "gin/demo.gin", MODEL_DIR=str(tmp_path / "run"), CORPUS=str(corpus), VOCABULARY="byte", VOCAB_SIZE=384
+    )
+    write_run(tmp_path / "run", config.model, steps=(3,))
+    trained = limba.load(tmp_path / "run", config=config)
+    found = examples.of_model(trained)
+    assert found and all("".join(pieces) == text and len(pieces) == 5 for pieces in found)
+    corpus.unlink()
+    assert examples.of_model(limba.load(tmp_path / "run", config=config)) == []
+    card = dataclasses.replace(config.card, language="ja,en")
+    trained = limba.load(tmp_path / "run", config=dataclasses.replace(config, card=card))
+    assert ["".join(pieces)[:3] for pieces in examples.of_model(trained)] == ["電車は", "The"]
+    assert not examples.of_model(limba.load(trained.save(tmp_path / "folder")))

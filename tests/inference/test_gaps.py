@@ -110,6 +110,8 @@ def test_sentences_are_prose() -> None:
     ]
     found = list(gaps.sentences(documents, 2))
     assert [hidden.text for hidden in found] == [prose, prose]
+    several = gaps.sentences([f"{prose} {prose} {prose}", prose, prose], 3, of_document=2)
+    assert [hidden.text for hidden in several] == [prose] * 3
 
 
 @pytest.fixture(scope="module")

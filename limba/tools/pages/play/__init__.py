@@ -1,4 +1,4 @@
-"""`limba play`: `answers` asks a model, `server` speaks HTTP, `page.html` is the page, `play` the command.
+"""`limba play`: `answers` asks a model, `examples` wait on `page.html`, `server` speaks HTTP; `play` is the command.
 
 Part of `pages`.
 """

@@ -10,9 +10,10 @@ import numpy as np
 
 from limba.config import ConfigError, InputError
 from limba.config.generation import GenerationFields
+from limba.tools.pages.play import examples
 
 if TYPE_CHECKING:
-    from limba.api import TrainedModel
+    from limba.api import Deadline, TrainedModel
 
 Json = dict[str, Any]
 
@@ -20,6 +21,7 @@ MOST_LETTERS = 20_000  # of a text
 MOST_TOKENS = 512  # that one answer may have
 MOST_BEAMS = 8
 MOST_SAMPLES = 8
+MOST_FILLS = 20
 MAX_SECONDS = 120.0  # that one answer may take
 WAYS = ("greedy", "beams", "sample")
 
@@ -94,6 +96,7 @@ class Player:
         self.name, self._trained, self._max_seconds, self._clock = name, trained, max_seconds, clock
         self._table = PieceTable(trained.vocabulary)
         self._sentinels, self._eos_id = self._table.sentinels, self._table.eos_id
+        self._examples = examples.of_model(trained)
         self._pieces = self._table.spelled(trained.network.config.vocab_size)
 
     def about(self) -> Json:
@@ -103,7 +106,8 @@ class Player:
             "name": self.name,
             "step": self._trained.step,
             "continues": model.is_decoder_only,
-            "sentinels": len(self._sentinels),
+            "fills": not model.is_decoder_only and bool(self._sentinels),
+            "examples": self._examples,
             "parameters": sum(int(leaf.size) for leaf in _leaves(self._trained.params)),
             "letters": MOST_LETTERS,
             "length": None if model.is_decoder_only else int(self._trained.lengths["inputs"]),
@@ -115,16 +119,26 @@ class Player:
         ids = self._trained.tokenize(text)
         return {"pieces": [self._piece(each) for each in ids.tolist()], "bytes": len(text.encode())}
 
+    def fill(self, asked: Json) -> Json:
+        """Returns the likeliest fills of each gap of a text, best first, as `TrainedModel.fill`; errors as `texts`."""
+        text, top, began = checked_text(asked), int(number(asked, "top", 5, 1, MOST_FILLS)), time.monotonic()
+        found = self._trained.fill(text, top, self._deadline())
+        gaps = [[{"text": fill.text, "probability": round(fill.probability, 6)} for fill in gap] for gap in found]
+        return {"gaps": gaps, "seconds": round(time.monotonic() - began, 3)}
+
+    def _deadline(self) -> Deadline:
+        from limba.api import Deadline
+
+        return Deadline(self._max_seconds, self._clock)
+
     def texts(self, asked: Json) -> Json:
         """Returns the texts that the model writes, best first, each with the probability of each piece.
 
-        A probability is that of the piece after those before it, at temperature 1 and among all pieces. Raises
-        TimeIsOverError soon after `max_seconds`.
+        A probability is that of the piece after those before it, at temperature 1 and among all pieces. Pieces end
+        where a gap begins that the text does not have. Raises TimeIsOverError soon after `max_seconds`.
         """
-        from limba.api import Deadline
-
         text, fields = checked_text(asked), generation_fields(asked)
-        trained, began, deadline = self._trained, time.monotonic(), Deadline(self._max_seconds, self._clock)
+        trained, began, deadline = self._trained, time.monotonic(), self._deadline()
         ids = trained.tokenize(text)
         try:
             config = trained.generation.replaced(**fields)
@@ -132,7 +146,9 @@ class Player:
             raise InputError(str(error)) from None
         (written,) = trained.written([text], config, deadline)
         deadline.check()
-        pairs = [(ids, self._targets(each.ids)) for each in written]
+        gaps = [each for each in self._sentinels if each in ids]
+        ends = {self._eos_id, *(set(self._sentinels) - set(gaps) if gaps else ())}
+        pairs = [(ids, self._targets(each.ids, ends)) for each in written]
         rows = trained.logits_of_ids(pairs)
         found = []
         for each, (_, targets), row in zip(written, pairs, rows, strict=True):
@@ -142,17 +158,16 @@ class Player:
                 for token, p in zip(targets.tolist(), chosen, strict=True)
             ]
             answer: Json = {"text": each.text, "pieces": pieces, "score": float(np.log(chosen).sum())}
-            if set(ids.tolist()) & set(self._sentinels):
+            if gaps:
                 answer["filled"] = self._table.filled(ids.tolist(), each.ids.tolist())
             found.append(answer)
         return {"texts": found, "input_tokens": len(ids), "seconds": round(time.monotonic() - began, 3)}
 
-    def _targets(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the ids of a written text up to its end, without padding."""
+    def _targets(self, ids: np.ndarray, ends: set[int]) -> np.ndarray:
+        """Returns the ids of a written text up to the first end, which is among them, without padding."""
         ids = np.asarray(ids, np.int32)
-        ends = np.flatnonzero(ids == self._eos_id)
-        stop = ends[0] + 1 if ends.size else len(ids)
-        kept = ids[:stop]
+        places = np.flatnonzero(np.isin(ids, list(ends)))
+        kept = ids[: places[0] + 1 if places.size else len(ids)]
         return kept[kept != 0] if len(kept[kept != 0]) else np.asarray([self._eos_id], np.int32)
 
     def _piece(self, token: int) -> Json:

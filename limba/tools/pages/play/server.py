@@ -1,6 +1,6 @@
 """The server of `limba play`: what the page asks, with limits on length, time and number.
 
-GET / is the page; GET /api/models, POST /api/tokens and POST /api/texts speak JSON.
+GET / is the page; GET /api/models, POST /api/tokens, /api/fill and /api/texts speak JSON.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import http
 import importlib.resources
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from limba.api import TimeIsOverError
 from limba.config import InputError
@@ -33,10 +33,12 @@ def too_slow(over: TimeIsOverError) -> str:
     """Returns the sentence for an answer whose time is over.
 
     >>> too_slow(TimeIsOverError(120.0, 31))
-    'There was no answer within 120 seconds (31 tokens were written); ask for fewer tokens, beams or samples.'
+    'There was no answer within 120 seconds (31 tokens were written); ask for fewer gaps, tokens, beams or samples.'
     """
     written = f" ({over.num_tokens:,} tokens were written)" if over.num_tokens else ""
-    return f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer tokens, beams or samples."
+    return (
+        f"There was no answer within {over.seconds:g} seconds{written}; ask for fewer gaps, tokens, beams or samples."
+    )
 
 
 class Handler(PageHandler):
@@ -54,8 +56,8 @@ class Handler(PageHandler):
         return super().get(path)
 
     def post(self, path: str) -> tuple[str, bytes]:
-        """Returns a text's tokens, or the texts that a model writes."""
-        if path not in ("/api/tokens", "/api/texts"):
+        """Returns a text's tokens, the fills of its gaps, or the texts that a model writes."""
+        if path not in ("/api/tokens", "/api/fill", "/api/texts"):
             return super().post(path)
         asked = self.asked()
         name = asked.get("model")
@@ -63,12 +65,14 @@ class Handler(PageHandler):
         if player is None:
             raise InputError(f"The model {name!r} is not open; there are {', '.join(self.server.players)}.")
         try:
-            return as_json(player.tokens(asked) if path == "/api/tokens" else self._texts(player, asked))
+            if path == "/api/tokens":
+                return as_json(player.tokens(asked))
+            return as_json(self._in_turn(player.fill if path == "/api/fill" else player.texts, asked))
         except TooLongError as error:
             raise RefusedError(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from None
 
-    def _texts(self, player: Player, asked: Json) -> Json:
-        """Returns a model's texts, one question after another; RefusedError where too many wait."""
+    def _in_turn(self, answer: Callable[[Json], Json], asked: Json) -> Json:
+        """Returns a model's answer, one question after another; RefusedError where too many wait."""
         if not self.server.waiting.acquire(blocking=False):
             raise RefusedError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
@@ -81,7 +85,7 @@ class Handler(PageHandler):
                     f"Other questions took longer than {LONGEST_WAIT:.0f} seconds; ask again.",
                 )
             try:
-                return player.texts(asked)
+                return answer(asked)
             except TimeIsOverError as over:
                 raise RefusedError(http.HTTPStatus.SERVICE_UNAVAILABLE, too_slow(over)) from None
             finally:
