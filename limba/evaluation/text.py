@@ -273,7 +273,7 @@ def evaluate(trained: TrainedModel, *, num_examples: int, split: str) -> tuple[F
 
 def sampler(
     network: Network, mesh: Mesh, vocabulary: Vocabulary, config: EvaluationConfig, is_prefix: bool = False
-) -> Callable[[PyTree], dict[str, list[str]]] | None:
+) -> Callable[[Parameters], dict[str, list[str]]] | None:
     """Returns a function from the parameters to each prompt's texts; None without prompts.
 
     A decoder-only model continues a prompt, with `is_prefix` read as the inputs of its rows; a T5 fills its gaps
@@ -297,7 +297,7 @@ def sampler(
     def text_of(read: np.ndarray, written: Written) -> str:
         return written.text if continues else table.filled(read.tolist(), written.ids.tolist())
 
-    def texts(params: PyTree) -> dict[str, list[str]]:
+    def texts(params: Parameters) -> dict[str, list[str]]:
         found = zip(prompts, inputs, writer.write_all(params, inputs), strict=True)
         return {prompt: [text_of(read, each) for each in several] for prompt, read, several in found}
 
