@@ -6,6 +6,9 @@ process:
 `load`              opens a trained model: `limba.load("runs/demo").generate(["A text"])`
 `TrainedModel`      what `load` returns: generate, samples, score, logits, encode, tokenize, save
 `train`             trains a run: `limba.train(config)`
+`pretrain`          trains a new model on texts in memory: `limba.pretrain(texts, minutes=5)`
+`finetune`          trains a model on pairs in memory: `limba.finetune(model, pairs)`
+`Callbacks`         functions that get the figures of a run, and may stop it
 `read_gin`          reads a run from a gin file: `limba.read_gin("gin/demo.gin")`
 `RunConfig`         a run: model, data, optimizer and more
 `ModelConfig`, `DataConfig`, `OptimizerConfig`, `MeshConfig`, `GenerationConfig`
@@ -35,16 +38,22 @@ if TYPE_CHECKING:
     from limba.config import ModelConfig as ModelConfig
     from limba.config import OptimizerConfig as OptimizerConfig
     from limba.config import RunConfig as RunConfig
+    from limba.fit import finetune as finetune
+    from limba.fit import pretrain as pretrain
     from limba.inference.load import TrainedModel as TrainedModel
     from limba.inference.load import load as load
     from limba.run import train as train
+    from limba.training.metrics.logging import Callbacks as Callbacks
 
 _CONFIG = "limba.config"
 _PLACES = {
     "load": "limba.inference.load",
     "TrainedModel": "limba.inference.load",
     "train": "limba.run",
-    "read_gin": "limba.cli.gin",  # the one name of a front end: gin's macros are none of the engine's
+    "pretrain": "limba.fit",
+    "finetune": "limba.fit",
+    "Callbacks": "limba.training.metrics.logging",
+    "read_gin": "limba.cli.gin",  # front ends, as limba.fit: gin's macros are none of the engine's
     "RunConfig": _CONFIG,
     "ModelConfig": _CONFIG,
     "DataConfig": _CONFIG,

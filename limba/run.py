@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from limba.config import RunConfig
+from limba.config import InputError, RunConfig
 from limba.data import validation_split
 from limba.data.objectives.choice import reads_prefix
 from limba.data.stream import placement, streams
@@ -41,7 +41,7 @@ from limba.training.guard import Guard
 from limba.training.ledger import Ledger
 from limba.training.loop import Evaluations, Loop
 from limba.training.metrics.figures import RecentSteps, facts, introduction
-from limba.training.metrics.logging import Metrics
+from limba.training.metrics.logging import Callbacks, Metrics
 from limba.training.optimizer import optimizer_of
 from limba.training.reading import RowReader, ShardRows
 from limba.training.schedule import make_schedule
@@ -50,16 +50,22 @@ from limba.training.state import TrainState, abstract_state, count_parameters, s
 from limba.training.step import Gradient, Limits, StepMetrics, jit_train_step
 
 
-def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
+def train(config: RunConfig, gin_text: str = "", callbacks: Callbacks | None = None) -> Mapping[str, Any]:
     """Trains until `train_steps` or a signal to stop; resumes from model_dir's newest checkpoint if there is one.
 
     Returns {"step", "interrupted", "train": the last figures, "validation", "text", "exports": places that got the
-    model, "failed_exports": sentences}. `gin_text` is kept as model_dir/config.gin, beside config.json.
+    model, "failed_exports": sentences}. `gin_text` is kept as model_dir/config.gin, beside config.json. `callbacks` get
+    the figures, and may stop the run.
 
     Raises InputError for an invalid configuration, before anything is compiled; NonFiniteError if the loss or the
     gradient is not finite; StorageError if model_dir cannot be written any more; RestartError if the same command
     resumes the run.
     """
+    if not isinstance(config, RunConfig):
+        raise InputError(
+            f"train takes a RunConfig, and {config!r} is none; read it by limba.read_gin, as in"
+            " limba.train(limba.read_gin('my.gin'))."
+        )
     keep_compiled_programs()
     # Check what needs no data. What differs between the processes, or is wrong in one, ends all of them.
     check_alike(lambda: facts_of_run(config, config.data.task_modules))
@@ -73,11 +79,13 @@ def train(config: RunConfig, gin_text: str = "") -> Mapping[str, Any]:
     with entered_by_first(lease.held(config.model_dir, "trains in")) as mine:
         with at_end.uploading(config):
             seconds = config.checkpoint.save_timeout_seconds  # for which the directory may be gone
-            result = _train(config, gin_text, mesh, lambda: mine.check(seconds) if mine else None)
+            result = _train(config, gin_text, callbacks, mesh, lambda: mine.check(seconds) if mine else None)
         return at_end.deliver_all(config, result)
 
 
-def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[], None]) -> Mapping[str, object]:
+def _train(
+    config: RunConfig, gin_text: str, callbacks: Callbacks | None, mesh: Mesh, check_lease: Callable[[], None]
+) -> Mapping[str, object]:
     train_step = None
     with together():
         ledger = Ledger(config)
@@ -125,7 +133,7 @@ def _train(config: RunConfig, gin_text: str, mesh: Mesh, check_lease: Callable[[
             gradient = Gradient(model, config.loss, config.num_microbatches, config.gradient_reduce_dtype)
             train_step = jit_train_step(gradient, optimizer, schedule, shardings, config.guard.action == "skip")
         ends = (plan.planned.train_steps, jax.process_index() == 0, config.data.num_epochs)
-        with Metrics(config.model_dir, start, *ends, config) as metrics, memory_advice(config):
+        with Metrics(config.model_dir, start, *ends, config, callbacks) as metrics, memory_advice(config):
             if metrics.writes:
                 write_config(config, gin_text, [stage.task for stage in plan.stages])
                 for sentence in validation_split.truncation(task, lengths, config.data):

@@ -1,8 +1,8 @@
-"""The command blocks of the pages that are marked as runnable do run, on tiny sizes.
+"""The blocks of the pages that are marked as runnable do run, on tiny sizes.
 
-`<!-- runs -->` before a block of bash marks one of seconds, `<!-- runs slowly -->` one for the slow suite. Each runs
-alone, in a new folder with data/a.jsonl, config.json (of Hugging Face's scripts) and T5X's gin files; `limba train`
-gets the flags of TINY.
+`<!-- runs -->` before a block of bash or Python marks one of seconds, `<!-- runs slowly -->` one for the slow suite.
+Each runs alone, in a new folder with data/a.jsonl, config.json (of Hugging Face's scripts) and T5X's gin files; `limba
+train` gets the flags of TINY.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"<!-- runs( slowly)? -->\n```bash\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"<!-- runs( slowly)? -->\n```(bash|python)\n(.*?)```", re.DOTALL)
 SIZES = {"emb_dim": 32, "num_heads": 2, "head_dim": 16, "mlp_dim": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
 TINY = [
     *(f"--gin.config.ModelConfig.{name}={value}" for name, value in SIZES.items()),
@@ -31,7 +31,8 @@ def blocks() -> dict[str, tuple[bool, list[str]]]:
     """Returns block -> (whether it is slow, the pages that have it)."""
     found: dict[str, tuple[bool, list[str]]] = {}
     for page in sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"]):
-        for slowly, text in BLOCK.findall(page.read_text()):
+        for slowly, language, text in BLOCK.findall(page.read_text()):
+            text = text if language == "bash" else f"python - <<'PYTHON'\n{text}PYTHON\n"
             found.setdefault(text, (bool(slowly), []))[1].append(page.name)
     return found
 
@@ -81,8 +82,9 @@ def folder(corpus: Path, tmp_path: Path) -> Path:
 def check(text: str, folder: Path) -> None:
     if "bash launch/" in text and not (folder / "launch").exists() and "limba new" not in text:
         (folder / "launch").symlink_to(ROOT / "launch")
+    path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {
-        **os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
+        **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
         "HF_HUB_OFFLINE": "1", "SETUP": "no",
     }  # fmt: skip
     command = ["bash", "-euo", "pipefail", "-c", text]

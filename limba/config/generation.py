@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from limba.config import kinds
-from limba.config.errors import require
+from limba.config.errors import InputError, did_you_mean, require
 from limba.config.kinds import Limit, NonNegativeInt, PositiveInt
 
 LONG_INPUTS = ("segments", "cut", "refuse")
@@ -99,6 +99,10 @@ class GenerationConfig:
         True
         """
         given: dict[str, Any] = dict(fields)
+        names = [entry.name for entry in dataclasses.fields(self)]
+        for name in given:
+            if name not in names:
+                raise InputError(f"GenerationConfig has no field {name!r}{did_you_mean(name, names)}")
         sample, beams = given.get("sample"), given.get("num_beams")
         draws = [name for name in ("temperature", "top_k", "top_p") if given.get(name) is not None]
         if beams is not None and beams > 1 and given.get("top_p") == 1:
@@ -110,7 +114,7 @@ class GenerationConfig:
             given |= {name: fields[name] for name in draws}
         elif sample is True:
             given = {"num_beams": 1, **given}
-        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)} | given
+        values = {name: getattr(self, name) for name in names} | given
         if "num_samples" not in given and not (values["sample"] and values["temperature"] != 0):
             most = values["num_beams"]
             given["num_samples"] = min(self.num_samples, most) if kinds.fits(most, int) and most > 0 else 1

@@ -28,7 +28,7 @@ from limba.config.errors import reason_of
 from limba.data.sources import remote
 from limba.data.sources.compression import COMPRESSIONS, unpacked
 from limba.formats.names import Json
-from limba.inference.load import whole_letters
+from limba.inference.texts import whole_letters
 from limba.storage import lease
 from limba.storage.files import write_whole
 from limba.training.metrics.records import duration

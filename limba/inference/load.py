@@ -26,6 +26,7 @@ from limba.formats.huggingface_files import Form, write_folder
 from limba.formats.names import flatten, unstack_layers
 from limba.inference import source as sources
 from limba.inference.source import Source, VocabularyName
+from limba.inference.texts import listed, paired
 from limba.sharding.mesh import (
     batch_sharding,
     keep_compiled_programs,
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 BATCH_SIZE = 32  # texts per batch, over all devices, for a model without a batch size
 LENGTHS = {"inputs": 512, "targets": 512}  # tokens, for a model without lengths
 FORMATS = ("huggingface", "flax", "t5x")
+INTERNAL = (  # what commands use of a model, and no tab completion shows
+    *("source", "network", "mesh", "tokenizer", "task", "reads_prefix", "rows", "written", "segment_writer"),
+    *("logits_of_ids", "pair_ids", "num_cut"),
+)
 POOLINGS = ("mean", "first", "last")
 
 logger = logging.getLogger(__name__)
@@ -221,6 +226,20 @@ class TrainedModel:
         """The number of texts in a batch, over all devices."""
         return self.rows(BATCH_SIZE if self.source.run is None else self.source.run.data.batch_size)
 
+    def __repr__(self) -> str:
+        model, run = self.network.config, self.source.run
+        kind = "decoder-only" if model.is_decoder_only else f"encoder-decoder, {model.num_encoder_layers} +"
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        pieces = "no vocabulary" if self.tokenizer is None else f"vocabulary {self.tokenizer[0].path}"
+        task = "" if run is None else f", task {run.data.mixture_or_task_name}"
+        return (
+            f"<TrainedModel {self.path}, step {self.step:,}: {size:,} parameters, {kind} {model.num_decoder_layers}"
+            f" layers of width {model.emb_dim}, {model.vocab_size:,} ids, {pieces}{task}>"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in INTERNAL]
+
     def tokenize(self, text: str) -> Int[np.ndarray, " L"]:
         """Returns the ids of an input as the network reads it.
 
@@ -261,7 +280,7 @@ class TrainedModel:
         self, texts: Sequence[str], config: GenerationConfig, deadline: Deadline | None = None
     ) -> list[list[Written]]:
         """Returns `samples` for a complete GenerationConfig; raises TimeIsOverError soon after the deadline."""
-        rows = self.rows(min(self.batch_size, max(1, len(_listed(texts)))))
+        rows = self.rows(min(self.batch_size, max(1, len(listed(texts)))))
         writer = self.segment_writer(config, rows, deadline=deadline)
         found: list[list[Written]] = [[] for _ in texts]
         for place, result in writer.results(texts):
@@ -339,7 +358,7 @@ class TrainedModel:
         from limba.inference.generate import log_likelihoods, score_of
 
         self._require_text("scores")
-        ids = [self.pair_ids(*pair) for pair in pairs]
+        ids = [self.pair_ids(*pair) for pair in paired(pairs)]
         rows = num_rows or self.batch_size
         found = log_likelihoods(self.network, self.params, self.mesh, ids, rows, self.reads_prefix)
         scored = zip(found.tolist(), ids, pairs, strict=True)
@@ -347,7 +366,7 @@ class TrainedModel:
 
     def logits(self, pairs: Sequence[tuple[str, str]]) -> list[Float[np.ndarray, "Q V"]]:
         """Returns the logits of each (input, target): one row per target token, including its end of sequence."""
-        return self.logits_of_ids([self.pair_ids(*pair) for pair in pairs], self.batch_size)
+        return self.logits_of_ids([self.pair_ids(*pair) for pair in paired(pairs)], self.batch_size)
 
     def logits_of_ids(
         self, pairs: Sequence[tuple[np.ndarray, np.ndarray]], num_rows: int | None = None
@@ -393,7 +412,7 @@ class TrainedModel:
         from limba.data.stream.placement import place_batch
         from limba.inference.generate import batches_of_like_lengths, fetched, padded
 
-        ids = [self.tokenize(text) for text in _listed(texts)]
+        ids = [self.tokenize(text) for text in listed(texts)]
         found = np.zeros((len(ids), self.network.config.emb_dim), np.float32)
         num_rows, rows = self.rows(min(self.batch_size, max(1, len(ids)))), batch_sharding(self.mesh)
         for numbers in batches_of_like_lengths([len(each) for each in ids], num_rows):
@@ -464,18 +483,3 @@ def _pooled(
         return jnp.take_along_axis(states, place[:, None, None], axis=1)[:, 0].astype(jnp.float32)
     states = jnp.where(mask[..., None], states.astype(jnp.float32), 0.0)
     return jnp.sum(states, axis=1) / lengths[:, None].astype(jnp.float32)
-
-
-def whole_letters(text: str) -> str:
-    """Returns the text with halves of surrogate pairs, which JSON can hold and UTF-8 cannot, as question marks.
-
-    >>> whole_letters(chr(0xD83D) + " is half")
-    '? is half'
-    """
-    return text.encode("utf-8", "replace").decode()
-
-
-def _listed(texts: Sequence[str]) -> Sequence[str]:
-    if isinstance(texts, str):
-        raise InputError("A single text is given instead of a list of texts; put it in brackets.")
-    return texts

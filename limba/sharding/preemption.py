@@ -5,6 +5,9 @@ What a signal does, by stage:
 * before the first step has ended: nothing is lost, the process ends at once with a sentence;
 * during training: all processes save after the same step and end. A second SIGINT ends this process at once;
 * after that: the run is ending anyway; only a second SIGINT ends it at once.
+
+Where a program trains, such as a notebook, its process is not the run's to end: the run saves after its first step, and
+a second SIGINT is a KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -30,14 +33,21 @@ APART_SECONDS = 0.5  # a SIGINT sooner after the first is the same one, sent on 
 class Listener:
     """Acts on the stop signals in a thread of its own, even while the main thread is inside a library."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: bool = True) -> None:
         self.stage = "starting"  # training, ending
         self.asked = False
+        self._ends = ends  # the process with the run
         self._first_interrupt: float | None = None
+        self._handled: float | None = None  # when the main thread saw it
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def __call__(self, number: int, frame: object) -> None:
-        """Python's handler in the main thread, which has nothing left to do."""
+        """Python's handler in the main thread, which has nothing left to do in a process that is the run's."""
+        if number == signal.SIGINT and not self._ends:
+            now = time.monotonic()  # long after the signal, where the thread was inside a library
+            if self._handled is not None and now > self._handled + APART_SECONDS:
+                raise KeyboardInterrupt
+            self._handled = self._handled or now
 
     def listen(self, reading: int) -> None:
         """Acts on each signal whose number comes through the pipe, until that is closed."""
@@ -50,25 +60,25 @@ class Listener:
     def _act(self, number: signal.Signals) -> None:
         if number == signal.SIGHUP:
             self._leave_terminal()
-        if self.stage == "starting":
+        if self.stage == "starting" and self._ends:
             status = INTERRUPTED if number == signal.SIGINT else RestartError.exit_status
             _end(f"{number.name} ended the run before a step was done; the same command starts it again.", status)
         now = time.monotonic()
         if number == signal.SIGINT:
-            if self._first_interrupt is not None and now > self._first_interrupt + APART_SECONDS:
+            if self._ends and self._first_interrupt is not None and now > self._first_interrupt + APART_SECONDS:
                 _end(
                     "A second SIGINT ended the run at once; the same command resumes it from its newest checkpoint.",
                     INTERRUPTED,
                 )
             if self._first_interrupt is None:
                 self._first_interrupt = now
-                what = "after this step" if self.stage == "training" else "now"
+                what = "now" if self.stage == "ending" else "after this step"
                 say = f"SIGINT: the run saves {what} and ends; a second one ends it at once."
                 with contextlib.suppress(OSError, ValueError):
                     print(say, file=sys.stderr, flush=True)
-        if self.stage == "training":
-            if number != signal.SIGTERM and _several_processes():
-                os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes
+        if self.stage != "ending":
+            if number != signal.SIGTERM:
+                stop_all()
             self.asked = True
 
     def _leave_terminal(self) -> None:
@@ -81,8 +91,10 @@ class Listener:
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Listener]:
+def listening(ends: bool = True) -> Iterator[Listener]:
     """Listens to the stop signals inside, or lets the listener that does already go on.
+
+    With `ends` a signal may end the process, which is then the run's own.
 
     Signals that this process was started to ignore, as by nohup, stay ignored. Only the main thread can listen; in
     another one this yields a listener that hears nothing.
@@ -91,7 +103,7 @@ def listening() -> Iterator[Listener]:
     if outer := next((each for each in present if isinstance(each, Listener)), None):
         yield outer
         return
-    listener = Listener()
+    listener = Listener(ends)
     if threading.current_thread() is not threading.main_thread():
         yield listener
         return
@@ -121,7 +133,7 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     With several processes jax's preemption service carries one process's signal to all of them, and names the step
     at which all stop.
     """
-    with listening() as listener:
+    with listening(ends=False) as listener:
         if _several_processes():
             from jax.experimental.multihost_utils import reached_preemption_sync_point as reached
         else:
@@ -135,6 +147,13 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
             yield requested
         finally:
             listener.stage = "ending"
+
+
+def stop_all() -> bool:
+    """Asks all processes to stop; returns whether this one is alone, and has to stop by itself."""
+    if several := _several_processes():
+        os.kill(os.getpid(), signal.SIGTERM)  # jax carries it to all processes
+    return not several
 
 
 def _several_processes() -> bool:

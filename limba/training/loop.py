@@ -141,7 +141,7 @@ class Loop:
                     step, self.turn = step + 1, self.turn + 1
                     trace.before(self.turn)
                     state = self._update(step, rows, state, update)
-                stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn))
+                stops = self.reader.must_stop(rows, lambda: stop_requested(self.turn) or self.metrics.must_stop)
                 due = events.after(step, rows is None, stops)
                 trace.after(self.turn, state, is_last=due.end is not None)
                 if due.log and (spike := self._log(step, state)) is not None:
@@ -161,6 +161,7 @@ class Loop:
                 self.metrics.end(due.end)
         trace.close(self.turn, state)
         self._report_saves(wait=True)
+        self.metrics.check()
         return {"step": step, "interrupted": due.stops, **self.figures}
 
     def _update(self, step: int, rows: ShardRows, state: TrainState, update: Update) -> TrainState:
@@ -241,9 +242,9 @@ class Loop:
         if evaluations.text is not None:
             found["text"] = evaluations.text(params, step)
             metrics.text_line(step, found["text"])
-        ending = ""
+        ending, figures = "", {**found["validation"], **found.get("text", {})}
+        metrics.evaluated(step, figures)
         if self.best is not None:
-            figures = {**found["validation"], **found.get("text", {})}
             ending = self.best.judge(step, figures, state, self.reader.stream.positions)
         self.recent.restart()
         return ending

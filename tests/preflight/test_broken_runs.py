@@ -12,11 +12,12 @@ import pytest
 from limba.cli.gin import read_gin
 from limba.config import RunConfig
 from limba.tools.preflight import preflight
-from limba.tools.preflight.checks import cost, estimate, sections
+from limba.tools.preflight.checks import cost, data, estimate, sections
 from limba.tools.preflight.checks.rates import rate_warnings
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled.topologies import topology
-from tests.preflight.broken_runs import BROKEN, SOUND, TUNED, Broken
+from tests.preflight import broken_texts
+from tests.preflight.broken_runs import BROKEN, LOCAL, OTHERS, SOUND, TUNED, Broken
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(path.name for path in (ROOT / "gin").glob("*.gin"))
@@ -69,6 +70,7 @@ def test_a_broken_run_is_found_and_its_fix_works_as_typed(
         (f"{SOUND}\nconfig.OptimizerConfig.name = 'adamw'\nconfig.ScheduleConfig.name = 'cosine'\n"
          "LEARNING_RATE = 0.0006\nWARMUP_STEPS = 1_000\n", "h200-8"),
         (f"{TUNED}\nconfig.OptimizerConfig.name = 'adamw'\nLEARNING_RATE = 0.00003\n", "l4-1"),
+        (f"{SOUND}\nBATCH_SIZE = 256\nREMAT = 'minimal'\n", "b200-8"),
         (f"{SOUND}\nINITIAL_CHECKPOINT_PATH = 'golden'\nLEARNING_RATE = 0.5\n", "h100-16"),  # goes on from its step
     ],
 )  # fmt: skip
@@ -100,3 +102,48 @@ def test_a_token_that_is_missing_is_asked_for_once(
     monkeypatch.setattr("limba.storage.servers.token", lambda: None)
     (line,) = wrong(place, capsys, f"{SOUND}\nHUB_MODEL_ID = 'me/model'\n", "v4-8")
     assert line["level"] == "error" and line["fix"] == "export HF_TOKEN=…"
+
+
+@pytest.mark.parametrize("broken", OTHERS, ids=lambda broken: broken.name)
+def test_a_run_that_its_machine_or_text_breaks_is_found_too(
+    broken: Broken, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every section is looked at, and what is said of others beside is what this small text cannot do better."""
+    for name in ("HF_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "SECONDS", 0.0)
+    broken_texts.write("corpus.jsonl", broken_texts.documents("da", 400))
+    texts = broken_texts.documents("el", 900, sentences=1)
+    Path("short.txt").write_text("".join(f"{number} {text[:30]}\n" for number, text in enumerate(texts)))
+    text = f"{LOCAL}\n{broken.lines}\n"
+    line, *others = [line for line in wrong(tmp_path, capsys, text, broken.chips) if line["code"] == broken.code]
+    assert not others
+    fix = broken.answer or line["fix"]
+    assert fix and "…" not in fix and ("…" in line["fix"]) == bool(broken.answer), line
+    if fix.startswith("export "):
+        monkeypatch.setenv(*fix.removeprefix("export ").split("="))
+    else:
+        text += f"{fix}\n"
+    text = text.replace(broken.lines, "") if broken.code == "gin-file" else text  # the name is typed anew
+    assert broken.code not in [line["code"] for line in wrong(tmp_path, capsys, text, broken.chips)]
+
+
+def test_chips_that_no_reader_feeds_are_found(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Number 61. Its fix is work for hours, preparing the corpus, and is not tried."""
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(data, "SECONDS", 0.0)
+    narrow = "config.ModelConfig:\n  emb_dim = 8\n  mlp_dim = 8\n  num_encoder_layers = 1\n  num_decoder_layers = 1\n"
+    lines = wrong(place, capsys, f"{LOCAL}\nBATCH_SIZE = 32_768\n{narrow}", "h100-8")
+    assert [line["fix"] for line in lines if line["code"] == "reading-too-slow"] == [data.PREPARE]
+
+
+def test_the_tables_have_all_runs_but_one() -> None:
+    """Float16 was thought to be broken, number 5, and is not; 61 has a test of its own."""
+    names = [*(each.name for each in (*BROKEN, *OTHERS)), *broken_texts.RUNS]
+    numbers = sorted(int(name[:2]) for name in names if name[:2].isdigit())
+    assert numbers == [number for number in range(1, 63) if number not in (5, 61)]

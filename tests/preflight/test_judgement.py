@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import types
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from limba.cli.gin.read import read_model
 from limba.config import DataConfig, MeshConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, prices
 from limba.config.errors import Open
 from limba.tools.preflight import page
-from limba.tools.preflight.checks import cost, estimate
+from limba.tools.preflight.checks import cost, estimate, start
 from limba.tools.preflight.checks.verdict import Line, Section
 from limba.tools.preflight.compiled import instant, nvidia
 from limba.tools.preflight.compiled.topologies import topologies, topology
 from tests.preflight import runs
 
+ROOT = Path(__file__).parents[2]
 GIB = 2**30
 # GiB a device by compilers, of docs/preflight.md: 128 rows of 512/114, bfloat16, Adafactor, remat minimal.
 PLACES = ("v3-8", "v4-8", "v4-32", "v5e-16", "v6e-16", "h100-8")
@@ -227,3 +230,30 @@ def test_a_rule_has_its_rates() -> None:
     for low, high, usual in [*rates.PRETRAINING.values(), *rates.FINE_TUNING.values(), rates.FINE_TUNING_OTHERS]:
         assert low <= usual <= high
     assert ScheduleConfig().base_learning_rate == 1.0
+
+
+def test_each_error_and_warning_has_a_code() -> None:
+    """Programs go by the codes of --json, sentences may change."""
+    without = []
+    for path in (ROOT / "limba" / "tools" / "preflight").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line"):
+                continue
+            is_ok = isinstance(node.args[0], ast.Constant) and node.args[0].value == "ok"
+            if not is_ok and len(node.args) < 4 and "code" not in [word.arg for word in node.keywords]:
+                without.append(f"{path.name} line {node.lineno}")
+    assert not without, without
+
+
+def test_a_start_says_by_arithmetic_whether_its_devices_hold_a_step() -> None:
+    """The devices say of themselves what those of a v4-8 do, by libtpu 0.0.42.1."""
+    devices = [types.SimpleNamespace(device_kind="TPU v4", platform="tpu", process_index=0)] * 4
+    says = lambda run, gib: start.of_memory(run, devices, gib * GIB)
+    wanted = instant.memory(PlannedRun(run_of()), topology("v4-8")).total / GIB
+    (fits,) = says(run_of(), 30.75)
+    assert fits.startswith(f"By arithmetic a device of TPU v4-4 needs {wanted:.2f} GiB of 30.75 GiB (state")
+    assert fits.endswith(
+        f"at most {instant.largest_batch(PlannedRun(run_of()), topology('v4-8'), 30.75 * GIB):,} rows fit."
+    )
+    (fix,) = says(run_of(rows=4096), 30.75)
+    assert "Fix: config.RunConfig.num_microbatches = " in fix or "Fix: config.ModelConfig.remat = 'full'" in fix

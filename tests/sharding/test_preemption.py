@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from limba.sharding import preemption
 from limba.sharding.preemption import SIGNALS, listening, stop_requests
 from tests.sharding.processes import ROOT, Processes
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -135,3 +137,16 @@ def test_a_signal_to_some_processes_stops_all_after_the_same_step(
     assert [lines[:-1] for _, lines in ends] == [
         [said] if number == signal.SIGINT and index in indices else [] for index in (0, 1)
     ]
+
+
+def test_a_program_that_trains_goes_on_after_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a notebook's kernel: no signal ends the process, and a second SIGINT is Python's own."""
+    monkeypatch.setattr(preemption, "APART_SECONDS", 0.0)
+    before = signal.getsignal(signal.SIGINT)
+    with stop_requests() as stop_requested:
+        os.kill(os.getpid(), signal.SIGINT)  # before the first step
+        wait_until(lambda: stop_requested(1))
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.sigtimedwait([], 30)
+    assert signal.getsignal(signal.SIGINT) is before

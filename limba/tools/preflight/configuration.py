@@ -19,7 +19,10 @@ def of_error(error: InputError) -> Section:
     """Returns the section for gin files that describe no run."""
     from limba.tools.preflight.checks.findings import error_line
 
-    return Section(TITLE, [error_line(error)]).worded(error.names)
+    line = error_line(error)
+    return Section(TITLE, [dataclasses.replace(line, code=line.code if error.field else "gin-file")]).worded(
+        error.names
+    )
 
 
 def resolved(config: RunConfig, names: Mapping[str, str], source: Source | None) -> Section:

@@ -81,18 +81,19 @@ def devices() -> Section:
         )
     except subprocess.TimeoutExpired:
         what = f"jax did not find its devices in {DEVICE_SECONDS:.0f} s; another process may hold them."
-        return Section(
-            "Devices", [Line("error", what, "end that process; on a TPU: sudo lsof -w /dev/accel* /dev/vfio/*")]
-        )
+        fix = "end that process; on a TPU: sudo lsof -w /dev/accel* /dev/vfio/*"
+        return Section("Devices", [Line("error", what, fix, "device-in-use")])
     if ended.returncode != 0:
         said = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         fix = f"set JAX_PLATFORMS=cpu to use the CPU, or {SETUP} for this machine's accelerator"
-        return Section("Devices", [Line("error", f"jax finds no device: {said[:300].rstrip('.')}.", fix)])
+        return Section("Devices", [Line("error", f"jax finds no device: {said[:300].rstrip('.')}.", fix, "no-device")])
     platform, kind, count, limit, is_right = json.loads(ended.stdout.strip().splitlines()[-1])
     memory = f", {limit / 2**30:.1f} GiB each" if limit else ""
     lines = [Line("ok", f"jax computes on {count} x {kind} ({platform}{memory}).")]
     if not is_right:
-        lines.append(Line("error", "A product of matrices has a wrong sum there.", "do not train on this machine"))
+        lines.append(
+            Line("error", "A product of matrices has a wrong sum there.", "do not train on this machine", "wrong-sums")
+        )
     if platform == "cpu":
         lines.append(Line("ok", "There is no accelerator: tiny and small models train here, larger ones elsewhere."))
     return Section("Devices", lines, {"platform": platform, "kind": kind, "devices": count, "bytes": limit})
@@ -108,11 +109,11 @@ def machine() -> Section:
     lines = []
     if usable < LEAST_MEMORY:
         text = f"{usable / 2**30:.1f} GiB of memory may be used here; the imports alone need 1 GiB."
-        lines.append(Line("warning", text, "use a machine with 4 GiB or more"))
+        lines.append(Line("warning", text, "use a machine with 4 GiB or more", "memory"))
     if files != resource.RLIM_INFINITY and files < LEAST_FILES:
-        lines.append(Line("warning", f"At most {files} files may be open at once.", "ulimit -n 4096"))
+        lines.append(Line("warning", f"At most {files} files may be open at once.", "ulimit -n 4096", "open-files"))
     lacking = [tool for tool in ("bash", "git") if shutil.which(tool) is None]
-    lines += [Line("warning", f"{tool} is not installed.", f"apt-get install {tool}") for tool in lacking]
+    lines += [Line("warning", f"{tool} is not installed.", f"apt-get install {tool}", "packages") for tool in lacking]
     return Section("Machine", [*lines, *disk(), *clock()], {"cores": cores, "memory": usable, "open_files": files})
 
 
@@ -143,7 +144,7 @@ def clock() -> list[Line]:
     if _is_synchronized() is not False:
         return []
     fix = "sudo timedatectl set-ntp true; in a container, on its host"
-    return [Line("warning", "The kernel says that no time server keeps this machine's clock.", fix)]
+    return [Line("warning", "The kernel says that no time server keeps this machine's clock.", fix, "clock")]
 
 
 def _is_synchronized() -> bool | None:

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 from etils import epath
 
+from limba import toolbox
 from limba.config import NonFiniteError, RunConfig
 from limba.config.errors import reason_of
 from limba.model.kernels.choose import unfit
@@ -157,6 +158,9 @@ def introduction(config: RunConfig, num_parameters: int, lengths: Mapping[str, i
     )
     if sentence := unfit(config.model, devices[0]):
         yield sentence
+    limit, check = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"), toolbox.find("check")
+    if limit and check:  # the devices of a CPU have none
+        yield from check.of_memory(config, devices, limit)
     inputs, targets = sides(config, lengths)
     tokens = f"{inputs} inputs and {targets} targets" if inputs else f"{targets} tokens"
     yield (

@@ -21,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 TITLE, ADVICE = "Memory and speed", "Advice"
+NO_KERNEL = "no-kernel"
 TIGHT = 0.95  # of the memory; evaluation and the next batch need some too
 LARGEST_SHOWN = 4
 DECODER = ("decoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights")
@@ -81,7 +82,7 @@ def compiled(config: RunConfig, topology: str | Topology, calibrate: str | None 
         return Section(TITLE, [_not_compiled(str(error), error.fix)])
     if "Mosaic" in found.get("failed", ""):  # a Pallas kernel that these chips cannot run, as on v2 and v3
         text = f"The attention kernel does not compile for {wanted.name}, so a run ends: {found['failed'][:200]}."
-        return Section(TITLE, [Line("error", " ".join(text.split()), ("ModelConfig.attention", "einsum"))])
+        return Section(TITLE, [Line("error", " ".join(text.split()), ("ModelConfig.attention", "einsum"), NO_KERNEL)])
     if "failed" in found:
         return Section(TITLE, [_not_compiled(f"The step was not compiled for {wanted.name}: {found['failed']}.")])
     lines = [_memory_line(config, found, wanted), *_details(found, wanted)]
@@ -115,7 +116,7 @@ def _topology(given: str | Topology) -> Topology:
 
 def _not_compiled(sentence: str, fix: Fix | None = None) -> Line:
     """Returns a warning: what could not be compiled is neither fine nor wrong."""
-    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", fix)
+    return Line("warning", f"{sentence} Memory and speed are not known; all other sections are.", fix, "not-compiled")
 
 
 def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
@@ -133,10 +134,10 @@ def _memory_line(config: RunConfig, found: Figures, wanted: Topology) -> Line:
         )
     if fits(found, wanted):
         if live > TIGHT * limit:
-            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config))
+            return Line("warning", f"{text}: evaluation may not fit beside it.", _first_fix(config), "does-not-fit")
         return Line("ok", f"{text}.")
     maybe = not config.model.scan_layers and live <= MAYBE_UNROLLED * limit and wanted.platform == "tpu"
-    return Line("warning" if maybe else "error", f"{text}.", _first_fix(config))
+    return Line("warning" if maybe else "error", f"{text}.", _first_fix(config), "does-not-fit")
 
 
 def _first_fix(config: RunConfig) -> Fix:
@@ -177,7 +178,8 @@ def _process_line(found: Figures, memory: float) -> Line:
     text = f"The process grows by about {size_in_words(size)}, with what compiling leaves in it"
     if size <= memory:
         return Line("ok", f"{text}.")
-    return Line("warning", f"{text}, and this machine has {size_in_words(memory)}.", "use a machine with more memory")
+    text += f", and this machine has {size_in_words(memory)}."
+    return Line("warning", text, "use a machine with more memory", "does-not-fit")
 
 
 def _speed_lines(
@@ -198,7 +200,9 @@ def _speed_lines(
     if figures["days"]:
         text += f"; {config.train_steps:,} steps take {in_time([24 * each for each in figures['days']])}"
     if figures["mfu"] and figures["mfu"][1] > 1:
-        lines.append(Line("warning", "The estimate's fast end is above the chips' peak: do not trust it."))
+        lines.append(
+            Line("warning", "The estimate's fast end is above the chips' peak: do not trust it.", code="estimate")
+        )
     return [Line("ok", f"{text}."), Line("ok", f"Made of {estimate.made}."), *lines], figures | {"made": estimate.made}
 
 

@@ -224,7 +224,7 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
         level = "ok" if split in part.splits else "warning"
         known = "there" if level == "ok" else f"not there ({', '.join(part.splits)})"
         fix = ("DataConfig.validation_split", next(iter(part.splits), Open()))
-        yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix)
+        yield Line(level, f"The validation split {split!r} is {known}.", None if level == "ok" else fix, "no-split")
         return
     number = num_bytes = 0
     is_all, texts = True, list[bytes]()
@@ -252,7 +252,12 @@ def _validation(config: RunConfig, part: Task, found: Any, data: Data) -> Iterat
     needs = config.checkpoint.best_metric is not None
     can_grow = percent is not None and percent < LARGER_PERCENT
     fix = ("DataConfig.validation_percent", LARGER_PERCENT) if can_grow else "add files to the split"
-    yield Line("error" if needs else "warning", f"The validation split {split!r} is empty: nothing is evaluated.", fix)
+    yield Line(
+        "error" if needs else "warning",
+        f"The validation split {split!r} is empty: nothing is evaluated.",
+        fix,
+        "empty-split",
+    )
 
 
 def _is_too_much(source: UnitSource, split: str, number: int) -> bool:
@@ -268,7 +273,7 @@ def _rows(
     """Yields what rows hold, and how fast they are read; they are the first shard's, as training reads them."""
     rows, filled, seconds, cpu_seconds = _timed(run, lengths)
     if not rows:
-        yield Line("warning", "The first data shard gives no row.", "give more text")
+        yield Line("warning", "The first data shard gives no row.", "give more text", "no-rows")
         return
     shares = {name: 1 - filled[name] / (rows * lengths[name]) for name in filled}
     real = {name: filled[name] / rows for name in filled}
@@ -296,7 +301,7 @@ def _rows(
     of_all += f" at {MFU:.0%} of the peak"
     text = f"{here}; {of_all} (an assumption), the work of {cores:.1f} such cores."
     if cores > CORES_OF_HOST:
-        yield Line("warning", text, PREPARE)
+        yield Line("warning", text, PREPARE, "reading-too-slow")
     else:
         processes = config.data.num_reader_processes
         advice = f"DataConfig.num_reader_processes = {min(16, int(cores) + 1)}" if cores > 2 * processes else ""
@@ -350,7 +355,7 @@ def _padding(
         yield Line("ok", f"Padding in the rows that are trained on: {said}{why}.")
         return
     text = f"Padding in the rows that are trained on: {said}; {waste:.0%} of a step's FLOPs"
-    yield Line("warning", f"{text}.", ("DataConfig.pack", True))
+    yield Line("warning", f"{text}.", ("DataConfig.pack", True), "padding")
 
 
 def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
@@ -374,7 +379,8 @@ def _totals(config: RunConfig, tokens: float, data: Data) -> Iterator[Line]:
         yield Line("ok", f"{text}.")
         return
     text += f"; beyond {MOST_EPOCHS} a model learns its text by heart (T5's paper, section 3.4.2)"
-    yield Line("warning", f"{text}.", ("RunConfig.train_steps", max(1, int(MOST_EPOCHS * corpus / per_step))))
+    most = max(1, int(MOST_EPOCHS * corpus / per_step))
+    yield Line("warning", f"{text}.", ("RunConfig.train_steps", most), "too-many-epochs")
 
 
 def in_words(number: float) -> str:
@@ -405,7 +411,7 @@ def _shards(config: RunConfig, run: RunData, chips: Topology | None, data: Data)
         text = f"{part.name}: {there} for {_number(shards, 'data shard')} on {_number(hosts, 'host')}"
         if len(units) < shards and sum(sizes) > LARGE:
             text += ": each shard reads all units, and takes only its own documents"
-            yield Line("warning", f"{text}.", PREPARE)
+            yield Line("warning", f"{text}.", PREPARE, "few-units")
         else:
             yield Line("ok", f"{text}.")
 
@@ -418,4 +424,4 @@ def _resume(run: RunData, data: Data) -> Iterator[Line]:
     else:
         text = f"{', '.join(others)}: a resumed run reads its data again from the beginning up to its place, which"
         text += " takes time; sources of limba.data.sources save their place."
-        yield Line("warning", text, ("DataConfig.data_files", Open()))
+        yield Line("warning", text, ("DataConfig.data_files", Open()), "slow-resume")

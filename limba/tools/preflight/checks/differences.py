@@ -29,6 +29,7 @@ FREE = {
     ),
     *("ModelConfig.attention", "LossConfig.logits"),
 }
+CHANGED = "changed-run"
 FREE_CLASSES = ("CheckpointConfig", "EvaluationConfig", "GenerationConfig", "MeshConfig", "GuardConfig")
 # A data position belongs to these: a run with others of them is refused.
 FIXED = ("DataConfig.mixture_or_task_name", "DataConfig.seed", "DataConfig.num_data_shards")
@@ -107,9 +108,11 @@ def changes(found: list[Difference], step: int) -> Iterator[Line]:
         if each.field == "DataConfig.stages":
             passed = [[stage for stage in stages if stage[0] < step] for stages in (each.before, each.now)]
             if passed[0] != passed[1]:
-                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix)
+                yield Line("error", f"{each}, and the stages before step {step:,} have been read.", fix, CHANGED)
                 continue
         if each.field in FIXED:
-            yield Line("error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix)
+            yield Line(
+                "error", f"{each}, and the data positions of the run's checkpoints belong to that.", fix, CHANGED
+            )
         elif not each.is_free:
-            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix)
+            yield Line("warning", f"{each}, when the run in its directory began or was last resumed.", fix, CHANGED)

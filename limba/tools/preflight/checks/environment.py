@@ -27,6 +27,7 @@ from limba.tools.preflight.checks import processes
 from limba.tools.preflight.checks.verdict import Data, Line, Section
 
 SETUP = "bash launch/setup.sh"
+IN_USE = "device-in-use"
 LOCKS = Path(__file__).resolve().parents[4] / "requirements"
 CHIPS = {  # lock: the package that only it has
     "tpu": "libtpu",
@@ -85,15 +86,17 @@ def _versions(data: Data) -> Iterator[Line]:
         return
     fix = f"LEAN=1 {SETUP} cpu" if lock == "lean" else f"{SETUP} {lock}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        yield Line("error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", fix)
+        yield Line(
+            "error", f"Python is {python}, and the packages are tested with 3.11 to 3.13.", fix, "python-version"
+        )
     missing = sorted(set(wanted) - set(versions))
     others = {name: (versions[name], pin) for name, pin in wanted.items() if name in versions and versions[name] != pin}
     data["differ_from_lock"] = {name: list(pair) for name, pair in others.items()} | dict.fromkeys(missing)
     if missing:
-        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix)
+        yield Line("error", f"{_some(missing)} of requirements/lock-{lock}.txt: not installed.", fix, "packages")
     if others:
         some = _some([f"{name} {own} (lock: {pin})" for name, (own, pin) in others.items()])
-        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", fix)
+        yield Line("warning", f"Other versions than those of requirements/lock-{lock}.txt: {some}.", fix, "packages")
     if not missing and not others:
         yield Line("ok", f"Python {python}, {said}: as in requirements/lock-{lock}.txt.")
 
@@ -149,7 +152,7 @@ def _devices(data: Data) -> Iterator[Line]:
     found = "a Cloud TPU" if tpu else f"{gpus} GPU(s)" if gpus else "no TPU and no GPU"
     if (absent := machine.accelerator_without_packages()) is not None:
         words, name = absent
-        yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}")
+        yield Line("error", f"This machine has {words}, and jax has no packages for it.", f"{SETUP} {name}", "packages")
     else:
         yield Line("ok", f"Devices: {found}; {os.cpu_count()} cores, {_gib(_memory())} of memory.")
     chosen = os.environ.get("JAX_PLATFORMS", "")
@@ -158,6 +161,7 @@ def _devices(data: Data) -> Iterator[Line]:
             "warning",
             f"JAX_PLATFORMS is {chosen}, so {found} stays unused in a run of this shell.",
             "unset JAX_PLATFORMS",
+            "unused-device",
         )
     with contextlib.suppress(OSError):
         yield from driver_lines(Path("/proc/driver/nvidia/version").read_text(), chip_of(installed()))
@@ -179,16 +183,20 @@ def driver_lines(text: str, lock: str) -> Iterator[Line]:
         return
     is_old = int(version[1]) < OLDEST_DRIVERS["cuda12"]
     fix = "install a newer driver" if is_old else f"{SETUP} cuda12"
-    yield Line("error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix)
+    yield Line(
+        "error", f"NVIDIA's driver is {version[1]}, and the packages of {lock} need {oldest} or newer.", fix, "driver"
+    )
 
 
 def _holders(own: int | None = None) -> Iterator[Line]:
     of_tpu = dict.fromkeys([*processes.holders(processes.TPU_DEVICES), processes.holder_of_lock()])
     for holder in [each for each in of_tpu if each is not None and each.pid != own]:
-        yield Line("error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}")
+        yield Line(
+            "error", f"The TPU is held by {holder}; a TPU serves one process at a time.", f"kill {holder.pid}", IN_USE
+        )
     for holder in [each for each in processes.holders(processes.GPU_DEVICES) if each.pid != own]:
         text = f"A GPU is also used by {holder}, whose memory a run cannot have."
-        yield Line("warning", text, f"kill {holder.pid}")
+        yield Line("warning", text, f"kill {holder.pid}", IN_USE)
 
 
 def _memory() -> int:
@@ -221,9 +229,9 @@ def room(places: Mapping[str, tuple[str, int, str]], data: Data, unwritable: str
             there = there.parent
         free[name] = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            wrong.append(Line(unwritable, f"{place}, for {name}, cannot be written.", fix))
+            wrong.append(Line(unwritable, f"{place}, for {name}, cannot be written.", fix, "not-writable"))
         elif free[name] < least:
-            wrong.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", fix))
+            wrong.append(Line("warning", f"{_gib(free[name])} are free in {place}, for {name}.", fix, "no-room"))
     data["free_bytes"] = free
     yield from wrong
     if free and not wrong:
@@ -255,13 +263,18 @@ def _tokens(config: RunConfig | None, data: Data) -> Iterator[Line]:
         and not present["WANDB_API_KEY"]
         and os.environ.get("WANDB_MODE") not in ("offline", "disabled")
     ):
-        yield Line("warning", "RunConfig.report_to names wandb, and there is no key for it.", "export WANDB_API_KEY=…")
+        yield Line(
+            "warning",
+            "RunConfig.report_to names wandb, and there is no key for it.",
+            "export WANDB_API_KEY=…",
+            "no-key",
+        )
     emulated = os.environ.get("STORAGE_EMULATOR_HOST")
     if config is not None and "gs://" in repr(config) and not (present["Google's credentials"] or emulated):
         text = (
             "The run names gs:// addresses, and there are no credentials of Google's: only public buckets can be read."
         )
-        yield Line("warning", text, "gcloud auth application-default login")
+        yield Line("warning", text, "gcloud auth application-default login", "no-credentials")
 
 
 def _is_in_netrc(host: str) -> bool:
@@ -307,7 +320,7 @@ def _time_limit(config: RunConfig) -> Iterator[Line]:
     speed, step = float(records[-1]["seconds_per_step"]), int(records[-1]["step"])
     if advice := PlannedRun(config).job_advice(step, speed):
         steps = max(1, int(left / speed / 4))
-        yield Line("warning", advice, ("CheckpointConfig.every_steps", steps))
+        yield Line("warning", advice, ("CheckpointConfig.every_steps", steps), "time-limit")
     else:
         yield Line(
             "ok", f"The job of Slurm ends in {duration(left)}, after the next checkpoint at {speed:.3g} s a step."
@@ -331,7 +344,7 @@ def _clock(data: Data) -> Iterator[Line]:
         return
     level = "error" if abs(off) >= REFUSED_SECONDS else "warning"
     text = f"This machine's clock is {abs(off):,.0f} s {'ahead of' if off > 0 else 'behind'} that of {address}"
-    yield Line(level, f"{text}; buckets refuse tokens of a wrong time.", "sudo timedatectl set-ntp true")
+    yield Line(level, f"{text}; buckets refuse tokens of a wrong time.", "sudo timedatectl set-ntp true", "clock")
 
 
 def clock_error(address: str) -> float:

@@ -29,7 +29,7 @@ def estimate(config: RunConfig, chips: Topology, is_compiled: bool) -> Section:
         TITLE,
         lambda _: problems,
         lambda _: shared_directory(config, chips),
-        lambda data: () if problems else _memory(config, chips, is_compiled, data),
+        lambda data: () if problems else memory_lines(config, chips, is_compiled, data),
     )
 
 
@@ -98,7 +98,7 @@ def shared_directory(config: RunConfig, chips: Topology) -> Iterator[Line]:
         yield Line("ok", f"{text}.")
 
 
-def _memory(config: RunConfig, chips: Topology, is_compiled: bool, data: Data) -> Iterator[Line]:
+def memory_lines(config: RunConfig, chips: Topology, is_compiled: bool, data: Data) -> Iterator[Line]:
     """Yields memory by arithmetic beside what a device has, and the largest batch; the seconds of a step as figures."""
     run, limit = PlannedRun(config), limit_bytes(chips)
     for mesh in run.meshes(chips.devices) if config.mesh.auto else [config.mesh]:  # as the run tries them

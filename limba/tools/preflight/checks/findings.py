@@ -29,7 +29,7 @@ def gathered(title: str, *checks: Check) -> Section:
                 line = error_line(error)
                 fixes = [other.fix for other in lines if other.fix is not None]
                 lines += [] if line in lines or line.fix in fixes else [line]  # one fix is of one fault
-    lines += [Line("warning", sentence) for sentence in dict.fromkeys(said)]
+    lines += [Line("warning", sentence, code="logged") for sentence in dict.fromkeys(said)]
     return Section(title, lines, data)
 
 

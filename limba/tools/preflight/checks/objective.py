@@ -20,6 +20,7 @@ RISING = ("linear_warmup", "linear_decay")  # T5X's factors that begin at 0
 FALLING = ("rsqrt_decay", "rsqrt_normalized_decay")  # those that are constant up to the end of the warm-up
 LONG_WARMUP = 0.5  # share of the run
 EARLY = 0.05  # share of the run that is trained after the rate has come to its end
+DECAY = "decay-steps"
 
 
 def objective_and_schedule(config: RunConfig, task: Task | Mixture | None) -> Section:
@@ -64,6 +65,7 @@ def lengths_of(config: RunConfig, task: Task | Mixture, data: Data) -> Iterator[
         "warning",
         f"{_text(lengths)}, and {fills}: {share:.0%} of a step's FLOPs are spent on padding.",
         ("DataConfig.task_feature_lengths", {"inputs": lengths["inputs"]}),
+        "padding",
     )
 
 
@@ -164,9 +166,9 @@ def _of_warmup(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
         return
     text = f"ScheduleConfig.warmup_steps is {warmup:,} of {steps:,} steps"
     if warmup >= steps:
-        yield Line("warning", f"{text}: the learning rate only rises, and never reaches its peak.", fix)
+        yield Line("warning", f"{text}: the learning rate only rises, and never reaches its peak.", fix, "long-warm-up")
     else:
-        yield Line("warning", f"{text}: {warmup / steps:.0%} of the run is warm-up.", fix)
+        yield Line("warning", f"{text}: {warmup / steps:.0%} of the run is warm-up.", fix, "long-warm-up")
 
 
 def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line]:
@@ -175,15 +177,15 @@ def _of_decay(schedule: ScheduleConfig, decay: int, steps: int) -> Iterator[Line
         if decay + warmup > steps:
             text = f"Warm-up ({warmup:,}) and decay ({decay:,}) are longer than the run of {steps:,} steps"
             fix = ("ScheduleConfig.decay_steps", max(1, steps // 10))
-            yield Line("warning", f"{text}: the rate falls before it is at its peak.", fix)
+            yield Line("warning", f"{text}: the rate falls before it is at its peak.", fix, DECAY)
         return
     after = steps - decay
     if after > EARLY * steps:
         text = f"The decay ends at step {decay:,} of {steps:,}: {after:,} steps are trained at a learning rate of"
-        yield Line("warning", f"{text} {schedule.final_learning_rate:g}.", ("ScheduleConfig.decay_steps", None))
+        yield Line("warning", f"{text} {schedule.final_learning_rate:g}.", ("ScheduleConfig.decay_steps", None), DECAY)
     elif after < -EARLY * steps:
         text = f"The decay ends at step {decay:,}, after the run's {steps:,} steps: the learning rate does not come to"
-        yield Line("warning", f"{text} its end.", ("ScheduleConfig.decay_steps", None))
+        yield Line("warning", f"{text} its end.", ("ScheduleConfig.decay_steps", None), DECAY)
 
 
 def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
@@ -195,4 +197,4 @@ def _of_linear_factor(schedule: ScheduleConfig, steps: int) -> Iterator[Line]:
     if end < (1 - EARLY) * steps:
         text = f"The factor linear_decay is 0 from step {end:,.0f} of {steps:,} on, as ScheduleConfig.decay_factor is"
         fix = ("ScheduleConfig.decay_factor", float(f"{1 / max(steps - warmup, 1):.3g}"))
-        yield Line("warning", f"{text} {factor:g}.", fix)
+        yield Line("warning", f"{text} {factor:g}.", fix, DECAY)

@@ -275,7 +275,7 @@ def _difference(text: str, back: str) -> str:
 def of_example(config: RunConfig, part: Task, found: Any, data: Data) -> Iterator[Line]:
     """Yields one example as the model reads it, and joined again."""
     if not found.examples:
-        yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text")
+        yield Line("error", "The preprocessors make no example of the sampled documents.", "give more text", "no-rows")
         return
     row, words, pieces = found.examples[0], found.vocabulary, PieceTable(found.vocabulary)
     is_pair = not RunData(config.data, part).fills_gaps

@@ -6,7 +6,8 @@ What a check needs is imported in it: the status of a run asks for this machine 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from limba.config import RunConfig, StorageError
 from limba.config.errors import SentenceError
@@ -17,6 +18,19 @@ def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
     """Returns a line for each thing that the cheap half of a preflight finds wrong with a run that starts."""
     lines = Section("", found_wrong(config)).worded(names).lines
     return [f"{line.text} Fix: {'; '.join(line.fixes({}).splitlines())}" for line in lines]
+
+
+def of_memory(config: RunConfig, devices: Sequence[Any], limit: float) -> list[str]:
+    """Returns what arithmetic says of a step's memory on these devices of jax, of which each has `limit` bytes."""
+    from limba.tools.preflight.checks.estimate import memory_lines
+    from limba.tools.preflight.compiled.topologies import WITHOUT_KERNELS, Topology
+
+    kind = devices[0].device_kind
+    kind = next((each for each in WITHOUT_KERNELS if each in kind.lower().split()), kind)
+    hosts = len({each.process_index for each in devices})
+    here = Topology(f"{kind}-{len(devices)}", devices[0].platform, len(devices), hosts, limit / 2**30, 0.0)
+    return [f"{line.text}{f' Fix: {fix}' if (fix := line.fixes({})) else ''}"
+            for line in memory_lines(config, here, False, {})]  # fmt: skip
 
 
 def of_this_machine(pid: int | None) -> list[str]:
@@ -51,7 +65,7 @@ def _changed(config: RunConfig) -> Iterator[Line]:
     found = [each for each in differences(config, saved) if not each.is_free]
     if found:
         text = "; ".join(map(str, found))
-        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before))
+        yield Line("warning", f"This resumed run is changed: {text}.", (found[0].field, found[0].before), "changed-run")
 
 
 def _vocabulary(config: RunConfig) -> Iterator[Line]:
@@ -66,4 +80,6 @@ def _vocabulary(config: RunConfig) -> Iterator[Line]:
     rows, fitting = config.model.vocab_size, found.fitting_rows
     if rows > fitting and (share := unused_share(config, fitting, None)) >= UNUSED:
         text = f"The model has {rows:,} rows for {found.vocabulary.vocab_size:,} ids: those without a piece take"
-        yield Line("warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting))
+        yield Line(
+            "warning", f"{text} {share:.0%} of a step's FLOPs.", ("ModelConfig.vocab_size", fitting), "unused-rows"
+        )

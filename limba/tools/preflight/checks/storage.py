@@ -19,6 +19,7 @@ from limba.tools.preflight.checks.verdict import Data, Line, Section
 TITLE = "Storage"
 METADATA_SECONDS = 1.0
 MULTI_REGIONS = {"US": ("us-", "northamerica-"), "EU": ("europe-",), "ASIA": ("asia-",)}
+DAMAGED, NO_ROOM = "damaged-checkpoint", "no-room"
 VERIFY = "limba verify MODEL_DIR  # names the damaged files; restore them from a copy"
 LEASE_SECONDS = 90.0  # a silent holder of a run's directory has ended
 
@@ -69,7 +70,7 @@ def _held(model_dir: str) -> Iterator[Line]:
     if seen.age < LEASE_SECONDS:
         who = owner or "a process of an unknown program"
         text = f"{model_dir} is trained in by {who}, whose heartbeat is {seen.age:.0f} s old."
-        yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")))
+        yield Line("error", text, ("RunConfig.model_dir", Open("another directory, or end that run")), "in-use")
     else:
         yield Line("ok", f"{model_dir} was left by {owner or 'a process'} without its end; a new start takes over.")
 
@@ -87,14 +88,14 @@ def _checkpoints(run: PlannedRun, data: Data) -> Iterator[Line]:
     except ConfigError:  # it is after the last step
         raise
     except InputError as error:
-        yield Line("error", str(error), _saved_fields(run.config, error.field))
+        yield Line("error", str(error), _saved_fields(run.config, error.field), "other-checkpoint")
         return
     except ValueError as error:
-        yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", VERIFY)
+        yield Line("error", f"The checkpoint at step {step:,} cannot be read ({reason_of(error)}).", VERIFY, DAMAGED)
         return
     if damage:
         text = f"The checkpoint at step {step:,} is damaged: {damage}; a start takes the one before it."
-        yield Line("warning", text, VERIFY)
+        yield Line("warning", text, VERIFY, DAMAGED)
         return
     yield Line("ok", f"The checkpoint at step {step:,} has this run's parameters and optimizer state.")
 
@@ -138,10 +139,10 @@ def _room(run: PlannedRun, data: Data) -> Iterator[Line]:
     wanted = max(1, (number or 2) - len(directory.checkpoints())) * size
     text += f"; {size_text(free)} are free in {config.model_dir}"
     if free < size:
-        yield Line("error", f"{text}: not one fits.", ("RunConfig.model_dir", Open("where there is room")))
+        yield Line("error", f"{text}: not one fits.", ("RunConfig.model_dir", Open("where there is room")), NO_ROOM)
     elif free < wanted:
         most = max(1, free // size - 1)
-        yield Line("warning", f"{text}: not all fit.", ("CheckpointConfig.keep", most))
+        yield Line("warning", f"{text}: not all fit.", ("CheckpointConfig.keep", most), NO_ROOM)
     else:
         yield Line("ok", f"{text}.")
 
@@ -165,7 +166,7 @@ def _place(model_dir: str, data: Data) -> Iterator[Line]:
         text = (
             f"gs://{bucket} is in {location}, this machine in {zone}: saving and reading are slow, and traffic is paid"
         )
-        yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")))
+        yield Line("warning", f"{text}.", ("RunConfig.model_dir", Open(f"a bucket in {region_of(zone)}")), "far-bucket")
 
 
 def region_of(zone: str) -> str:

@@ -82,7 +82,7 @@ def _rows(config: RunConfig, pieces: PieceTable, lengths: dict[str, int] | None,
         yield Line("ok", f"{text}; those without a piece are as the checkpoint that the run begins from may need them.")
     else:
         text += f": those without a piece take {share:.0%} of a step's FLOPs, and memory"
-        yield Line("warning", f"{text}.", ("ModelConfig.vocab_size", fitting))
+        yield Line("warning", f"{text}.", ("ModelConfig.vocab_size", fitting), "unused-rows")
 
 
 def unused_share(config: RunConfig, fitting: int, lengths: dict[str, int] | None) -> float:

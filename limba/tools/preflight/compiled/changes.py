@@ -20,6 +20,7 @@ Shapes = Callable[[RunConfig], dict[str, tuple[int, int]]]
 MOST_MICROBATCHES = 64
 PARTS_OF_MESH = 4  # micro-batches beside a mesh that is not enough alone
 MULTIPLE = 128  # of a vocabulary's rows: a TPU's registers have 128 lanes
+NOT_COMPILED = "not-compiled"
 ROOM = 0.9  # of the memory, up to which a step is planned
 
 
@@ -66,9 +67,15 @@ def tried(
     try:
         own = compile_one(Change("the run", config, ()))
     except InputError as error:
-        return [Line("warning", f"{error} So no changes were compiled.")], {}
+        return [Line("warning", f"{error} So no changes were compiled.", code=NOT_COMPILED)], {}
     if own is None or "failed" in own:
-        return [Line("warning", f"The step itself was not compiled: {(own or {}).get('failed', 'no time')}.")], {}
+        return [
+            Line(
+                "warning",
+                f"The step itself was not compiled: {(own or {}).get('failed', 'no time')}.",
+                code=NOT_COMPILED,
+            )
+        ], {}
     it_fits = fits(own)
     for change in savings(config) if it_fits else ladder(config, own, wanted, limit):
         done = not it_fits and any(record.get("fits") for record in records)
@@ -81,13 +88,19 @@ def tried(
             )
             lines.append(_line(change, record, own, limit, it_fits))
         elif found is not None:
-            lines.append(Line("warning", f"{change.name}: {found['failed']}.", list(change.fixes)))
+            lines.append(Line("warning", f"{change.name}: {found['failed']}.", list(change.fixes), NOT_COMPILED))
         records.append(record)
     left = [record["name"] for record in records if not record["tried"]]
     if left:
         lines.append(Line("ok", f"Not tried: {'; '.join(left)}."))
     if not it_fits and not any(record.get("fits") for record in records):
-        lines.append(Line("error", "None of the changes that were compiled fits; use more chips, or a smaller model."))
+        lines.append(
+            Line(
+                "error",
+                "None of the changes that were compiled fits; use more chips, or a smaller model.",
+                code="does-not-fit",
+            )
+        )
     lines += _of_data(config)
     return lines, {"topology": wanted.name, "run_fits": it_fits, "live_bytes": device_bytes(own), "changes": records}
 
@@ -107,7 +120,7 @@ def _line(change: Change, record: Figures, own: Figures, limit: float, run_fits:
     is_waste = run_fits and record["fits"] and (record.get("time") or 1.0) < 0.95
     level = "warning" if is_waste else "ok"
     helps = record["fits"] if not run_fits else (record.get("time") or 1.0) < 0.995
-    return Line(level, f"{text}.", list(change.fixes) if helps else None)
+    return Line(level, f"{text}.", list(change.fixes) if helps else None, "cheaper-step")
 
 
 def _time_beside(changed: RunConfig, config: RunConfig, found: Figures, own: Figures, wanted: Topology) -> float | None:
@@ -242,5 +255,6 @@ def _of_data(config: RunConfig) -> Sequence[Line]:
             f"Packing several examples into a row saves up to {share:.0%} of the work: so much of the first rows is"
             " padding. It was not compiled; a packed step costs about as much as this one.",
             ("DataConfig.pack", True),
+            "padding",
         )
     ]

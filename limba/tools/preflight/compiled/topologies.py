@@ -18,6 +18,7 @@ from limba.api import PEAK_TFLOPS
 from limba.config import InputError, environment
 from limba.tools.preflight.compiled import nvidia
 
+WITHOUT_KERNELS = ("v2", "v3", "t4", "v100", "mi250x", "mi300x")
 Figures = Mapping[str, Any]  # of a compiled step, as `figures` in step.py gives them
 
 
@@ -54,7 +55,7 @@ class Topology:
     @property
     def has_kernels(self) -> bool:
         """Whether attention has a kernel there, which keeps no scores; on a CPU one keeps none either."""
-        return self.kind not in ("v2", "v3", "t4", "v100", "mi250x", "mi300x")
+        return self.kind not in WITHOUT_KERNELS
 
     def in_slices(self, number: int) -> Topology:
         """Returns several slices of these TPUs, such as v4-8x2; the network between them is not in the estimates."""

@@ -1,0 +1,233 @@
+"""Python that trains: `pretrain` and `finetune` take texts that a program holds, and return the trained model.
+
+What is given is written into the run's directory once, so that the run is like any other: the same call, or the
+command that trains its configuration, resumes it, and every command reads it. Its figures equal those of the same run
+from files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import jax
+from etils import epath
+
+from limba.cli.gin import read_gin
+from limba.config import InputError, RunConfig, plain
+from limba.config.environment import quiet_imports
+from limba.config.errors import did_you_mean
+from limba.in_memory import Rows
+from limba.inference import source as sources
+from limba.inference.load import LENGTHS, TrainedModel, load
+from limba.storage.files import read_text
+from limba.training.metrics.logging import Callback, Callbacks
+
+if TYPE_CHECKING:
+    from limba.data.vocabulary.load import Vocabulary
+
+PROBE_SECONDS = 10.0  # of steps, whose time says how many fit
+USED = 0.9  # share of the minutes that steps get; evaluations and saves have the rest
+LEAST_ROWS = 8  # for each data shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `pretrain` and `finetune` take by name, beside the names of their gin file (`BATCH_SIZE=16`)."""
+
+    steps: int | None = None  # of the whole run
+    minutes: float | None = None  # instead of steps: as many as fit; some steps are run to find their time
+    model_dir: str | os.PathLike[str] | None = None  # the run's directory; None: runs/…, named by what is given
+    on_log: Callback | None = None  # gets (step, figures) at each logged line; False stops the run
+    on_evaluation: Callback | None = None  # the same at each evaluation
+
+
+def pretrain(
+    texts: object,
+    *,
+    like: str | os.PathLike[str] = "gin/demo_fast.gin",
+    text: str = "text",
+    vocabulary: str | None = None,
+    **options: object,
+) -> TrainedModel:
+    """Returns a new model, trained on texts: a list, a DataFrame or a `datasets.Dataset` with the column `text`.
+
+    `like` is the gin file of a run, which says the network and everything else. `vocabulary` is a path or 'byte'; None
+    trains one on the texts. `options` are those of `Options`, and names of the gin file. It trains for five minutes
+    unless `steps` or `minutes` says otherwise. The same call resumes the run. Raises InputError, one sentence.
+    """
+    given, names = _options(options)
+    rows = Rows(texts, {"text": text})
+    directory = _directory(given, "pretrain", rows, like, vocabulary, names)
+    if vocabulary is not None:
+        names = {"VOCABULARY": vocabulary, **({"VOCAB_SIZE": 384} if vocabulary == "byte" else {}), **names}
+    config = read_gin(like, MODEL_DIR=directory, **names)
+    if config.data.vocabulary is None:
+        data = dataclasses.replace(config.data, new_vocabulary_size=config.model.vocab_size)
+        config = dataclasses.replace(config, data=data)
+    if given.steps is None and given.minutes is None and not names.keys() & {"TRAIN_STEPS", "NUM_EPOCHS"}:
+        given = dataclasses.replace(given, minutes=5.0)
+    return _trained(config, rows, given)
+
+
+def finetune(
+    model: TrainedModel | str | os.PathLike[str],
+    pairs: object,
+    *,
+    inputs: str = "inputs",
+    targets: str = "targets",
+    like: str | os.PathLike[str] = "gin/runs/finetune_pairs.gin",
+    **options: object,
+) -> TrainedModel:
+    """Returns the model, fine-tuned to write the targets of pairs for their inputs.
+
+    `model` is what `load` returns or takes. `pairs` are a list of (input, target) or of dictionaries, a DataFrame or a
+    `datasets.Dataset`; `inputs` and `targets` name the columns. The lengths are those of the longest pair, at most 512
+    tokens. `like` is a gin file of a run on pairs, without a network; `options` are those of `Options`, and names of
+    that file. A share of the pairs is held out for validation, and the step with the lowest loss of it is returned.
+    The same call resumes the run. Raises InputError, one sentence.
+    """
+    given, names = _options(options)
+    rows = Rows(pairs, {"inputs": inputs, "targets": targets})
+    source = model.source if isinstance(model, TrainedModel) else sources.find(os.fspath(model))
+    opened = model.tokenizer if isinstance(model, TrainedModel) else sources.open_vocabulary(source)
+    if opened is None:
+        raise InputError(
+            f"{source.path} has no vocabulary beside it; open it as limba.load({source.path!r}, vocabulary=…), with a"
+            " path or 'byte', and give that."
+        )
+    name, vocabulary = opened
+    place = _place(source, model.step if isinstance(model, TrainedModel) else None)
+    network = {
+        f"config.ModelConfig.{field.name}": getattr(source.model, field.name)
+        for field in dataclasses.fields(source.model)
+        if field.name not in ("dropout_rate", "dtype")
+    }
+    own: dict[str, object] = {
+        "INITIAL_CHECKPOINT_PATH": place,
+        "VOCABULARY": name.path,
+        "EXTRA_IDS": name.extra_ids,
+        "TASK_FEATURE_LENGTHS": _lengths(rows, vocabulary, source.model.is_decoder_only),
+        "MODEL_DIR": _directory(given, "finetune", rows, place, like, names),
+    }
+    if source.run is not None and source.run.data.prefix is not None:
+        own["PREFIX"] = source.run.data.prefix
+    if given.steps is not None or given.minutes is not None:
+        own |= {"NUM_EPOCHS": None, "TRAIN_STEPS": given.steps or 1}
+    return _trained(read_gin(like, **(network | own | names)), rows, given)
+
+
+def _options(given: Mapping[str, object]) -> tuple[Options, dict[str, object]]:
+    """Returns the options, and the names of a gin file, which have capitals or a dot."""
+    names = {name: value for name, value in given.items() if name.isupper() or "." in name}
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in given.keys() - names.keys() - set(known):
+        near = did_you_mean(name, known)
+        near = near if near != "." else f"; choose from {', '.join(known)}."
+        raise InputError(f"There is no option {name!r}{near}")
+    chosen = {name: value for name, value in given.items() if name not in names}
+    options = Options(**chosen)  # pyright: ignore[reportArgumentType]
+    if options.steps is not None and options.minutes is not None:
+        raise InputError("Both steps and minutes are given; leave out one of them.")
+    for name in ("steps", "minutes"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise InputError(f"{name} is {value!r}; give a number above 0.")
+    for name in ("on_log", "on_evaluation"):
+        if getattr(options, name) is not None and not callable(getattr(options, name)):
+            raise InputError(f"{name} is {getattr(options, name)!r}; give a function of (step, figures).")
+    return options, names
+
+
+def _directory(options: Options, kind: str, rows: Rows, *choices: object) -> str:
+    if options.model_dir is not None:
+        return os.fspath(options.model_dir)
+    digest = hashlib.blake2b(repr((rows.digest, *choices)).encode(), digest_size=4).hexdigest()
+    return os.path.join("runs", f"{kind}-{digest}")
+
+
+def _place(source: sources.Source, step: int | None) -> str:
+    """Returns the checkpoint at which fine-tuning begins: the opened one, or what `load` would open."""
+    if source.best is not None and step in (None, int(source.best.name)):
+        return str(source.best)
+    return str(source.steps[source.step_of(step)])
+
+
+def _lengths(rows: Rows, vocabulary: Vocabulary, is_decoder_only: bool) -> dict[str, int]:
+    """Returns the tokens of the longest input and target with their end, as a multiple of 8."""
+    sizes = {name: max(len(vocabulary.encode(row[name])) for row in rows.rows) + 1 for name in LENGTHS}
+    lengths = {name: min(-(-size // 8) * 8, LENGTHS[name]) for name, size in sizes.items()}
+    if is_decoder_only:
+        return {"targets": sum(lengths.values()), "prefix": lengths["inputs"]}
+    return lengths
+
+
+def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
+    file = rows.write(config.model_dir)
+    column = "text" if rows.what == "texts" else {"inputs": "inputs", "targets": "targets"}
+    data = dataclasses.replace(config.data, data_files=file, column=column)
+    if len(rows.rows) < LEAST_ROWS * data.num_shards:
+        data = dataclasses.replace(data, num_data_shards=1)
+    config = dataclasses.replace(config, data=data)
+    with quiet_imports():
+        from limba.data.tasks import source_of_files
+        from limba.run import train
+    held_out = source_of_files(file, column, data.validation_percent).count(data.validation_split)
+    num_held_out = held_out.total if held_out else 0
+    if not num_held_out:
+        checkpoint = dataclasses.replace(config.checkpoint, best_metric=None)
+        evaluation = dataclasses.replace(config.evaluation, patience=None, num_examples=0)
+        config = dataclasses.replace(config, checkpoint=checkpoint, evaluation=evaluation)
+    if options.steps is not None:
+        config = dataclasses.replace(config, train_steps=options.steps)
+    elif options.minutes is not None:
+        config = dataclasses.replace(config, train_steps=_steps_in(config, options.minutes, train))
+    if jax.process_index() == 0:
+        count = f"{len(rows.rows):,} {rows.what}, of which {num_held_out:,} are held out for validation"
+        print(f"{count}, in {file}", flush=True)
+    with _without_notes():
+        train(config, callbacks=Callbacks(options.on_log, options.on_evaluation))
+    return load(config.model_dir, config=config)
+
+
+@contextlib.contextmanager
+def _without_notes() -> Iterator[None]:
+    """Leaves out the notes of orbax, of which a notebook would show one for each checkpoint."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
+
+
+def _steps_in(config: RunConfig, minutes: float, train: Callable[..., object]) -> int:
+    """Returns the steps that fit: those of the run that is there, or by the time of a few that are thrown away."""
+    file = epath.Path(config.model_dir) / plain.FILE
+    if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
+        return run.train_steps
+    begun, times, first = time.monotonic(), [], []
+
+    def measure(step: int, figures: dict[str, float]) -> bool:
+        times.append(figures["seconds_per_step"])
+        first.append(time.monotonic())
+        return first[-1] < first[0] + PROBE_SECONDS
+
+    probe = dataclasses.replace(
+        config, model_dir=f"{config.model_dir}/probe", train_steps=1_000_000, log_every_steps=5, report_to="none"
+    )
+    with _without_notes():
+        train(probe, callbacks=Callbacks(measure))
+    shutil.rmtree(probe.model_dir)
+    taken = time.monotonic() - begun
+    steps = max(1, int(max(60 * minutes - 2 * taken, 15 * minutes) * USED / min(times[1:])))
+    print(f"{steps:,} steps fit in {minutes:g} minutes.", flush=True)
+    return steps
