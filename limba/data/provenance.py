@@ -252,8 +252,9 @@ def _followed(names: _Names, place: int, part: Task, step: Step) -> Step:
         else:
             return step(dataset, sequence_length=sequence_length, output_features=output_features)
         if function in MASKED:  # whose inputs come from the same documents
-            both = dict.fromkeys(FEATURES, TOKENS_SPEC)
-            rows = rows.map(lambda row: dict.fromkeys(FEATURES, row["targets"]), both)
+            rows = rows.map(
+                lambda row: dict.fromkeys(FEATURES, row["targets"]), dict.fromkeys(("inputs", "targets"), TOKENS_SPEC)
+            )
         return rows
 
     if function is tokenize_documents:

@@ -256,8 +256,8 @@ def load_in_transformers(directory: Path) -> tuple[Any, dict[str, Any]]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = json.loads((directory / "config.json").read_text())
-    is_pair, is_encoder = config.get("is_encoder_decoder", False), config["model_type"] == "eurobert"
-    kind = getattr(transformers, f"AutoModelFor{'Seq2Seq' if is_pair else 'Masked' if is_encoder else 'Causal'}LM")
+    alone = "MaskedLM" if config["model_type"] == "eurobert" else "CausalLM"
+    kind = getattr(transformers, f"AutoModelFor{'Seq2SeqLM' if config.get('is_encoder_decoder') else alone}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
