@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from limba.config import RunConfig, StorageError
 from limba.config.errors import SentenceError
 from limba.tools.preflight.checks.verdict import Line, Section
 
-if TYPE_CHECKING:
-    from jax import Device
+
+class Device(Protocol):
+    """What is asked of a device of jax."""
+
+    device_kind: str
+    platform: str
+    process_index: int
 
 
 def at_start(config: RunConfig, names: Mapping[str, str]) -> list[str]:
