@@ -182,6 +182,7 @@ API = "limba.api"
 GIN_FILES = ("limba.cli.flags", "limba.cli.gin")
 READERS_OF_GIN_FILES = (
     *("limba/tools/preflight/preflight.py", "limba/tools/preflight/configuration.py"),
+    "limba/tools/results/suites.py",
     "limba/tools/migrate/",
 )
 # What migrate still imports beside the names of `limba/api.py`: formats and sources that it names in what it writes.
