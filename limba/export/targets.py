@@ -83,7 +83,7 @@ def _environment(packages: tuple[str, ...]) -> Path:
             if not (folder / COMPLETE).exists():
                 print(f"Making {folder}, once: {', '.join(packages)}", flush=True)
                 venv.EnvBuilder(with_pip=True).create(folder)
-                _run([str(python), "-m", "pip", "install", "--quiet", *packages], "The packages cannot be installed")
+                _run([str(python), "-m", "pip", "install", "-q", *packages], "The packages cannot be installed")
                 (folder / COMPLETE).touch()
     return python
 
