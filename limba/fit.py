@@ -7,14 +7,12 @@ from files.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -27,6 +25,7 @@ from limba.config.errors import did_you_mean
 from limba.in_memory import Rows
 from limba.inference import source as sources
 from limba.inference.load import LENGTHS, TrainedModel, load
+from limba.sharding.agreement import of_first
 from limba.storage.files import read_text
 from limba.training.metrics.logging import Callback, Callbacks
 
@@ -178,7 +177,6 @@ def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
     config = dataclasses.replace(config, data=data)
     with quiet_imports():
         from limba.data.tasks import source_of_files
-        from limba.run import train
     held_out = source_of_files(file, column, data.validation_percent).count(data.validation_split)
     num_held_out = held_out.total if held_out else 0
     if not num_held_out:
@@ -188,46 +186,49 @@ def _trained(config: RunConfig, rows: Rows, options: Options) -> TrainedModel:
     if options.steps is not None:
         config = dataclasses.replace(config, train_steps=options.steps)
     elif options.minutes is not None:
-        config = dataclasses.replace(config, train_steps=_steps_in(config, options.minutes, train))
+        config = dataclasses.replace(config, train_steps=_steps_in(config, options.minutes))
     if jax.process_index() == 0:
         count = f"{len(rows.rows):,} {rows.what}, of which {num_held_out:,} are held out for validation"
         print(f"{count}, in {file}", flush=True)
-    with _without_notes():
-        train(config, callbacks=Callbacks(options.on_log, options.on_evaluation))
-    return load(config.model_dir, config=config)
+    _train(config, options.on_log, options.on_evaluation)
+    return load(config.model_dir, imports=config.data.task_modules)
 
 
-@contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    """Leaves out the notes of orbax, of which a notebook would show one for each checkpoint."""
+def _train(config: RunConfig, *callbacks: Callback | None) -> None:
+    """Trains without the notes of orbax, of which a notebook would show one for each checkpoint."""
+    from limba.run import train
+
     absl = logging.getLogger("absl")
     level = absl.level
     absl.setLevel(logging.ERROR)
     try:
-        yield
+        train(config, callbacks=Callbacks(*callbacks))
     finally:
         absl.setLevel(level)
 
 
-def _steps_in(config: RunConfig, minutes: float, train: Callable[..., object]) -> int:
+def _steps_in(config: RunConfig, minutes: float) -> int:
     """Returns the steps that fit: those of the run that is there, or by the time of a few that are thrown away."""
     file = epath.Path(config.model_dir) / plain.FILE
     if file.exists() and isinstance(run := plain.from_text(read_text(file), str(file)), RunConfig) and run.train_steps:
         return run.train_steps
-    begun, times, first = time.monotonic(), [], []
+    begun, times, seen = time.monotonic(), [], []
 
     def measure(step: int, figures: dict[str, float]) -> bool:
         times.append(figures["seconds_per_step"])
-        first.append(time.monotonic())
-        return first[-1] < first[0] + PROBE_SECONDS
+        seen.append(time.monotonic())
+        return seen[-1] < seen[0] + PROBE_SECONDS
 
     probe = dataclasses.replace(
         config, model_dir=f"{config.model_dir}/probe", train_steps=1_000_000, log_every_steps=5, report_to="none"
     )
-    with _without_notes():
-        train(probe, callbacks=Callbacks(measure))
-    shutil.rmtree(probe.model_dir)
-    taken = time.monotonic() - begun
-    steps = max(1, int(max(60 * minutes - 2 * taken, 15 * minutes) * USED / min(times[1:])))
-    print(f"{steps:,} steps fit in {minutes:g} minutes.", flush=True)
-    return steps
+    _train(probe, measure)
+    steps = 0
+    if jax.process_index() == 0:
+        epath.Path(probe.model_dir).rmtree()
+        if seen[-1] < seen[0] + PROBE_SECONDS:  # a signal has ended it
+            raise KeyboardInterrupt
+        left = max(60 * minutes - 2 * (time.monotonic() - begun), 15 * minutes)
+        steps = max(1, int(left * USED / min(times[1:] or times)))
+        print(f"{steps:,} steps fit in {minutes:g} minutes.", flush=True)
+    return int(of_first(str(steps)))

@@ -14,6 +14,8 @@ import limba
 from limba import fit
 from limba.config import plain
 from limba.in_memory import Rows
+from tests import tiny
+from tests.export.runs import write_run
 
 SMALL: dict[str, Any] = {
     f"config.ModelConfig.{name}": value
@@ -134,6 +136,17 @@ def test_minutes_are_turned_into_steps_once(
     assert isinstance(found.config, limba.RunConfig) and found.config.train_steps == found.step
     assert f"{found.step:,} steps fit in 0.01 minutes." in capsys.readouterr().out
     assert not (tmp_path / "run" / "probe").exists() and (tmp_path / "run" / "vocabulary.model").exists()
+
+
+@pytest.mark.night
+def test_a_language_model_and_a_few_pairs(pairs: list[tuple[str, str]], tmp_path: Path) -> None:
+    """So few that none of them is held out."""
+    write_run(tmp_path / "lm", tiny.language_model(vocab_size=384))
+    tuned = limba.finetune(
+        limba.load(tmp_path / "lm", vocabulary="byte"), pairs[:4], steps=2, model_dir=tmp_path / "run"
+    )
+    assert tuned.step == 2 and tuned.network.config.is_decoder_only
+    assert tuned.score([pairs[0]])[0].tokens == len(pairs[0][1].encode()) + 1
 
 
 def test_lists_frames_and_data_sets_give_the_same_file(pairs: list[tuple[str, str]], tmp_path: Path) -> None:
